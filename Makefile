@@ -1,0 +1,58 @@
+# Everything a developer types. `make help` lists it.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-all lint format sim bench fuzz lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Build .venv from pinned, hashed requirements
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## Record frames, pull the plug, recover, verify (about 20 s)
+	$(BIN)/tidelog demo
+
+test: setup lint ## Lint, types, layers and every fast test: what CI runs
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup lint ## The same plus the slow lanes (2,000 crash seeds, every byte cut, fuzzing)
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## Let ruff lay out the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+sim: setup ## Crash simulation of the log, 2,000 seeds
+	$(BIN)/tidelog sim log --seeds 2000
+
+bench: setup ## Every benchmark, as JSON
+	$(BIN)/tidelog bench log --json
+	$(BIN)/tidelog bench journal --json
+
+fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
+	$(BIN)/python -m tests.fuzz.run --seconds 60
+
+lock: ## Refresh requirements/*.txt from pyproject.toml
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet uv
+	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	    --python-version 3.11 --universal --extra dev pyproject.toml requirements/build.in -o requirements/dev.txt
+	rm -rf $(VENV)-lock
+
+clean: ## Remove what setup made
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,1 @@
+"""Other people's formats: the .lpj journal of lplex, candump and canboat captures."""

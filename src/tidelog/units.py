@@ -1,0 +1,73 @@
+"""Numbers that people write and read: byte sizes, durations, times.
+
+Inside the code sizes are bytes and times are integer microseconds since 1970 (UTC); only the
+edges (flags, files, tables on a terminal) use these functions.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from tidelog.errors import InvalidConfig
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+US_PER_MS = 1_000
+US_PER_S = 1_000_000
+
+_SIZES = {"": 1, "b": 1, "k": KIB, "kb": 1000, "kib": KIB, "m": MIB, "mb": 10**6, "mib": MIB}
+_SIZES |= {"g": GIB, "gb": 10**9, "gib": GIB, "t": 1024 * GIB, "tb": 10**12, "tib": 1024 * GIB}
+_DURATIONS_US = {"us": 1, "ms": US_PER_MS, "s": US_PER_S, "m": 60 * US_PER_S, "h": 3600 * US_PER_S}
+_DURATIONS_US |= {"d": 86_400 * US_PER_S, "": US_PER_S}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_bytes(text: str) -> int:
+    """`64MiB`, `64m`, `1.5 GB`, `4096` to bytes."""
+    return _parse(text, _SIZES, what="size", example="64MiB")
+
+
+def parse_duration_us(text: str) -> int:
+    """`30s`, `500 ms`, `2h`, `7d` to microseconds; a bare number is seconds."""
+    return _parse(text, _DURATIONS_US, what="duration", example="30s")
+
+
+def _parse(text: str, units: dict[str, int], *, what: str, example: str) -> int:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None or match[2].lower() not in units:
+        raise InvalidConfig(section=what, problems=[f"{text!r} is not a {what}; write it like {example}"])
+    return round(float(match[1]) * units[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def parse_time_us(text: str) -> int:
+    """ISO 8601 (UTC unless it says otherwise) to microseconds since 1970."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidConfig(
+            section="time", problems=[f"{text!r} is not a time; write it like 2026-03-06T10:15:30Z"]
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def format_time_us(time_us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 in UTC, or the plain number where a calendar ends."""
+    try:
+        moment = _EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        return f"{time_us}us"
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
