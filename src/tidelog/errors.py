@@ -200,8 +200,7 @@ class OffsetOutOfRange(LogError):
 
     def __init__(self, *, offset: int, log_start: int, log_end: int) -> None:
         super().__init__(
-            f"offset {offset} is outside [{log_start}, {log_end}); "
-            f"read from {log_start} for the oldest record"
+            f"offset {offset} is outside [{log_start}, {log_end}); read from {log_start} for the oldest record"
         )
         self.offset = offset
         self.log_start = log_start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 
 from tidelog.errors import InvalidConfig
 
@@ -22,7 +23,7 @@ _SIZES = {"": 1, "b": 1, "k": KIB, "kb": 1000, "kib": KIB, "m": MIB, "mb": 10**6
 _SIZES |= {"g": GIB, "gb": 10**9, "gib": GIB, "t": 1024 * GIB, "tb": 10**12, "tib": 1024 * GIB}
 _DURATIONS_US = {"us": 1, "ms": US_PER_MS, "s": US_PER_S, "m": 60 * US_PER_S, "h": 3600 * US_PER_S}
 _DURATIONS_US |= {"d": 86_400 * US_PER_S, "": US_PER_S}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,12 +41,17 @@ def _parse(text: str, units: dict[str, int], *, what: str, example: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise InvalidConfig(section=what, problems=[f"{text!r} is not a {what}; write it like {example}"])
-    return round(float(match[1]) * units[match[2].lower()])
+    # Exact arithmetic: a float would change large byte counts.
+    value = round(Fraction(match[1]) * units[match[2].lower()])
+    if value == 0 and Fraction(match[1]) > 0:
+        raise InvalidConfig(section=what, problems=[f"{text!r} is smaller than one unit; write it like {example}"])
+    return value
 
 
 def format_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
+        # 1023.95 KiB would print as 1024.0: it belongs to the next unit.
+        if abs(count) < (1023.5 if unit == "B" else 1023.95):
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"

@@ -1,0 +1,143 @@
+"""Control records: what a log says about itself.
+
+Folds (cursor, holes, lost ranges, lineages, epochs) must be computable from the log alone (F1), so
+the facts that are not data are records too. They take offsets; readers skip them. A control block
+is a message block in shape: the key names the type, the value is JSON with sorted keys, which is
+easy to inspect and may grow fields that older readers ignore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Final, Self
+
+from tidelog.blocks.block import MadeBlock, make_block
+from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Buffer, Maker
+from tidelog.blocks.messages import Message, decode_messages, encode_messages
+from tidelog.errors import BlockCorrupt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRecord:
+    """Base of the control records. Lineages are 32 hex digits; ranges are half-open."""
+
+    type_name: ClassVar[str] = ""
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        known = {item.name for item in fields(cls)}
+        try:
+            loaded = json.loads(text)
+            return cls(**{name: value for name, value in loaded.items() if name in known})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BlockCorrupt(problem=f"a {cls.type_name} record cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStarted(ControlRecord):
+    """The first record of every leader epoch."""
+
+    type_name = "epoch-started"
+    epoch: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageOpened(ControlRecord):
+    """A journal (or a cloud, on a boat's behalf) began a new lineage."""
+
+    type_name = "lineage-opened"
+    lineage: str
+    reason: str = ""
+    previous: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpened(ControlRecord):
+    """A boat said hello: its instance, lineage and newest seq."""
+
+    type_name = "session-opened"
+    instance: str
+    lineage: str
+    head: int
+    session: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeLost(ControlRecord):
+    """Seqs that existed and can no longer be had."""
+
+    type_name = "range-lost"
+    lineage: str
+    start: int
+    end: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeVoid(ControlRecord):
+    """Seqs that were leased and never issued (B6)."""
+
+    type_name = "range-void"
+    lineage: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldSnapshot(ControlRecord):
+    """The state of all folds at this offset; the log start never passes the last committed one (F3)."""
+
+    type_name = "fold-snapshot"
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownControl(ControlRecord):
+    """A record type of a newer Tidelog, kept as it came."""
+
+    type_name = "unknown"
+    name: str
+    text: str
+
+
+_TYPES: Final[dict[bytes, type[ControlRecord]]] = {
+    cls.type_name.encode(): cls
+    for cls in (EpochStarted, LineageOpened, SessionOpened, RangeLost, RangeVoid, FoldSnapshot)
+}
+
+
+def encode_control(
+    records: Sequence[ControlRecord], *, time_us: int, limits: BlockLimits = DEFAULT_LIMITS
+) -> MadeBlock:
+    shaped = encode_messages(
+        [Message(time_us=time_us, key=record.type_name.encode(), value=record.to_json()) for record in records],
+        limits=limits,
+    )
+    raw = memoryview(shaped.body)[: shaped.maker.stored_bytes]
+    return make_block(
+        raw.tobytes(),
+        kind=BlockKind.CONTROL,
+        form=shaped.maker.form,
+        record_count=len(records),
+        time_min_us=time_us,
+        time_max_us=time_us,
+        limits=limits,
+    )
+
+
+def decode_control(maker: Maker, raw: Buffer) -> list[ControlRecord]:
+    records: list[ControlRecord] = []
+    for message in decode_messages(maker, raw).rows():
+        name, text = message.key or b"", message.value or b""
+        known = _TYPES.get(name)
+        if known is None:
+            records.append(UnknownControl(name=name.decode("utf-8", "replace"), text=text.decode("utf-8", "replace")))
+        else:
+            records.append(known.from_json(text))
+    return records

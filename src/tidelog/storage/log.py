@@ -1,0 +1,593 @@
+"""An append-only log of blocks on a disk, for one writer and many readers.
+
+Appending has three steps that a driver calls: `stage` gives a block its offset, `flush` writes what
+is staged, `sync` makes it durable. A single log (`LogWriter`, the boat's journal) does all three for
+each batch; a `Store` syncs its shared write-ahead file instead and flushes later. The log itself has
+no thread and reads no clock, so it runs unchanged on a simulated disk.
+
+What a caller must keep: one driver at a time calls the methods that change the log; any thread may
+read. Ack a record only once `durable_end` has passed it.
+
+L1  log_start <= durable_end <= log_end and written_end <= log_end. Only truncation lowers an end.
+L2  Blocks continue each other's offsets; their leader epochs never fall.
+L3  Only the newest segment is ever written; a segment is synced before a newer one exists.
+L4  After a failed sync nothing is acked again until the log has been opened anew (D2).
+L5  Truncation is on disk before it returns, so no stale block can come back (B5).
+L6  No byte reaches a reader unchecked; damage becomes a placeholder, never a shorter log.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tidelog.blocks.block import Block, MadeBlock
+from tidelog.errors import (
+    BlockCorrupt,
+    DiskError,
+    DiskFull,
+    LogClosed,
+    LogPoisoned,
+    NotABlockBoundary,
+    OffsetMismatch,
+    OffsetOutOfRange,
+    SkipNotSupported,
+    StaleEpoch,
+    SyncFailed,
+)
+from tidelog.storage import reading, repair, retention
+from tidelog.storage.atomic import write_mark
+from tidelog.storage.disk import Disk, FolderLock
+from tidelog.storage.epochs import EpochHistory
+from tidelog.storage.files import FileCache
+from tidelog.storage.index import SegmentIndex
+from tidelog.storage.options import LogOptions
+from tidelog.storage.segment import (
+    INDEX_SUFFIX,
+    SEGMENT_HEAD_BYTES,
+    SegmentHead,
+    scan_segment,
+    segment_name,
+)
+from tidelog.units import MIB
+
+READ_BYTES = 1 * MIB
+META_NAME = "log.meta"
+STATE_NAME = "log.state"
+
+
+class Segment:
+    """One segment file and what is known of it. `version` changes whenever positions in it may have moved."""
+
+    __slots__ = ("index", "path", "version")
+
+    def __init__(self, path: str, index: SegmentIndex) -> None:
+        self.path = path
+        self.index = index
+        self.version = 0
+
+    @property
+    def base_offset(self) -> int:
+        return self.index.base_offset
+
+    @property
+    def index_path(self) -> str:
+        return self.path + INDEX_SUFFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening a log found and did."""
+
+    clean: bool
+    """The log had been closed properly; nothing needed to be scanned."""
+    segments: int
+    bytes_scanned: int
+    bytes_cut: int
+    """Bytes after the last good block that were never known to be durable, and are gone (B4)."""
+    quarantined: tuple[range, ...]
+    """Offsets that were durable and can no longer be read; placeholders stand for them."""
+    sync_point: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatistics:
+    log_start: int
+    log_end: int
+    durable_end: int
+    segments: int
+    bytes: int
+    records: int
+    blocks: int
+    staged_bytes: int
+    damaged: tuple[range, ...]
+    epoch: int
+    incarnation: int
+
+
+class Log:
+    """Built by `tidelog.storage.recovery.open_log`, which knows what is on the disk."""
+
+    persistent = True
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        folder: str,
+        channel_id: int,
+        generation: int,
+        options: LogOptions,
+        files: FileCache,
+        segments: list[Segment],
+        durable_end: int,
+        incarnation: int = 0,
+        lock: FolderLock | None = None,
+    ) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.channel_id = channel_id
+        self.generation = generation
+        self.options = options
+        self.files = files
+        self.segments = segments
+        self.incarnation = incarnation
+        self.recovery: RecoveryReport | None = None
+        self.mutex = threading.RLock()
+        self._folder_lock = lock
+        self._staged: list[Block] = []
+        self._staged_bytes = 0
+        self._log_end = self.written_end
+        self._durable_end = durable_end
+        self._dirty = False
+        self._poison: str | None = None
+        self._closed = False
+        self._unchecked_bytes = 0
+        self._truncations = 0
+        self._floors: dict[str, int] = {}
+        self._watchers: list[Callable[[], None]] = []
+        self.epochs = EpochHistory(pair for segment in segments for pair in segment.index.epochs)
+
+    # --- where things are ------------------------------------------------------------------------
+
+    @property
+    def log_start(self) -> int:
+        return self.segments[0].base_offset
+
+    @property
+    def log_end(self) -> int:
+        """Offset that the next record will get."""
+        return self._log_end
+
+    @property
+    def written_end(self) -> int:
+        """End of what has been handed to the operating system."""
+        return self.segments[-1].index.end_offset
+
+    @property
+    def durable_end(self) -> int:
+        """End of what would survive a power cut, as far as this process knows."""
+        return self._durable_end
+
+    @property
+    def staged_bytes(self) -> int:
+        return self._staged_bytes
+
+    @property
+    def segment_folder(self) -> str:
+        return self.folder if self.generation == 0 else f"{self.folder}/generation-{self.generation}"
+
+    def damaged(self) -> list[range]:
+        """Offsets that placeholders stand for: fetch them from a peer and `replace` them."""
+        with self.mutex:
+            return [part for segment in self.segments for part in segment.index.missing]
+
+    def statistics(self) -> LogStatistics:
+        with self.mutex:
+            indexes = [segment.index for segment in self.segments]
+            return LogStatistics(
+                log_start=self.log_start,
+                log_end=self._log_end,
+                durable_end=self._durable_end,
+                segments=len(indexes),
+                bytes=sum(index.size for index in indexes),
+                records=self._log_end - self.log_start,
+                blocks=sum(index.blocks for index in indexes) + len(self._staged),
+                staged_bytes=self._staged_bytes,
+                damaged=tuple(self.damaged()),
+                epoch=self.epochs.newest,
+                incarnation=self.incarnation,
+            )
+
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` whenever an end moves. Returns the way to stop. It must not block."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
+    def _moved(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
+    def check_usable(self) -> None:
+        if self._poison is not None:
+            raise LogPoisoned(log=self.folder, cause=self._poison)
+        if self._closed:
+            raise LogClosed(log=self.folder)
+
+    def poison(self, cause: str) -> None:
+        """Never ack again (L4)."""
+        self._poison = self._poison or cause
+        self._moved()
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def stage(
+        self, made: MadeBlock, *, epoch: int, now_us: int, path: int = 0, windows: Sequence[range] = ()
+    ) -> Block | None:
+        """Stamp a block as the channel's leader and give it its offsets. A block without records is no change."""
+        with self.mutex:
+            self._check_epoch(epoch)
+            block = made.stamp(
+                base_offset=self._log_end,
+                channel_id=self.channel_id,
+                leader_epoch=epoch,
+                append_time_us=now_us,
+                durable_end=self._durable_end,
+                path=path,
+                windows=windows,
+            )
+            if windows and windows[-1].stop > made.maker.record_count:
+                raise BlockCorrupt(problem="a window lies outside its block")
+            return self._take(block) if block.counted else None
+
+    def stage_stamped(self, block: Block) -> Block:
+        """Take over a block that another replica's leader stamped; its bytes stay as they are."""
+        with self.mutex:
+            self._check_epoch(block.leader.leader_epoch)
+            if block.leader.base_offset != self._log_end:
+                raise OffsetMismatch(expected=self._log_end, got=block.leader.base_offset)
+            if block.leader.channel_id != self.channel_id or not block.counted:
+                raise BlockCorrupt(problem=f"a block of channel {block.leader.channel_id} does not belong here")
+            return self._take(block)
+
+    def _check_epoch(self, epoch: int) -> None:
+        self.check_usable()
+        if epoch < self.epochs.newest:
+            raise StaleEpoch(epoch=epoch, newest=self.epochs.newest)
+
+    def _take(self, block: Block) -> Block:
+        self._staged.append(block)
+        self._staged_bytes += block.size
+        self.epochs.note(block.leader.leader_epoch, block.leader.base_offset)
+        self._log_end = block.offsets.stop
+        return block
+
+    def discard_staged(self) -> None:
+        """Take back what was staged and not written: the append was refused."""
+        with self.mutex:
+            self._staged.clear()
+            self._staged_bytes = 0
+            self._log_end = self.written_end
+            self.epochs.truncate(self._log_end)
+
+    def flush(self, now_us: int) -> None:
+        """Write what is staged. On an error nothing of the failed write stays, and the rest stays staged."""
+        with self.mutex:
+            self.check_usable()
+            while self._staged:
+                if self._must_roll(self._staged[0].size, now_us):
+                    self.roll(now_us)
+                room = self.options.segment_bytes_max - self.segments[-1].index.size
+                count, size = 1, self._staged[0].size
+                while count < len(self._staged) and size + self._staged[count].size <= room:
+                    size += self._staged[count].size
+                    count += 1
+                self._write(self._staged[:count], size)
+                del self._staged[:count]
+                self._staged_bytes -= size
+            self._moved()
+
+    def _write(self, blocks: list[Block], size: int) -> None:
+        segment = self.segments[-1]
+        self._keep_reserve(segment.path, size)
+        buffers = [buffer for block in blocks for buffer in block.buffers if len(buffer)]
+        with self.files.use(segment.path) as file:
+            try:
+                file.write_at(segment.index.size, buffers)
+            except DiskError as error:
+                # A part may have been written: cut it off, or a later crash could revive it (B5).
+                try:
+                    file.truncate(segment.index.size)
+                except DiskError:
+                    self.poison(f"{error}, which could not be undone")
+                raise
+        self._dirty = True
+        for block in blocks:
+            segment.index.add(block.maker, block.leader, block.windows, block.size)
+
+    def _keep_reserve(self, path: str, size: int) -> None:
+        # Asking the file system costs as much as a small write, so ask once per quarter of the reserve.
+        reserve = self.options.reserve_bytes
+        self._unchecked_bytes += size
+        if not reserve or (self._unchecked_bytes < reserve // 4 and not self._near_full):
+            return
+        free = self.disk.free_bytes()
+        self._near_full = free < 2 * reserve
+        if free < reserve + size:
+            raise DiskFull(
+                operation="append to", path=path, reason=f"{free} bytes are free, {reserve} are kept in reserve"
+            )
+        self._unchecked_bytes = 0
+
+    _near_full = True
+    """Ask before every write until the disk is known to have room."""
+
+    def sync(self) -> None:
+        """Make what was flushed durable. After an error this log never acks again (L4)."""
+        with self.mutex:
+            self.check_usable()
+            end, path, truncations = self.written_end, self.segments[-1].path, self._truncations
+            if not self._dirty:
+                self._durable_end = max(self._durable_end, end)
+                return
+            self._dirty = False
+        try:
+            with self.files.use(path) as file:
+                file.sync()
+        except DiskError as error:
+            self.poison(str(error))
+            raise
+        with self.mutex:
+            if truncations == self._truncations:
+                self._durable_end = max(self._durable_end, end)
+            self._moved()
+
+    def note_durable(self, end: int) -> None:
+        """The store's write-ahead file holds everything below `end` durably."""
+        with self.mutex:
+            self._durable_end = max(self._durable_end, min(end, self._log_end))
+            self._moved()
+
+    def append(self, made: MadeBlock, *, epoch: int = 1, now_us: int, path: int = 0) -> range:
+        """Stage, flush and sync one block: for drivers that need no batching."""
+        block = self.stage(made, epoch=epoch, now_us=now_us, path=path)
+        self.commit(now_us)
+        return block.offsets if block else range(self._log_end, self._log_end)
+
+    def commit(self, now_us: int) -> None:
+        """Flush and sync all that is staged; a refused write is taken back."""
+        try:
+            self.flush(now_us)
+        except DiskError:
+            self.discard_staged()
+            raise
+        self.sync()
+
+    # --- segments --------------------------------------------------------------------------------
+
+    def _must_roll(self, next_bytes: int, now_us: int) -> bool:
+        index = self.segments[-1].index
+        if not index.blocks:
+            return False
+        age_max_ms = self.options.segment_age_max_ms
+        too_old = age_max_ms is not None and now_us - index.append_min_us >= age_max_ms * 1000
+        return too_old or index.size + next_bytes > self.options.segment_bytes_max
+
+    def roll_if_due(self, now_us: int) -> bool:
+        """Seal the newest segment if it is old or large enough; timers call this on a quiet log."""
+        with self.mutex:
+            if not self._must_roll(0, now_us):
+                return False
+            self.roll(now_us)
+            return True
+
+    def roll(self, now_us: int) -> None:
+        """Seal the newest segment and start another (L3)."""
+        with self.mutex:
+            self.check_usable()
+            sealed = self.segments[-1]
+            if not sealed.index.blocks:
+                return
+            self.sync()
+            self.write_index(sealed)
+            self.segments.append(self.create_segment(sealed.index.end_offset, now_us))
+
+    def create_segment(self, base_offset: int, now_us: int, *, folder: str | None = None) -> Segment:
+        folder = folder or self.segment_folder
+        path = f"{folder}/{segment_name(base_offset)}"
+        head = SegmentHead(
+            channel_id=self.channel_id, base_offset=base_offset, generation=self.generation, created_us=now_us
+        )
+        try:
+            file = self.disk.open(path, create=True)
+            try:
+                file.truncate(0)
+                file.write_at(0, [head.pack()])
+                file.sync()
+            finally:
+                file.close()
+            self.disk.sync_folder(folder)
+        except SyncFailed as error:
+            self.poison(str(error))
+            raise
+        interval_bytes = self.options.index_interval_bytes
+        return Segment(
+            path, SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
+        )
+
+    def write_index(self, segment: Segment) -> None:
+        """Put the index beside its segment. It is a cache: an error here costs a scan later, no data."""
+        try:
+            file = self.disk.open(segment.index_path, create=True)
+            try:
+                packed = segment.index.pack()
+                file.truncate(len(packed))
+                file.write_at(0, [packed])
+                file.sync()
+            finally:
+                file.close()
+        except DiskFull:
+            self.disk.remove(segment.index_path)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> list[Block]:
+        """Verified blocks from the one that holds `offset`, about `bytes_max` bytes, at least one.
+
+        Stops at `end` (default: the log end) and before damage. Raises `DamagedRange` when `offset`
+        itself is damaged, `OffsetOutOfRange` when it was trimmed or is beyond the end.
+        """
+        return reading.read(self, offset, bytes_max=bytes_max, end=end)
+
+    def blocks(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        from_seq: int | None = None,
+        from_time_us: int | None = None,
+        producer: bytes | None = None,
+        skip_damaged: bool = False,
+    ) -> Iterator[Block]:
+        """Blocks in offset order that hold a record at or after each bound given (B2)."""
+        wanted = reading.Wanted(from_seq=from_seq, from_time_us=from_time_us, producer=producer)
+        return reading.blocks(self, start, end, wanted=wanted, skip_damaged=skip_damaged)
+
+    def staged_blocks(self) -> Sequence[Block]:
+        """Blocks that have offsets and are not in a segment yet, oldest first. Hold the mutex."""
+        return self._staged
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def segment_of(self, offset: int) -> Segment:
+        """The segment that holds a written offset. Hold the mutex."""
+        return self.segments[bisect_right(self.segments, offset, key=_base_offset) - 1]
+
+    # --- cutting ---------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Remove every record at or after `offset`, on disk before this returns (L5)."""
+        with self.mutex:
+            self.check_usable()
+            if offset >= self._log_end:
+                return
+            if offset < self.log_start:
+                raise OffsetOutOfRange(offset=offset, log_start=self.log_start, log_end=self._log_end)
+            if offset >= self.written_end:
+                self._truncate_staged(offset)
+            else:
+                repair.truncate_segments(self, offset)
+                self._staged.clear()
+                self._staged_bytes = 0
+                self._dirty = False
+            self._truncations += 1
+            self._log_end = offset
+            self._durable_end = min(self._durable_end, offset)
+            self.epochs.truncate(offset)
+            self._moved()
+
+    def _truncate_staged(self, offset: int) -> None:
+        for block in self._staged:
+            if block.leader.base_offset < offset < block.offsets.stop:
+                raise NotABlockBoundary(offset=offset, block=block.offsets)
+        self._staged = [block for block in self._staged if block.leader.base_offset < offset]
+        self._staged_bytes = sum(block.size for block in self._staged)
+
+    def set_floor(self, name: str, offset: int | None) -> None:
+        """Retention keeps everything at or above the lowest floor. None removes this one."""
+        with self.mutex:
+            if offset is None:
+                self._floors.pop(name, None)
+            else:
+                self._floors[name] = offset
+
+    def floor(self) -> int:
+        with self.mutex:
+            return min(self._floors.values(), default=self._log_end)
+
+    def sweep_retention(self, now_us: int) -> retention.Sweep:
+        """Drop whole segments that the retention options no longer keep, never above a floor."""
+        with self.mutex:
+            self.check_usable()
+            return retention.sweep(self, now_us)
+
+    def trim(self, offset: int, now_us: int) -> retention.Sweep:
+        """Drop whole segments that end at or before `offset`, never above a floor."""
+        with self.mutex:
+            self.check_usable()
+            return retention.drop_through(self, offset, now_us)
+
+    def replace(self, blocks: Sequence[Block]) -> range:
+        """Put a peer's blocks where placeholders stand. They must lie inside one damaged range."""
+        with self.mutex:
+            self.check_usable()
+            return repair.replace_damaged(self, blocks)
+
+    def skip_to(self, offset: int, now_us: int) -> None:
+        """Only memory logs skip ahead; a persistent one is rebuilt from a peer."""
+        raise SkipNotSupported(log=self.folder)
+
+    def rebuild_from(self, blocks: Iterator[Block], now_us: int) -> None:
+        """Replace everything by a peer's blocks. A crash leaves the old log or the new one, whole."""
+        with self.mutex:
+            self.check_usable()
+            repair.rebuild(self, blocks, now_us)
+            self._staged.clear()
+            self._staged_bytes = 0
+            self._dirty = False
+            self._truncations += 1
+            self._log_end = self._durable_end = self.written_end
+            self.epochs = EpochHistory(pair for segment in self.segments for pair in segment.index.epochs)
+            self._moved()
+
+    def rescan(self, segment: Segment) -> None:
+        """Fold a segment's index again after its file was rewritten."""
+        segment.version += 1
+        with self.files.use(segment.path) as file:
+            segment.index = scan_segment(
+                file,
+                channel_id=self.channel_id,
+                base_offset=segment.base_offset,
+                interval_bytes=self.options.index_interval_bytes,
+                limits=self.options.limits,
+            ).index
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def close(self, now_us: int = 0) -> None:
+        """Write, sync and mark the log as cleanly closed. After a poisoned life, only let go."""
+        with self.mutex:
+            if self._closed:
+                return
+            try:
+                if self._poison is None:
+                    self.flush(now_us)
+                    self.sync()
+                    self.write_index(self.segments[-1])
+                    if self._folder_lock is not None:
+                        write_mark(self.disk, f"{self.folder}/{STATE_NAME}", self._clean_state())
+            finally:
+                self._closed = True
+                for segment in self.segments:
+                    self.files.drop(segment.path)
+                if self._folder_lock is not None:
+                    self._folder_lock.release()
+                self._moved()
+
+    def _clean_state(self) -> dict[str, int | bool]:
+        newest = self.segments[-1]
+        return {
+            "clean": True,
+            "incarnation": self.incarnation,
+            "log_end": self._log_end,
+            "newest_base": newest.base_offset,
+            "newest_size": newest.index.size,
+        }
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

@@ -1,0 +1,287 @@
+"""Tidiness as a test: what reviewers would otherwise have to say again and again.
+
+What ruff can check (print, imports, names) is left to ruff. Files count from the moment they exist,
+not from the moment they are committed, so a complaint comes before the commit and not after.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+# Everything forbidden is put together from parts, or this file would be the first to break its rules.
+UNFINISHED_WORDS = ["FIX" + "ME", "X" * 3, "TO" + "DO", "HA" + "CK"]
+UNFINISHED = re.compile(rf"\b({'|'.join(UNFINISHED_WORDS)})\b")
+MACHINE_PATHS = [f"/{folder}/" for folder in ("work", "root", "opt")]
+REGISTRY_HOSTS = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pypi", "python", "org"),
+        ("pythonhosted", "org"),
+        ("anaconda", "org"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+        ("yarnpkg", "com"),
+        ("crates", "io"),
+        ("maven", "org"),
+        ("maven", "apache", "org"),
+        ("proxy", "golang", "org"),
+        ("rubygems", "org"),
+    )
+]
+
+HAND_WRITTEN = {".cfg", ".in", ".ini", ".md", ".proto", ".py", ".sh", ".toml", ".yaml", ".yml"}
+"""Suffixes of files that people lay out. Captures and other test data keep the bytes they came with."""
+HAND_WRITTEN_NAMES = {"Makefile", ".gitignore", "run"}
+
+
+def listed_by_git() -> list[str]:
+    """Tracked files and those that soon will be; nothing where this is not a git checkout."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [name for name in listing.split("\0") if name]
+
+
+def listed_by_walking() -> list[str]:
+    """The same for an unpacked source archive."""
+    files = [path for folder in ("src", "tests", "docs") for path in (ROOT / folder).rglob("*")]
+    files += [path for path in ROOT.iterdir() if not path.name.startswith(".")]
+    return [str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts]
+
+
+@cache
+def texts() -> dict[str, str]:
+    """The content of every text file of the project, by its path from the root."""
+    found = {}
+    for name in sorted(listed_by_git() or listed_by_walking()):
+        path = ROOT / name
+        if not path.is_file() or path.is_symlink():
+            continue  # deleted but not yet committed, a submodule, a link to a file that is listed itself
+        data = path.read_bytes()
+        if b"\0" in data:
+            continue
+        try:
+            found[name] = data.decode()
+        except UnicodeDecodeError:
+            continue  # binary test data
+    assert "pyproject.toml" in found, "the listing of files has lost its way"
+    return found
+
+
+def sources() -> dict[str, str]:
+    return {name: text for name, text in texts().items() if name.startswith("src/") and name.endswith(".py")}
+
+
+def hand_written() -> dict[str, str]:
+    return {
+        name: text
+        for name, text in texts().items()
+        if Path(name).suffix in HAND_WRITTEN or Path(name).name in HAND_WRITTEN_NAMES
+    }
+
+
+def complaints(files: dict[str, str], rule: Callable[[str], Iterator[str]]) -> str:
+    """What `rule` says about each file, one line each."""
+    found = []
+    for name, text in files.items():
+        try:
+            found += [f"{name}: {problem}" for problem in rule(text)]
+        except SyntaxError as error:
+            found.append(f"{name}: line {error.lineno} does not parse: {error.msg}")
+    return "\n".join(found)
+
+
+# --- the rules -----------------------------------------------------------------------------------
+
+
+def long_file(text: str) -> Iterator[str]:
+    lines = text.count("\n")
+    if lines > FILE_LINES_MAX:
+        yield f"{lines} lines, at most {FILE_LINES_MAX}; one idea per file: find the second idea and move it out"
+
+
+def long_functions(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{node.name} has {lines} lines, at most {FUNCTION_LINES_MAX}; move arithmetic to leaf functions"
+
+
+def missing_docstring(text: str) -> Iterator[str]:
+    if not ast.get_docstring(ast.parse(text)):
+        yield "the module says not what it is for; open it with a docstring"
+
+
+def unfinished_words(text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if match := UNFINISHED.search(line):
+            yield f"line {number} says {match[1]}; do it now, or open an issue and say why it can wait"
+
+
+def machine_paths(text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        for path in MACHINE_PATHS:
+            if path in line:
+                yield f"line {number} names {path}, which exists on one machine only"
+
+
+def registry_hosts(text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        for host in REGISTRY_HOSTS:
+            if host in line.lower():
+                yield f"line {number} names {host}; which registry to use is for each machine's settings"
+
+
+def untidy_space(text: str) -> Iterator[str]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line != line.rstrip():
+            yield f"line {number} ends in whitespace"
+    if text and not text.endswith("\n"):
+        yield "the last line does not end in a newline"
+    if text.endswith("\n\n"):
+        yield "the file ends in empty lines"
+
+
+def relative_links(markdown: str) -> Iterator[str]:
+    """The targets of links and images that point into the project, without their fragments."""
+    prose = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"`[^`\n]*`", "code", prose)
+    inline = re.findall(r"\]\(\s*<?([^)\s>]+)>?(?:\s+[\"'][^)]*)?\)", prose)
+    references = re.findall(r"^\[[^\]^]+\]:\s*<?([^\s>]+)>?", prose, flags=re.MULTILINE)
+    for target in inline + references:
+        path = target.split("#")[0]
+        if path and not re.match(r"[a-z][a-z0-9+.-]*:", path, flags=re.IGNORECASE):
+            yield path
+
+
+# --- the project keeps them ----------------------------------------------------------------------
+
+
+def test_no_source_file_is_too_long() -> None:
+    assert not (found := complaints(sources(), long_file)), found
+
+
+def test_every_function_fits_a_screen() -> None:
+    assert not (found := complaints(sources(), long_functions)), found
+
+
+def test_every_module_opens_with_a_docstring() -> None:
+    assert not (found := complaints(sources(), missing_docstring)), found
+
+
+def test_nothing_is_marked_unfinished() -> None:
+    assert not (found := complaints(texts(), unfinished_words)), found
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    assert not (found := complaints(texts(), machine_paths)), found
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert not (found := complaints(texts(), registry_hosts)), found
+
+
+def test_hand_written_files_have_tidy_space() -> None:
+    assert not (found := complaints(hand_written(), untidy_space)), found
+
+
+def test_relative_links_in_markdown_lead_somewhere() -> None:
+    broken = []
+    for name, text in texts().items():
+        if not name.endswith(".md"):
+            continue
+        for link in relative_links(text):
+            target = (ROOT / name).parent.joinpath(link).resolve()
+            # A link that leaves the project may work here and nowhere else.
+            if not target.is_relative_to(ROOT) or not target.exists():
+                broken.append(f"{name}: {link} leads nowhere")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_help_lists_every_documented_target() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    phony = {name for line in re.findall(r"^\.PHONY:(.*)$", makefile, flags=re.MULTILINE) for name in line.split()}
+    documented = set(re.findall(r"^([^\s:#]+):[^=].*##", makefile, flags=re.MULTILINE)) & phony
+    # A make that runs this test passes its own flags on; help must not depend on them.
+    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, text=True).stdout
+    assert "help" in documented
+    unlisted = sorted(name for name in documented if not re.search(rf"\bmake {re.escape(name)}\s", shown))
+    assert not unlisted, f"`make help` does not show {unlisted}; its pattern must match their names"
+
+
+# --- and they bite -------------------------------------------------------------------------------
+
+
+def test_a_file_that_does_not_parse_is_named() -> None:
+    assert complaints({"src/half.py": "x = (\n"}, missing_docstring).startswith("src/half.py: line 1 does not parse")
+
+
+@pytest.mark.parametrize(
+    ("rule", "untidy"),
+    [
+        (long_file, "x = 1\n" * (FILE_LINES_MAX + 1)),
+        (long_functions, "def long():\n" + "    pass\n" * FUNCTION_LINES_MAX),
+        (long_functions, "class A:\n    async def long():\n" + "        pass\n" * FUNCTION_LINES_MAX),
+        (missing_docstring, "import os\n"),
+        *((unfinished_words, f"# {word}: later\n") for word in UNFINISHED_WORDS),
+        *((machine_paths, f"cd {path}main\n") for path in MACHINE_PATHS),
+        *((registry_hosts, f"https://files.{host.upper()}/simple\n") for host in REGISTRY_HOSTS),
+        (untidy_space, "a \n"),
+        (untidy_space, "a\r\n"),
+        (untidy_space, "a\n\t\nb\n"),
+        (untidy_space, "a"),
+        (untidy_space, "a\n\n"),
+    ],
+)
+def test_a_rule_notices_what_it_forbids(rule: Callable[[str], Iterator[str]], untidy: str) -> None:
+    assert list(rule(untidy))
+
+
+@pytest.mark.parametrize(
+    ("rule", "tidy"),
+    [
+        (long_file, "x = 1\n" * FILE_LINES_MAX),
+        (long_functions, "@cache\ndef long():\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1)),
+        (missing_docstring, '"""Why."""\n'),
+        (unfinished_words, "A hackney carriage, a fixed todo list.\n"),
+        (machine_paths, "src/tidelog/core and a framework/ folder\n"),
+        (untidy_space, ""),
+        (untidy_space, "a\n\nb\n"),
+    ],
+)
+def test_a_rule_leaves_tidy_text_alone(rule: Callable[[str], Iterator[str]], tidy: str) -> None:
+    assert not list(rule(tidy))
+
+
+def test_links_are_found_in_prose_and_not_in_code() -> None:
+    markdown = """
+[a](docs/a.md) and ![b](b.png "a title"), [c](c.md#part) [d](#here) [e](https://example.com/x) [f](mailto:x@example.com)
+`[g](g.md)` is code, and so is
+```
+[h](h.md)
+```
+[i](<i.md>)
+[ref]: ../j.md
+"""
+    assert list(relative_links(markdown)) == ["docs/a.md", "b.png", "c.md", "i.md", "../j.md"]
