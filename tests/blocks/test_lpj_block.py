@@ -419,8 +419,9 @@ def test_a_block_above_the_size_limit_is_too_large() -> None:
 # --- stored forms ----------------------------------------------------------------------------------------
 
 
-def deflate(data: bytes, **options: bool) -> bytes:
-    return zstandard.ZstdCompressor(level=3, write_checksum=True, **options).compress(data)
+def deflate(data: bytes, *, write_content_size: bool = True) -> bytes:
+    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True, write_content_size=write_content_size)
+    return compressor.compress(data)
 
 
 def test_a_zstd_frame_inflates_with_and_without_a_size_in_its_header() -> None:

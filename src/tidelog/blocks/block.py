@@ -29,6 +29,7 @@ from tidelog.blocks.header import (
     pack_maker,
     parse_head,
     parse_maker,
+    unpack_leader,
 )
 from tidelog.errors import BlockCorrupt, BlockTooLarge, InvalidRecord
 
@@ -82,9 +83,7 @@ class MadeBlock:
             path=path,
             windows=windows,
         )
-        placed = (base_offset, channel_id, leader_epoch, append_time_us, durable_end)
-        leader = Leader(*placed, len(windows), path, b"", 0)
-        return Block(head, self.body, self.maker, leader, tuple(windows))
+        return Block(head, self.body, self.maker, unpack_leader(head), tuple(windows))
 
 
 class Block:
@@ -105,7 +104,7 @@ class Block:
         view = memoryview(data)[position:]
         maker, leader, windows = parse_head(view, limits)
         head_bytes = HEAD_BYTES + WINDOW_BYTES * len(windows)
-        body = view[head_bytes : head_bytes + maker.padded_bytes]
+        body = view[head_bytes : head_bytes + ((maker.stored_bytes + 7) & ~7)]
         check_body(view, maker, body)
         return cls(view[:head_bytes], body, maker, leader, windows)
 
@@ -201,6 +200,10 @@ def raw_body(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -
     stored = memoryview(body)[: maker.stored_bytes]
     if maker.codec == Codec.NONE:
         return stored
+    if maker.raw_bytes > limits.raw_bytes_max:
+        raise BlockTooLarge(
+            problem=f"the body inflates to {maker.raw_bytes} bytes, the limit is {limits.raw_bytes_max}"
+        )
     try:
         frame = zstandard.get_frame_parameters(stored)
     except zstandard.ZstdError as error:

@@ -19,6 +19,9 @@ from tidelog.blocks.messages import Message, decode_messages, encode_messages
 from tidelog.errors import BlockCorrupt
 
 
+_FIELD_TYPES: Final[dict[str, type]] = {"int": int, "str": str, "dict[str, Any]": dict}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRecord:
     """Base of the control records. Lineages are 32 hex digits; ranges are half-open."""
@@ -30,12 +33,17 @@ class ControlRecord:
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        known = {item.name for item in fields(cls)}
         try:
             loaded = json.loads(text)
-            return cls(**{name: value for name, value in loaded.items() if name in known})
-        except (ValueError, TypeError, AttributeError) as error:
+            known = {item.name: loaded[item.name] for item in fields(cls) if item.name in loaded}
+            record = cls(**known)
+        # Brackets nested deep enough exhaust the parser's stack, not its patience.
+        except (ValueError, TypeError, RecursionError) as error:
             raise BlockCorrupt(problem=f"a {cls.type_name} record cannot be read: {error}") from error
+        for item in fields(cls):
+            if type(getattr(record, item.name)) is not _FIELD_TYPES[str(item.type)]:
+                raise BlockCorrupt(problem=f"{item.name} of a {cls.type_name} record is not of type {item.type}")
+        return record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

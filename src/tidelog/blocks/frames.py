@@ -37,6 +37,7 @@ _EMPTY_TIMES: Final = (0, 0)
 _DELTA_HEAD: Final = struct.Struct("<IHBB")
 _GROUP_BYTES: Final = 6
 _GROUPS_MAX: Final = 1 << 16
+_SCATTER_BYTES: Final = 1 << 20
 
 
 class FrameForm(IntEnum):
@@ -223,8 +224,7 @@ def plain_columns(maker: Maker, raw: Buffer) -> PlainColumns:
     count = maker.record_count
     time_bytes = 8 if maker.form == FrameForm.PLAIN_WIDE else 4
     columns_bytes = count * (time_bytes + 8) + 4
-    if len(raw) < columns_bytes:
-        raise BlockCorrupt(problem=f"{count} frames need at least {columns_bytes} bytes, the body has {len(raw)}")
+    check_plain_bytes(count, columns_bytes, len(raw))
     ids_at = count * time_bytes
     offsets_at = ids_at + 4 * count
     return (
@@ -235,14 +235,26 @@ def plain_columns(maker: Maker, raw: Buffer) -> PlainColumns:
     )
 
 
+def check_plain_bytes(count: int, columns_bytes: int, raw_bytes: int) -> None:
+    if raw_bytes < columns_bytes:
+        raise BlockCorrupt(problem=f"{count} frames need at least {columns_bytes} bytes, the body has {raw_bytes}")
+
+
 def check_offsets(offsets: Int32s, payload_bytes: int) -> None:
     if int(offsets[0]) != 0 or int(offsets[-1]) != payload_bytes or bool((offsets[1:] < offsets[:-1]).any()):
         raise BlockCorrupt(problem="payload offsets do not rise from 0 to the payload's length")
 
 
+def time_outside_span() -> BlockCorrupt:
+    """Searches by time trust the span in the header, so a frame outside it would be lost to them."""
+    return BlockCorrupt(problem="a frame's time lies outside the span that the header gives")
+
+
 def _decode_plain(maker: Maker, raw: Buffer) -> FrameColumns:
     distances, can_ids, offsets, payload = plain_columns(maker, raw)
     check_offsets(offsets, len(payload))
+    if len(distances) and int(distances.max()) > maker.time_max_us - maker.time_min_us:
+        raise time_outside_span()
     times = distances + np.uint64(maker.time_min_us & 0xFFFF_FFFF_FFFF_FFFF)
     return FrameColumns(times_us=times.view(np.int64), can_ids=can_ids, payload_offsets=offsets, payload=payload)
 
@@ -257,6 +269,8 @@ def _decode_delta(maker: Maker, raw: Buffer) -> FrameColumns:
     if count:
         steps[0] += np.uint64(maker.time_min_us & 0xFFFF_FFFF_FFFF_FFFF)
     times = np.cumsum(steps, dtype=np.uint64).view(np.int64)
+    if count and (int(times.min()) < maker.time_min_us or int(times.max()) > maker.time_max_us):
+        raise time_outside_span()
     if count and int(group_of.max()) >= len(group_ids):
         raise BlockCorrupt(problem="a frame names a group that does not exist")
     lengths = group_lengths[group_of]
@@ -330,4 +344,8 @@ def _scatter(payload: UInt8s, planes: UInt8s, rows: npt.NDArray[np.intp], offset
     if uniform:
         payload.reshape(-1, length)[rows] = values
         return
-    payload[offsets[rows][:, None] + np.arange(length, dtype=np.int32)] = values
+    # One index per byte takes eight times the payload: a chunk at a time keeps that small.
+    chunk = max(1, _SCATTER_BYTES // length)
+    columns = np.arange(length, dtype=np.int32)
+    for start in range(0, len(rows), chunk):
+        payload[offsets[rows[start : start + chunk]][:, None] + columns] = values[start : start + chunk]

@@ -23,6 +23,7 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import numpy as np
@@ -63,7 +64,7 @@ _DELTA_BYTES_MAX: Final = 9
 """Nine groups of seven bits fill an int64; a longer delta is no time we can hold."""
 _DOUBLINGS: Final = 5
 """The record chain is walked 2**5 records at a time; see `_window_starts`."""
-_WINDOW_BYTES: Final = 64 * KIB
+_WINDOW_BYTES: Final = 32 * KIB
 """Bytes examined at once: large blocks cost time, not memory, and the tables stay near the processor."""
 _LOOK_AHEAD_BYTES: Final = 16
 _SEQ_END: Final = 1 << 64
@@ -230,12 +231,14 @@ def _record_starts(padded: UInt8s, used_bytes: int, count: int) -> tuple[Int64s,
     """
     starts_parts: list[Int64s] = []
     delta_parts: list[Int64s] = []
+    # One set of tables for all windows: fresh pages from the kernel would cost more than filling them.
+    tables = np.empty((_DOUBLINGS + 2, min(_WINDOW_BYTES, used_bytes) + 1), dtype=np.int64)
     position = 0
     remaining = count
     while remaining and position < used_bytes:
         window_bytes = min(_WINDOW_BYTES, used_bytes - position)
         data = padded[position : position + window_bytes + _LOOK_AHEAD_BYTES]
-        starts, delta_bytes, end = _window_starts(data, window_bytes, remaining)
+        starts, delta_bytes, end = _window_starts(data, window_bytes, remaining, tables[:, : window_bytes + 1])
         starts_parts.append(starts + position)
         delta_parts.append(delta_bytes)
         remaining -= len(starts)
@@ -245,21 +248,20 @@ def _record_starts(padded: UInt8s, used_bytes: int, count: int) -> tuple[Int64s,
     return np.concatenate([*starts_parts, rest]), np.concatenate([*delta_parts, np.ones(remaining, dtype=np.int64)])
 
 
-def _window_starts(data: UInt8s, window_bytes: int, count_max: int) -> tuple[Int64s, Int64s, int]:
+def _window_starts(data: UInt8s, window_bytes: int, count_max: int, tables: Int64s) -> tuple[Int64s, Int64s, int]:
     """Starts and delta widths of the records that start in a window, and where the last one ends."""
     delta_bytes = _delta_bytes(data, window_bytes)
-    ends = np.arange(window_bytes, dtype=np.int64)
-    ends += delta_bytes
+    ends, *jumps = tables
+    ends[:] = np.arange(window_bytes + 1, dtype=np.int64)
+    ends[:-1] += delta_bytes
     ends += _sizes_from_id(data, window_bytes).take(ends)
-    # One more entry, for "behind this window", which leads to itself.
-    jump = np.full(window_bytes + 1, window_bytes, dtype=np.int64)
-    np.minimum(ends, window_bytes, out=jump[:-1])
+    # The last entry is for "behind this window" and leads to itself.
+    np.minimum(ends, window_bytes, out=jumps[0])
     # jumps[k] leads 2**k records on. Doubling all the way would spend a pass over the whole window per
     # step to place ever fewer records; so we stop at 32, take those strides in Python (one step per 32
     # frames), and fill in between them from the finer tables.
-    jumps = [jump]
-    for _ in range(_DOUBLINGS):
-        jumps.append(jumps[-1].take(jumps[-1], mode="clip"))
+    for finer, coarser in pairwise(jumps):
+        np.take(finer, finer, out=coarser, mode="clip")
     stride = jumps.pop().data
     position = 0
     strides = [0]

@@ -226,13 +226,14 @@ class LpjReader:
             raise BadJournalFile(path=self.path, position=slot.position, problem=error.problem) from error
 
     def find_time(self, time_us: int) -> int:
-        """Number of the block to start at for everything at or after this time.
+        """Number of the block to start at for the frames at or after this time.
 
-        The blocks are looked at in file order rather than by bisection, because a boat's clock may
-        have been set back between two of them.
+        Blocks are looked at in file order, not by bisection: a boat's clock may have been set back
+        between two of them. Only such a step can leave a frame of that time in an earlier block; who
+        must not miss one reads from the start.
         """
         for number in range(len(self)):
-            if self._bases(number)[0] > time_us:
+            if self._bases(number)[0] >= time_us:
                 return max(0, number - 1)
         return max(0, len(self) - 1)
 

@@ -264,6 +264,17 @@ class Log:
         self._log_end = block.offsets.stop
         return block
 
+    def forget_staged(self, *, log_end: int, durable_end: int) -> None:
+        """The segments were replaced: what was staged on the old ones is void."""
+        with self.mutex:
+            self._staged.clear()
+            self._staged_bytes = 0
+            self._dirty = False
+            self._truncations += 1
+            self._log_end = log_end
+            self._durable_end = durable_end
+            self._moved()
+
     def discard_staged(self) -> None:
         """Take back what was staged and not written: the append was refused."""
         with self.mutex:
@@ -536,13 +547,8 @@ class Log:
         with self.mutex:
             self.check_usable()
             repair.rebuild(self, blocks, now_us)
-            self._staged.clear()
-            self._staged_bytes = 0
-            self._dirty = False
-            self._truncations += 1
-            self._log_end = self._durable_end = self.written_end
             self.epochs = EpochHistory(pair for segment in self.segments for pair in segment.index.epochs)
-            self._moved()
+            self.forget_staged(log_end=self.written_end, durable_end=self.written_end)
 
     def rescan(self, segment: Segment) -> None:
         """Fold a segment's index again after its file was rewritten."""

@@ -1,0 +1,40 @@
+"""From a verified block to its frames, whatever shape its body has.
+
+The one place that knows which decoder a body needs. Readers that want columns (tools, the journal,
+`tidelog.blocks.arrow`) come through here and never look at forms and codecs themselves.
+
+What a caller must keep: the block has passed `Block.parse`, so its checksums match. That does not make
+its maker honest, and so every decoder still checks what it reads.
+"""
+
+from __future__ import annotations
+
+from tidelog.blocks.block import Block
+from tidelog.blocks.columns import FrameColumns
+from tidelog.blocks.frames import decode_frames
+from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits
+from tidelog.errors import BlockCorrupt
+
+
+def decode_block_frames(block: Block, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:
+    """Every frame of the body, those outside the windows included."""
+    maker = block.maker
+    if maker.kind == BlockKind.FRAMES:
+        return decode_frames(maker, block.raw_body(limits))
+    if maker.kind != BlockKind.FOREIGN:
+        raise BlockCorrupt(problem=f"a block of kind {maker.kind} holds no frames")
+    # Few processes ever meet a foreign block; the others need not load its decoder.
+    from tidelog.blocks.foreign import decode_foreign  # type: ignore[import-not-found,unused-ignore]
+
+    frames: FrameColumns = decode_foreign(maker, block.body, limits)
+    if len(frames) != maker.record_count:
+        raise BlockCorrupt(problem=f"the body holds {len(frames)} frames, the header says {maker.record_count}")
+    return frames
+
+
+def counted_frames(block: Block, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:
+    """The frames that have an offset: all of them, or those inside the windows."""
+    frames = decode_block_frames(block, limits)
+    if not block.windows:
+        return frames
+    return FrameColumns.concatenate([frames.slice(window.start, window.stop) for window in block.windows])

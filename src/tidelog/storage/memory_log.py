@@ -1,0 +1,79 @@
+"""A log in memory: the same interface as a persistent one, a hard cap, and the right to skip ahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidelog.errors import DiskFull, MemoryLogFull
+from tidelog.storage.epochs import EpochHistory
+from tidelog.storage.files import FileCache
+from tidelog.storage.index import SegmentIndex
+from tidelog.storage.log import Log, Segment
+from tidelog.storage.options import MEMORY_LOG_BYTES_MAX, LogOptions
+from tidelog.storage.ram_disk import RamDisk
+
+
+class MemoryLog(Log):
+    """Keeps its segments in a `RamDisk`. "Durable" means held here: it lives as long as the process."""
+
+    persistent = False
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        now_us: int,
+        channel_id: int = 0,
+        base_offset: int = 0,
+        options: LogOptions | None = None,
+        bytes_max: int = MEMORY_LOG_BYTES_MAX,
+    ) -> None:
+        disk = RamDisk(bytes_max=bytes_max)
+        disk.make_folder(name)
+        options = replace(options or LogOptions(), reserve_bytes=0)
+        placeholder = SegmentIndex(base_offset=base_offset, size=0, interval_bytes=options.index_interval_bytes)
+        super().__init__(
+            disk=disk,
+            folder=name,
+            channel_id=channel_id,
+            generation=0,
+            options=options,
+            files=FileCache(disk),
+            segments=[Segment("", placeholder)],
+            durable_end=base_offset,
+        )
+        self.segments = [self.create_segment(base_offset, now_us)]
+        self._ram = disk
+
+    @property
+    def held_bytes(self) -> int:
+        return self._ram.bytes_used
+
+    def flush(self, now_us: int) -> None:
+        try:
+            super().flush(now_us)
+        except DiskFull as error:
+            raise MemoryLogFull(log=self.folder, held_bytes=self.held_bytes, bytes_max=self._ram.bytes_max) from error
+
+    def commit(self, now_us: int) -> None:
+        try:
+            super().commit(now_us)
+        except MemoryLogFull:
+            self.discard_staged()
+            raise
+
+    def skip_to(self, offset: int, now_us: int) -> None:
+        """Drop everything and go on at `offset`: the leader no longer has what comes before it."""
+        with self.mutex:
+            self.check_usable()
+            if offset <= self.log_end:
+                return
+            epoch = self.epochs.newest
+            for segment in self.segments:
+                self.disk.remove(segment.index_path)
+                self.disk.remove(segment.path)
+                self.files.drop(segment.path)
+                segment.version += 1
+            self.segments = [self.create_segment(offset, now_us)]
+            self.forget_staged(log_end=offset, durable_end=offset)
+            self.epochs = EpochHistory([(epoch, offset)] if epoch else ())

@@ -1,0 +1,194 @@
+"""The write-ahead file of a store: one place where everything small becomes durable first.
+
+Files are numbered and lie in one folder. Each starts with a 64-byte header and holds entries of 32
+bytes plus a payload, end to end, eight-byte aligned. A block's payload is the block itself, which
+carries its own checksums; other payloads are JSON and covered by the entry's checksum. Every commit
+opens with a mark that says up to where the file was known to be durable, so that replay can tell a
+torn tail (above the last mark: cut) from damage (below it: reported, and stepped over), as B4 does for
+segments. Entries carry the file's number, so bytes of another file are never taken for its own.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidelog.blocks.block import Block
+from tidelog.blocks.header import BlockLimits
+from tidelog.errors import BadBlock, DiskError, FileMissing
+from tidelog.storage.disk import Buffer, Disk, File
+
+WAL_SUFFIX: Final = ".wal"
+WAL_MAGIC: Final = b"TLWAL\x01\x00\x00"
+WAL_HEAD_BYTES: Final = 64
+ENTRY_MAGIC: Final = b"TLW1"
+ENTRY_BYTES: Final = 32
+_ENTRY: Final = struct.Struct("<4sB3xQQI")
+_CHECKSUM: Final = struct.Struct("<I")
+
+
+class EntryKind(IntEnum):
+    MARK = 1
+    """`subject` is the position up to which this file was durable."""
+    BLOCK = 2
+    CREATE = 3
+    DELETE = 4
+    TRUNCATE = 5
+    DIRECT = 6
+    """The channel's segments are synced up to an offset: large blocks went straight there (S1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: EntryKind
+    subject: int
+    """Channel id, or the position of a mark."""
+    block: Block | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WalScan:
+    """What replaying one file found."""
+
+    entries: list[Entry] = field(default_factory=list)
+    bytes_cut: int = 0
+    damaged_bytes: int = 0
+
+
+def wal_name(number: int) -> str:
+    return f"{number:012d}{WAL_SUFFIX}"
+
+
+def wal_numbers(disk: Disk, folder: str) -> list[int]:
+    """Numbers of the write-ahead files in a folder, ascending."""
+    try:
+        names = disk.list_folder(folder)
+    except FileMissing:
+        return []
+    stems = (name.removesuffix(WAL_SUFFIX) for name in names if name.endswith(WAL_SUFFIX))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+class WalWriter:
+    """Appends to one write-ahead file. After an error in `write` nothing of that write remains."""
+
+    def __init__(self, disk: Disk, folder: str, number: int) -> None:
+        self.number = number
+        self.path = f"{folder}/{wal_name(number)}"
+        self.size = WAL_HEAD_BYTES
+        self.undo_failed = False
+        """A refused write could not be cut off again; nothing may be written after it."""
+        self._durable_size = 0
+        self._file: File = disk.open(self.path, create=True)
+        try:
+            head = struct.pack("<8sQ44x", WAL_MAGIC, number)
+            self._file.truncate(0)
+            self._file.write_at(0, [head + _CHECKSUM.pack(crc32c(head))])
+            self._file.sync()
+            disk.sync_folder(folder)
+        except DiskError:
+            self._file.close()
+            raise
+        self._durable_size = self.size
+
+    def write(self, entries: Sequence[Buffer]) -> None:
+        """Write one commit: a mark, then these entries. Raises `DiskError`; `undo_failed` tells if it left traces."""
+        buffers: list[Buffer] = [_entry_head(EntryKind.MARK, self._durable_size, self.number, 0), *entries]
+        try:
+            self._file.write_at(self.size, buffers)
+        except DiskError:
+            self.undo_failed = True
+            self._file.truncate(self.size)
+            self.undo_failed = False
+            raise
+        self.size += sum(map(len, buffers))
+
+    def sync(self) -> None:
+        size = self.size
+        self._file.sync()
+        self._durable_size = size
+
+    def block_entry(self, block: Block) -> tuple[Buffer, ...]:
+        return (_entry_head(EntryKind.BLOCK, block.leader.channel_id, self.number, block.size), *block.buffers)
+
+    def other_entry(self, kind: EntryKind, subject: int, fields: dict[str, Any]) -> bytes:
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        payload = text + b" " * (-len(text) & 7)
+        return _entry_head(kind, subject, self.number, len(payload), payload) + payload
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _entry_head(kind: EntryKind, subject: int, number: int, length: int, covered: bytes = b"") -> bytes:
+    head = _ENTRY.pack(ENTRY_MAGIC, kind, subject, number, length)
+    return head + _CHECKSUM.pack(crc32c(covered, crc32c(head)))
+
+
+def scan_wal(disk: Disk, folder: str, number: int, limits: BlockLimits) -> WalScan:
+    """Read one file from front to back; never raises for what it finds."""
+    file = disk.open(f"{folder}/{wal_name(number)}", writable=False)
+    try:
+        data = file.read_at(0, file.size())
+    finally:
+        file.close()
+    scan = WalScan()
+    marks = [entry.subject for _, entry in _walk(data, number, limits) if entry and entry.kind is EntryKind.MARK]
+    sync_point = max(marks, default=0)
+    for position, entry in _walk(data, number, limits):
+        if entry is not None:
+            scan.entries.append(entry)
+        elif position >= sync_point:
+            scan.bytes_cut = len(data) - position
+            break
+        else:
+            scan.damaged_bytes += 8
+    return scan
+
+
+def _walk(data: bytes, number: int, limits: BlockLimits) -> Iterator[tuple[int, Entry | None]]:
+    """(position, entry) for each good entry, (position, None) for every eight bytes that are none."""
+    view = memoryview(data)
+    position = WAL_HEAD_BYTES
+    while position < len(data):
+        parsed = _parse_entry(view, position, number, limits)
+        if parsed is None:
+            yield position, None
+            position += 8
+        else:
+            yield position, parsed[0]
+            position += parsed[1]
+
+
+def _parse_entry(view: memoryview, position: int, number: int, limits: BlockLimits) -> tuple[Entry, int] | None:
+    head = view[position : position + ENTRY_BYTES]
+    if len(head) < ENTRY_BYTES or bytes(head[:4]) != ENTRY_MAGIC:
+        return None
+    _, kind, subject, file_number, length = _ENTRY.unpack_from(head)
+    payload = view[position + ENTRY_BYTES : position + ENTRY_BYTES + length]
+    if file_number != number or len(payload) != length:
+        return None
+    covered = payload if kind > EntryKind.BLOCK else b""
+    if crc32c(covered, crc32c(head[:28])) != _CHECKSUM.unpack_from(head, 28)[0]:
+        return None
+    size = ENTRY_BYTES + length
+    if kind == EntryKind.BLOCK:
+        try:
+            block = Block.parse(payload, 0, limits)
+        except BadBlock:
+            return None
+        if block.size != length or block.leader.channel_id != subject:
+            return None
+        return Entry(EntryKind.BLOCK, subject, block=block), size
+    if kind == EntryKind.MARK:
+        return Entry(EntryKind.MARK, subject), size
+    if not EntryKind.CREATE <= kind <= EntryKind.DIRECT:
+        return None
+    return Entry(EntryKind(kind), subject, fields=json.loads(bytes(payload))), size

@@ -1,0 +1,305 @@
+"""Group commit: many threads append, one write and one sync serve all who are waiting.
+
+A `Committer` owns a queue and a thread and drives a target: a single log (`LogTarget`) or a store of
+many (`tidelog.storage.store.Store`). While one commit is on its way to the disk, new appends gather
+and ride in the next, so batches grow with load and no delay is ever added. A caller that finds the
+committer idle commits in its own thread, which spares two thread switches.
+
+W1  A future resolves only after its records are as durable as the log's `fsync` option promises.
+W2  At most `queue_bytes_max` bytes wait; beyond that `QueueFull` says to wait for acks.
+W3  Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Protocol
+
+from tidelog.blocks.block import Block, MadeBlock
+from tidelog.errors import DiskError, LogClosed, LogError, MemoryLogFull, QueueFull, WaitTimedOut
+from tidelog.storage.log import Log
+from tidelog.storage.options import Fsync
+from tidelog.storage.scrub import Scrubber
+from tidelog.units import MIB, US_PER_MS
+
+Clock = Callable[[], int]
+
+
+def wall_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Append:
+    """One request: a made block to stamp, or a stamped one to take over."""
+
+    __slots__ = ("block", "epoch", "future", "log", "offsets", "path", "size", "windows")
+
+    def __init__(
+        self, log: Log, block: MadeBlock | Block, *, epoch: int = 0, path: int = 0, windows: Sequence[range] = ()
+    ) -> None:
+        self.log = log
+        self.block = block
+        self.epoch = epoch
+        self.path = path
+        self.windows = windows
+        self.size = len(block.body) + 128
+        self.offsets = range(0)
+        self.future: Future[range] = Future()
+
+    def stage(self, now_us: int) -> Block | None:
+        if isinstance(self.block, Block):
+            staged: Block | None = self.log.stage_stamped(self.block)
+        else:
+            staged = self.log.stage(self.block, epoch=self.epoch, now_us=now_us, path=self.path, windows=self.windows)
+        self.offsets = staged.offsets if staged else range(self.log.log_end, self.log.log_end)
+        return staged
+
+    def done(self) -> None:
+        self.future.set_result(self.offsets)
+
+    def failed(self, error: LogError) -> None:
+        self.future.set_exception(error)
+
+
+class CommitTarget(Protocol):
+    def commit_appends(self, appends: Sequence[Append], now_us: int) -> None:
+        """Stage and commit; resolve the future of every append. Must not raise."""
+        ...
+
+    def maintain(self, now_us: int) -> int:
+        """Do what is due (sync, roll, retention, scrub); returns when to call again, in microseconds."""
+        ...
+
+    def close(self, now_us: int) -> None: ...
+
+
+class Committer:
+    def __init__(
+        self,
+        target: CommitTarget,
+        *,
+        clock_us: Clock = wall_clock_us,
+        queue_bytes_max: int = 64 * MIB,
+        name: str = "tidelog-writer",
+    ) -> None:
+        self._target = target
+        self._clock_us = clock_us
+        self._queue_bytes_max = queue_bytes_max
+        self._queue: deque[Append] = deque()
+        self._queued_bytes = 0
+        self._guard = threading.Condition()
+        self._driving = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, append: Append) -> Future[range]:
+        """Queue an append; its future resolves with the offsets once it is committed."""
+        with self._guard:
+            self._enqueue(append)
+            self._guard.notify()
+        return append.future
+
+    def submit_many(self, appends: Sequence[Append]) -> None:
+        with self._guard:
+            for append in appends:
+                self._enqueue(append)
+            self._guard.notify()
+
+    def commit(self, append: Append, *, timeout_s: float = 30.0) -> range:
+        """Append and wait. Commits in this thread when nobody else is committing."""
+        with self._guard:
+            self._enqueue(append)
+        if self._driving.acquire(blocking=False):
+            try:
+                self._commit_waiting()
+            finally:
+                self._driving.release()
+            with self._guard:
+                if self._queue:
+                    self._guard.notify()
+        else:
+            with self._guard:
+                self._guard.notify()
+        try:
+            return append.future.result(timeout_s)
+        except FutureTimeout:
+            raise WaitTimedOut(waiting_for="the append", deadline_s=timeout_s) from None
+
+    def run_exclusive(self, action: Callable[[int], None]) -> None:
+        """Run something that changes the target (truncate, rebuild) between two commits."""
+        with self._driving:
+            action(self._clock_us())
+
+    def close(self) -> None:
+        """Commit what is queued, then close the target."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._guard.notify()
+        self._thread.join()
+        with self._driving:
+            self._commit_waiting()
+            self._target.close(self._clock_us())
+
+    def _enqueue(self, append: Append) -> None:
+        if self._closed:
+            raise LogClosed(log=append.log.folder)
+        if self._queued_bytes + append.size > self._queue_bytes_max and self._queue:
+            raise QueueFull(waiting_bytes=self._queued_bytes, bytes_max=self._queue_bytes_max)
+        self._queue.append(append)
+        self._queued_bytes += append.size
+
+    def _commit_waiting(self) -> None:
+        while True:
+            with self._guard:
+                if not self._queue:
+                    return
+                batch = list(self._queue)
+                self._queue.clear()
+                self._queued_bytes = 0
+            self._target.commit_appends(batch, self._clock_us())
+
+    def _run(self) -> None:
+        due_us = self._clock_us()
+        while True:
+            with self._guard:
+                wait_us = due_us - self._clock_us()
+                if not self._queue and not self._closed and wait_us > 0:
+                    self._guard.wait(min(wait_us / 1e6, 3600.0))
+                if self._closed:
+                    return
+            with self._driving:
+                self._commit_waiting()
+                now_us = self._clock_us()
+                if now_us >= due_us:
+                    due_us = max(self._target.maintain(now_us), now_us + US_PER_MS)
+
+
+class LogTarget:
+    """A single log behind a committer."""
+
+    def __init__(self, log: Log, *, scrubber: Scrubber | None = None) -> None:
+        self._log = log
+        self._scrubber = scrubber
+        self._sync_due_us: int | None = None
+        self._sweep_due_us = 0
+
+    def commit_appends(self, appends: Sequence[Append], now_us: int) -> None:
+        log = self._log
+        waiting: list[Append] = []
+        for append in appends:
+            try:
+                append.stage(now_us)
+                waiting.append(append)
+            except LogError as error:
+                append.failed(error)
+        refusal: LogError | None = None
+        try:
+            log.flush(now_us)
+        except (DiskError, MemoryLogFull) as error:
+            refusal = error
+            log.discard_staged()
+        written_end = log.written_end
+        try:
+            if log.options.fsync is Fsync.ALWAYS:
+                log.sync()
+            elif self._sync_due_us is None:
+                self._sync_due_us = now_us + log.options.fsync_interval_ms * US_PER_MS
+        except LogError as error:
+            refusal, written_end = error, -1
+        for append in waiting:
+            if append.offsets.stop <= written_end or refusal is None:
+                append.done()
+            else:
+                append.failed(refusal)
+
+    def maintain(self, now_us: int) -> int:
+        options = self._log.options
+        try:
+            if self._sync_due_us is not None and now_us >= self._sync_due_us:
+                self._sync_due_us = None
+                if options.fsync is Fsync.INTERVAL:
+                    self._log.sync()
+            if now_us >= self._sweep_due_us:
+                self._sweep_due_us = now_us + options.retention_interval_ms * US_PER_MS
+                self._log.roll_if_due(now_us)
+                self._log.sweep_retention(now_us)
+            if self._scrubber is not None:
+                self._scrubber.wake(now_us // US_PER_MS)
+        except LogError:
+            # The log has recorded why (it is poisoned, or full); the next append says so to its caller.
+            return now_us + options.retention_interval_ms * US_PER_MS
+        due = [self._sweep_due_us]
+        if options.fsync is Fsync.INTERVAL:
+            due.append(self._sync_due_us or now_us + options.fsync_interval_ms * US_PER_MS)
+        if self._scrubber is not None:
+            due.append(self._scrubber.wake_at_ms() * US_PER_MS)
+        return min(due)
+
+    def close(self, now_us: int) -> None:
+        self._log.close(now_us)
+
+
+class LogWriter:
+    """The thread-safe face of a single log: append, wait, follow."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        clock_us: Clock = wall_clock_us,
+        scrubber: Scrubber | None = None,
+        queue_bytes_max: int = 64 * MIB,
+    ) -> None:
+        self.log = log
+        self._moved = threading.Condition()
+        self._stop_watching = log.watch(self._wake)
+        self._committer = Committer(
+            LogTarget(log, scrubber=scrubber), clock_us=clock_us, queue_bytes_max=queue_bytes_max
+        )
+
+    def append(
+        self, made: MadeBlock | Block, *, epoch: int = 1, path: int = 0, windows: Sequence[range] = ()
+    ) -> Future[range]:
+        return self._committer.submit(Append(self.log, made, epoch=epoch, path=path, windows=windows))
+
+    def append_wait(
+        self,
+        made: MadeBlock | Block,
+        *,
+        epoch: int = 1,
+        path: int = 0,
+        windows: Sequence[range] = (),
+        timeout_s: float = 30.0,
+    ) -> range:
+        append = Append(self.log, made, epoch=epoch, path=path, windows=windows)
+        return self._committer.commit(append, timeout_s=timeout_s)
+
+    def run_exclusive(self, action: Callable[[int], None]) -> None:
+        self._committer.run_exclusive(action)
+
+    def wait_beyond(self, offset: int, *, timeout_s: float) -> int:
+        """Follow the log: wait until records at or after `offset` are durable; returns the durable end."""
+        log = self.log
+        with self._moved:
+            arrived = self._moved.wait_for(lambda: log.durable_end > offset or log.closed, timeout_s)
+        if log.closed:
+            raise LogClosed(log=log.folder)
+        if not arrived:
+            raise WaitTimedOut(waiting_for=f"a record at offset {offset}", deadline_s=timeout_s)
+        return log.durable_end
+
+    def _wake(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
+
+    def close(self) -> None:
+        self._committer.close()
+        self._stop_watching()
