@@ -25,37 +25,34 @@ import pyarrow as pa
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns, UInt8s
 from tidelog.blocks.decode import counted_frames
-from tidelog.blocks.frames import FrameForm, check_plain_bytes, time_outside_span
-from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Buffer, Codec
+from tidelog.blocks.frames import FrameForm, check_plain_bytes
+from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Buffer, Codec, time_outside_span
 from tidelog.blocks.messages import HAS_KEY, HAS_VALUE, BytesColumn, MessageColumns, decode_messages
 from tidelog.errors import BlockCorrupt, InvalidRecord
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
+# Fields stay nullable even where no null occurs: table formats and Spark refuse to mix batches whose
+# schemas differ in that alone, and theirs are nullable.
 FRAME_SCHEMA: Final = pa.schema(
     [
-        pa.field("offset", pa.uint64(), nullable=False),
-        pa.field("seq", pa.uint64()),
-        pa.field("time", _TIME, nullable=False),
-        pa.field("can_id", pa.uint32(), nullable=False),
-        pa.field("data", pa.binary(), nullable=False),
+        ("offset", pa.uint64()),
+        ("seq", pa.uint64()),  # null where the block's records have none
+        ("time", _TIME),
+        ("can_id", pa.uint32()),
+        ("data", pa.binary()),
     ]
 )
 
-_HEADER: Final = pa.struct(
-    [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
-)
+_HEADER: Final = pa.struct([("name", pa.string()), ("value", pa.binary())])
+_RECORD_FIELDS: Final = [
+    pa.field("time", _TIME),
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("headers", pa.list_(_HEADER)),
+]
 
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("offset", pa.uint64(), nullable=False),
-        pa.field("seq", pa.uint64()),
-        pa.field("time", _TIME, nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.list_(pa.field("item", _HEADER, nullable=False)), nullable=False),
-    ]
-)
+MESSAGE_SCHEMA: Final = pa.schema([("offset", pa.uint64()), ("seq", pa.uint64()), *_RECORD_FIELDS])
 
 BINARY_BYTES_MAX: Final = 2**31 - 1
 """Arrow's binary type counts bytes in 32 bits."""
@@ -95,7 +92,7 @@ def messages_to_arrow(blocks: Sequence[Block], limits: BlockLimits = DEFAULT_LIM
         parts.extend(records.slice(window.start, len(window)) for window in block.counted_ranges())
     _check_total(string_bytes)
     offsets, seqs, has_seq = _places(blocks)
-    records = pa.concat_arrays(parts) if parts else pa.array([], pa.struct(list(MESSAGE_SCHEMA)[2:]))
+    records = pa.concat_arrays(parts) if parts else pa.array([], pa.struct(_RECORD_FIELDS))
     columns = [_fixed(pa.uint64(), offsets), _fixed(pa.uint64(), seqs, valid=has_seq), *records.flatten()]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
@@ -241,7 +238,7 @@ def _message_records(messages: MessageColumns) -> pa.Array:
         [_names(messages.header_names), _binary(messages.header_values)], fields=list(_HEADER)
     )
     lists = pa.Array.from_buffers(
-        MESSAGE_SCHEMA.field("headers").type, len(messages), [None, _buffer(messages.header_ends)], children=[headers]
+        pa.list_(_HEADER), len(messages), [None, _buffer(messages.header_ends)], children=[headers]
     )
     return pa.StructArray.from_arrays(
         [
@@ -250,7 +247,7 @@ def _message_records(messages: MessageColumns) -> pa.Array:
             _binary(messages.values, valid=_flagged(messages.flags, HAS_VALUE)),
             lists,
         ],
-        fields=list(MESSAGE_SCHEMA)[2:],
+        fields=_RECORD_FIELDS,
     )
 
 

@@ -18,7 +18,6 @@ from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Buffer
 from tidelog.blocks.messages import Message, decode_messages, encode_messages
 from tidelog.errors import BlockCorrupt
 
-
 _FIELD_TYPES: Final[dict[str, type]] = {"int": int, "str": str, "dict[str, Any]": dict}
 
 

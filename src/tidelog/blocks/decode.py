@@ -12,7 +12,7 @@ from __future__ import annotations
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import decode_frames
-from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits
+from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, time_outside_span
 from tidelog.errors import BlockCorrupt
 
 
@@ -24,11 +24,12 @@ def decode_block_frames(block: Block, limits: BlockLimits = DEFAULT_LIMITS) -> F
     if maker.kind != BlockKind.FOREIGN:
         raise BlockCorrupt(problem=f"a block of kind {maker.kind} holds no frames")
     # Few processes ever meet a foreign block; the others need not load its decoder.
-    from tidelog.blocks.foreign import decode_foreign  # type: ignore[import-not-found,unused-ignore]
+    from tidelog.blocks.foreign import decode_foreign
 
-    frames: FrameColumns = decode_foreign(maker, block.body, limits)
-    if len(frames) != maker.record_count:
-        raise BlockCorrupt(problem=f"the body holds {len(frames)} frames, the header says {maker.record_count}")
+    frames = decode_foreign(maker, block.body, limits)
+    times = frames.times_us
+    if len(times) and (int(times.min()) < maker.time_min_us or int(times.max()) > maker.time_max_us):
+        raise time_outside_span()
     return frames
 
 

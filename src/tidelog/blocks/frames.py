@@ -25,7 +25,16 @@ import numpy.typing as npt
 
 from tidelog.blocks.block import DEFAULT_ZSTD_LEVEL, MadeBlock, make_block
 from tidelog.blocks.columns import PAYLOAD_BYTES_MAX, FrameColumns, Int32s, UInt8s, UInt32s
-from tidelog.blocks.header import DEFAULT_LIMITS, NO_PRODUCER, BlockKind, BlockLimits, Buffer, Codec, Maker
+from tidelog.blocks.header import (
+    DEFAULT_LIMITS,
+    NO_PRODUCER,
+    BlockKind,
+    BlockLimits,
+    Buffer,
+    Codec,
+    Maker,
+    time_outside_span,
+)
 from tidelog.errors import BlockCorrupt, InvalidRecord
 
 CAN_ID_MAX: Final = 0x1FFF_FFFF
@@ -245,11 +254,6 @@ def check_offsets(offsets: Int32s, payload_bytes: int) -> None:
         raise BlockCorrupt(problem="payload offsets do not rise from 0 to the payload's length")
 
 
-def time_outside_span() -> BlockCorrupt:
-    """Searches by time trust the span in the header, so a frame outside it would be lost to them."""
-    return BlockCorrupt(problem="a frame's time lies outside the span that the header gives")
-
-
 def _decode_plain(maker: Maker, raw: Buffer) -> FrameColumns:
     distances, can_ids, offsets, payload = plain_columns(maker, raw)
     check_offsets(offsets, len(payload))
@@ -266,8 +270,8 @@ def _decode_delta(maker: Maker, raw: Buffer) -> FrameColumns:
     position += count * index_bytes
     steps = _unzigzag(_from_planes(raw, position, count, time_bytes).astype(np.uint64, copy=False))
     position += count * time_bytes
-    if count:
-        steps[0] += np.uint64(maker.time_min_us & 0xFFFF_FFFF_FFFF_FFFF)
+    # A slice, because numpy warns when a single number wraps and not when an array does.
+    steps[:1] += np.uint64(maker.time_min_us & 0xFFFF_FFFF_FFFF_FFFF)
     times = np.cumsum(steps, dtype=np.uint64).view(np.int64)
     if count and (int(times.min()) < maker.time_min_us or int(times.max()) > maker.time_max_us):
         raise time_outside_span()
@@ -320,7 +324,7 @@ def _decode_payload(
     order = np.argsort(group_of, kind="stable")
     ordered_lengths = lengths[order]
     payload = np.empty(int(offsets[-1]), dtype=np.uint8)
-    present = np.unique(group_lengths[np.unique(group_of)]).tolist() if len(order) else []
+    present = np.unique(group_lengths[np.bincount(group_of, minlength=len(group_lengths)) > 0]).tolist()
     for length in present:
         if not length:
             continue
@@ -340,7 +344,11 @@ def _scatter(payload: UInt8s, planes: UInt8s, rows: npt.NDArray[np.intp], offset
         words = values.view(np.uint64).reshape(-1)
         if uniform:
             payload.view(np.uint64)[rows] = words
-            return
+        else:
+            # A word may start at any byte of the payload; element k of this view is the one that starts at k.
+            anywhere = np.ndarray(len(payload) - 7, dtype=np.uint64, buffer=payload, strides=(1,))
+            anywhere[offsets[rows]] = words
+        return
     if uniform:
         payload.reshape(-1, length)[rows] = values
         return

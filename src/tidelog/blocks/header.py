@@ -297,3 +297,8 @@ def check_body(maker_bytes: Buffer, maker: Maker, body: Buffer) -> None:
     head = memoryview(maker_bytes)[: MAKER_BYTES - 4]
     if _crc32c(body, _crc32c(head)) != maker.body_checksum:
         raise BlockCorrupt(problem="the body checksum does not match")
+
+
+def time_outside_span() -> BlockCorrupt:
+    """What decoders raise: searches by time trust the header's span and would miss such a record."""
+    return BlockCorrupt(problem="a record's time lies outside the span that the header gives")
