@@ -307,10 +307,14 @@ class QueueFull(LogError):
 
 
 class WaitTimedOut(LogError):
-    """The deadline passed before the condition held. Nothing was changed by waiting."""
+    """The deadline passed before the condition held. What was waited for may still happen.
+
+    Not definite: an append that was queued is not taken back.
+    """
 
     code = "wait_timed_out"
     retriable = True
+    definite = False
 
     def __init__(self, *, waiting_for: str, deadline_s: float) -> None:
         super().__init__(f"{waiting_for} did not happen within {deadline_s:g} s")

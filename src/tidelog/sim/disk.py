@@ -30,10 +30,25 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tidelog.errors import DiskError, DiskFull, FileMissing, FolderLocked, SyncFailed
+from tidelog.sim.disk_nodes import (
+    SECTOR_BYTES as SECTOR_BYTES,
+)
+from tidelog.sim.disk_nodes import (
+    FileNode,
+    FolderNode,
+    NameChange,
+    Node,
+    SimFolderLock,
+    copy_durable,
+    put,
+    set_length,
+    settle_folder,
+    survive,
+    surviving_name_changes,
+)
 from tidelog.storage.disk import Buffer, File, FolderLock
 from tidelog.storage.os_disk import LOCK_NAME, checked_path
 
-SECTOR_BYTES = 512
 UNLIMITED_FREE_BYTES = 1 << 40
 """What `free_bytes` says while `capacity_bytes` is not set."""
 
@@ -84,68 +99,14 @@ class DiskStatistics:
     crashes: int
 
 
-class _FileNode:
-    """An inode. `pending` holds (position, data) for a write and (size, None) for a truncate."""
-
-    __slots__ = ("content", "durable", "named", "pending")
-
-    def __init__(self, data: bytes | bytearray = b"") -> None:
-        self.content = bytearray(data)
-        self.durable = bytearray(data)
-        self.pending: list[tuple[int, bytes | None]] = []
-        self.named = True  # counts against the capacity
-
-    def settle(self) -> None:
-        durable = self.durable
-        for position, data in self.pending:
-            if data is None:
-                _set_length(durable, position)
-            else:
-                _put(durable, position, data)
-        self.pending.clear()
-
-
-class _FolderNode:
-    __slots__ = ("durable", "journal", "lock", "names")
-
-    def __init__(self) -> None:
-        self.names: dict[str, _Node] = {}
-        self.durable: dict[str, _Node] = {}
-        self.journal: list[_NameChange] = []
-        self.lock: SimFolderLock | None = None
-
-
-_Node: TypeAlias = _FileNode | _FolderNode
-
-
-class _NameChange:
-    """One atomic step of the metadata journal; it stands in the journal of every folder in `folders`."""
-
-    __slots__ = ("effects", "folders", "number")
-
-    def __init__(
-        self, number: int, effects: list[tuple[_FolderNode, str, _Node | None]], folders: list[_FolderNode]
-    ) -> None:
-        self.number = number
-        self.effects = effects
-        self.folders = folders
-
-    def apply_to_durable(self) -> None:
-        for folder, name, node in self.effects:
-            if node is None:
-                folder.durable.pop(name, None)
-            else:
-                folder.durable[name] = node
-
-
 class SimFile:
     """An open file of a `SimDisk`. Dead after `close` and after a crash."""
 
     __slots__ = ("_disk", "_node", "_path", "_writable")
 
-    def __init__(self, *, disk: SimDisk, node: _FileNode, path: str, writable: bool) -> None:
+    def __init__(self, *, disk: SimDisk, node: FileNode, path: str, writable: bool) -> None:
         self._disk = disk
-        self._node: _FileNode | None = node
+        self._node: FileNode | None = node
         self._path = path
         self._writable = writable
 
@@ -192,7 +153,7 @@ class SimFile:
         if growth > disk._room_bytes():
             raise disk._full("truncate", self._path)
         if growth:
-            _set_length(node.content, size)
+            set_length(node.content, size)
             node.pending.append((size, None))
             disk._count_growth(node, growth)
 
@@ -205,7 +166,7 @@ class SimFile:
         self._node = None
         self._disk._handles.pop(self, None)
 
-    def _alive(self, operation: str, argument: int) -> _FileNode:
+    def _alive(self, operation: str, argument: int) -> FileNode:
         node = self._node
         if node is None:
             reason = "this handle was closed, or the machine lost power; open the file again"
@@ -213,18 +174,6 @@ class SimFile:
         if argument < 0:
             raise DiskError(operation=operation, path=self._path, reason="a position or length is negative")
         return node
-
-
-class SimFolderLock:
-    __slots__ = ("_folder",)
-
-    def __init__(self, folder: _FolderNode) -> None:
-        self._folder = folder
-
-    def release(self) -> None:
-        # After a crash the folder may be locked by someone else; that lock is not ours to release.
-        if self._folder.lock is self:
-            self._folder.lock = None
 
 
 class SimDisk:
@@ -235,8 +184,8 @@ class SimDisk:
         self.stalled_ms = 0
         """Simulated time spent in syncs; the caller adds it to its own clock."""
         self._rng = rng
-        self._root = _FolderNode()
-        self._dirty: dict[_FolderNode, None] = {}  # folders with a journal; a dict keeps the order, a set does not
+        self._root = FolderNode()
+        self._dirty: dict[FolderNode, None] = {}  # folders with a journal; a dict keeps the order, a set does not
         self._handles: dict[SimFile, None] = {}
         self._recent: deque[Operation] = deque(maxlen=_RECENT_MAX)
         self._used_bytes = 0
@@ -250,14 +199,14 @@ class SimDisk:
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         path = checked_path(path)
         node = self._find("open", path)
-        if isinstance(node, _FolderNode):
+        if isinstance(node, FolderNode):
             raise DiskError(operation="open", path=path, reason="it is a folder")
         if node is None:
             parent, name = self._parent("open", path)
             if not create:
                 raise FileMissing(operation="open", path=path, reason="there is no such file")
             self._step("create", path, 0, 0)
-            node = _FileNode()
+            node = FileNode()
             self._change_names([(parent, name, node)])
         else:
             self._step("open", path, 0, 0)
@@ -268,9 +217,9 @@ class SimDisk:
     def exists(self, path: str) -> bool:
         path = checked_path(path)
         self._step("exists", path, 0, 0)
-        node: _Node | None = self._root
+        node: Node | None = self._root
         for part in _parts(path):
-            node = node.names.get(part) if isinstance(node, _FolderNode) else None
+            node = node.names.get(part) if isinstance(node, FolderNode) else None
         return node is not None
 
     def list_folder(self, path: str) -> list[str]:
@@ -284,13 +233,13 @@ class SimDisk:
         folder = self._root
         for part in _parts(path):
             child = folder.names.get(part)
-            if isinstance(child, _FileNode):
+            if isinstance(child, FileNode):
                 raise DiskError(operation="make_folder", path=path, reason=f"{part} is a file")
             if child is None:
-                child = _FolderNode()
+                child = FolderNode()
                 self._change_names([(folder, part, child)])
             # Durable on return, and with it, as on a real disk, all earlier names of that folder.
-            self._settle_folder(folder)
+            settle_folder(folder, self._dirty)
             folder = child
 
     def rename(self, source: str, target: str) -> None:
@@ -308,7 +257,7 @@ class SimDisk:
         if replaced is node:
             return
         folders = [source_parent] if source_parent is target_parent else [source_parent, target_parent]
-        if isinstance(replaced, _FileNode):
+        if isinstance(replaced, FileNode):
             self._forget(replaced)
         self._change_names([(source_parent, source_name, None), (target_parent, target_name, node)], folders)
 
@@ -316,7 +265,7 @@ class SimDisk:
         path = checked_path(path)
         self._step("remove", path, 0, 0)
         node = self._find("remove", path)
-        if isinstance(node, _FolderNode):
+        if isinstance(node, FolderNode):
             raise DiskError(operation="remove", path=path, reason="it is a folder")
         if node is not None:
             parent, name = self._parent("remove", path)
@@ -329,7 +278,7 @@ class SimDisk:
             raise ValueError("the disk's root is not removed; name a folder in it")
         self._step("remove_folder", path, 0, 0)
         node = self._find("remove_folder", path)
-        if isinstance(node, _FileNode):
+        if isinstance(node, FileNode):
             raise DiskError(operation="remove_folder", path=path, reason="it is a file")
         if node is not None:
             self._remove_tree(*self._parent("remove_folder", path), node)
@@ -340,7 +289,7 @@ class SimDisk:
         self.stalled_ms += self.faults.stall_ms
         folder = self._folder("sync_folder", path)
         self._step("sync_folder", path, 0, 0)
-        self._settle_folder(folder)
+        settle_folder(folder, self._dirty)
 
     def free_bytes(self) -> int:
         self._step("free_bytes", "", 0, 0)
@@ -365,7 +314,7 @@ class SimDisk:
         for handle in self._handles:
             handle._node = None
         self._handles.clear()
-        for change in sorted(self._surviving_name_changes(), key=lambda change: change.number):
+        for change in sorted(surviving_name_changes(self._dirty, self._rng), key=lambda change: change.number):
             change.apply_to_durable()
         self._dirty.clear()
         self._used_bytes = 0
@@ -400,10 +349,10 @@ class SimDisk:
     def durable_bytes(self, path: str) -> bytes:
         """What is left of a file if the power fails now and every un-synced change is lost."""
         path = checked_path(path)
-        node: _Node | None = self._root
+        node: Node | None = self._root
         for part in _parts(path):
-            node = node.durable.get(part) if isinstance(node, _FolderNode) else None
-        if not isinstance(node, _FileNode):
+            node = node.durable.get(part) if isinstance(node, FolderNode) else None
+        if not isinstance(node, FileNode):
             raise FileMissing(operation="durable_bytes", path=path, reason="no file of this name is durable")
         return bytes(node.durable)
 
@@ -418,7 +367,7 @@ class SimDisk:
     def clone(self, rng: random.Random) -> SimDisk:
         """A second machine with a copy of this one's durable state: no un-synced changes, handles, locks, faults."""
         twin = SimDisk(rng)
-        twin._root = _copy_durable(self._root)
+        twin._root = copy_durable(self._root)
         twin._boot(twin._root)
         return twin
 
@@ -471,18 +420,18 @@ class SimDisk:
             return UNLIMITED_FREE_BYTES
         return max(0, self.faults.capacity_bytes - self._used_bytes)
 
-    def _count_growth(self, node: _FileNode, growth: int) -> None:
+    def _count_growth(self, node: FileNode, growth: int) -> None:
         if node.named:
             self._used_bytes += growth
 
-    def _forget(self, node: _FileNode) -> None:
+    def _forget(self, node: FileNode) -> None:
         """The space of a removed file is free at once, even while a handle still reads it."""
         self._count_growth(node, -len(node.content))
         node.named = False
 
     # --- inside: bytes -------------------------------------------------------------------------------
 
-    def _write(self, node: _FileNode, path: str, position: int, data: bytes) -> None:
+    def _write(self, node: FileNode, path: str, position: int, data: bytes) -> None:
         size = len(node.content)
         end = position + len(data)
         self._writes += 1
@@ -502,21 +451,21 @@ class SimDisk:
         else:
             self._put(node, position, data)
 
-    def _put(self, node: _FileNode, position: int, data: bytes) -> None:
+    def _put(self, node: FileNode, position: int, data: bytes) -> None:
         if not data:
             return
         before = len(node.content)
-        _put(node.content, position, data)
+        put(node.content, position, data)
         node.pending.append((position, data))
         if (growth := len(node.content) - before) and node.named:
             self._used_bytes += growth
         self._bytes_written += len(data)
 
-    def _misdirect(self, node: _FileNode, position: int, data: bytes) -> None:
+    def _misdirect(self, node: FileNode, position: int, data: bytes) -> None:
         """The file gets its new length, as the file system believes; the bytes go to a wrong place."""
         growth = position + len(data) - len(node.content)
         if growth > 0:
-            _set_length(node.content, position + len(data))
+            set_length(node.content, position + len(data))
             node.pending.append((position + len(data), None))
             self._count_growth(node, growth)
         # By inode: two handles of one file are one target. A wrong sector is always one that exists.
@@ -532,10 +481,10 @@ class SimDisk:
 
     # --- inside: names -------------------------------------------------------------------------------
 
-    def _find(self, operation: str, path: str) -> _Node | None:
-        node: _Node = self._root
+    def _find(self, operation: str, path: str) -> Node | None:
+        node: Node = self._root
         for part in _parts(path):
-            if isinstance(node, _FileNode):
+            if isinstance(node, FileNode):
                 raise DiskError(operation=operation, path=path, reason="a part of the path is a file")
             child = node.names.get(part)
             if child is None:
@@ -543,44 +492,44 @@ class SimDisk:
             node = child
         return node
 
-    def _folder(self, operation: str, path: str) -> _FolderNode:
+    def _folder(self, operation: str, path: str) -> FolderNode:
         node = self._find(operation, path)
         if node is None:
             raise FileMissing(operation=operation, path=path, reason="there is no such folder")
-        if isinstance(node, _FileNode):
+        if isinstance(node, FileNode):
             raise DiskError(operation=operation, path=path, reason="it is a file")
         return node
 
-    def _file(self, operation: str, path: str) -> _FileNode:
+    def _file(self, operation: str, path: str) -> FileNode:
         node = self._find(operation, checked_path(path))
-        if not isinstance(node, _FileNode):
+        if not isinstance(node, FileNode):
             raise FileMissing(operation=operation, path=path, reason="there is no such file")
         return node
 
-    def _parent(self, operation: str, path: str) -> tuple[_FolderNode, str]:
+    def _parent(self, operation: str, path: str) -> tuple[FolderNode, str]:
         if not path:
             raise DiskError(operation=operation, path=path, reason="the root has no name")
         above, _, name = path.rpartition("/")
         parent = self._find(operation, above)
         if parent is None:
             raise FileMissing(operation=operation, path=path, reason=f"there is no folder {above}")
-        if isinstance(parent, _FileNode):
+        if isinstance(parent, FileNode):
             raise DiskError(operation=operation, path=path, reason=f"{above} is a file")
         return parent, name
 
-    def _check_replaceable(self, source: str, node: _Node, replaced: _Node | None) -> None:
+    def _check_replaceable(self, source: str, node: Node, replaced: Node | None) -> None:
         if replaced is None or replaced is node:
             return
         if type(replaced) is not type(node):
             raise DiskError(operation="rename", path=source, reason="a file and a folder cannot replace each other")
-        if isinstance(replaced, _FolderNode) and replaced.names:
+        if isinstance(replaced, FolderNode) and replaced.names:
             raise DiskError(operation="rename", path=source, reason="the target folder is not empty")
 
     def _change_names(
-        self, effects: list[tuple[_FolderNode, str, _Node | None]], folders: list[_FolderNode] | None = None
+        self, effects: list[tuple[FolderNode, str, Node | None]], folders: list[FolderNode] | None = None
     ) -> None:
         self._name_changes += 1
-        change = _NameChange(self._name_changes, effects, folders or [effects[0][0]])
+        change = NameChange(self._name_changes, effects, folders or [effects[0][0]])
         for folder, name, node in effects:
             if node is None:
                 del folder.names[name]
@@ -590,11 +539,11 @@ class SimDisk:
             folder.journal.append(change)
             self._dirty[folder] = None
 
-    def _remove_tree(self, parent: _FolderNode, name: str, folder: _FolderNode) -> None:
+    def _remove_tree(self, parent: FolderNode, name: str, folder: FolderNode) -> None:
         children = list(folder.names.items())
         self._rng.shuffle(children)  # a real folder is emptied in the order of its hash table
         for child_name, child in children:
-            if isinstance(child, _FolderNode):
+            if isinstance(child, FolderNode):
                 self._remove_tree(folder, child_name, child)
             else:
                 self._forget(child)
@@ -602,109 +551,27 @@ class SimDisk:
         # The removed folder's own journal comes first, else a file moved out of it just before could vanish.
         self._change_names([(parent, name, None)], [parent, folder])
 
-    def _settle_folder(self, folder: _FolderNode) -> None:
-        """Make a folder's names durable, and whatever must precede them in the other folder of a rename."""
-        if not folder.journal:
-            return
-        needed: dict[int, _NameChange] = {}
-        waiting = list(folder.journal)
-        while waiting:
-            change = waiting.pop()
-            if change.number in needed:
-                continue
-            needed[change.number] = change
-            if len(change.folders) > 1:
-                for other in change.folders:
-                    waiting += [earlier for earlier in other.journal if earlier.number < change.number]
-        for number in sorted(needed):
-            needed[number].apply_to_durable()
-        for touched in {one: None for change in needed.values() for one in change.folders}:
-            touched.journal = [change for change in touched.journal if change.number not in needed]
-            if not touched.journal:
-                del self._dirty[touched]
-
-    def _surviving_name_changes(self) -> list[_NameChange]:
-        """A prefix of each folder's journal, shortened until every kept change is kept in all its folders (M3)."""
-        kept = {folder: self._rng.randint(0, len(folder.journal)) for folder in self._dirty}
-        shrinking = True
-        while shrinking:
-            shrinking = False
-            last = {folder: folder.journal[count - 1].number if count else 0 for folder, count in kept.items()}
-            for folder, count in kept.items():
-                for index, change in enumerate(folder.journal[:count]):
-                    if any(change.number > last[other] for other in change.folders):
-                        kept[folder] = index
-                        shrinking = True
-                        break
-        chosen = {change.number: change for folder, count in kept.items() for change in folder.journal[:count]}
-        return list(chosen.values())
-
     # --- inside: power -------------------------------------------------------------------------------
 
-    def _boot(self, folder: _FolderNode) -> None:
+    def _boot(self, folder: FolderNode) -> None:
         """What is durable becomes what is seen, after the fate of every un-synced change is drawn."""
         folder.names = dict(folder.durable)
         folder.journal = []
         folder.lock = None
         for node in folder.names.values():
-            if isinstance(node, _FolderNode):
+            if isinstance(node, FolderNode):
                 self._boot(node)
                 continue
             for position, data in node.pending:
                 if data is not None:
-                    self._survive(node.durable, position, data)
+                    survive(self._rng, node.durable, position, data)
                 elif self._rng.random() < 0.5:
-                    _set_length(node.durable, position)
+                    set_length(node.durable, position)
             node.pending = []
             node.content = bytearray(node.durable)
             node.named = True
             self._used_bytes += len(node.content)
 
-    def _survive(self, durable: bytearray, position: int, data: bytes) -> None:
-        """Draw the fate of one un-synced write (M2). Touches no byte outside it (M1)."""
-        rng = self._rng
-        fate = rng.randrange(4)
-        if fate == 1:
-            _put(durable, position, data)
-        elif fate == 2:
-            _put(durable, position, data[: rng.randrange(len(data))])
-        elif fate == 3:
-            start = 0
-            while start < len(data):
-                stop = min(len(data), start + SECTOR_BYTES - (position + start) % SECTOR_BYTES)
-                match rng.randrange(3):
-                    case 0:
-                        _put(durable, position + start, data[start:stop])
-                    case 1:
-                        _put(durable, position + start, bytes(stop - start))
-                    case _:
-                        pass  # the old bytes stay
-                start = stop
-        if position + len(data) > len(durable) and rng.random() < 0.5:
-            _set_length(durable, position + len(data))
-
 
 def _parts(path: str) -> list[str]:
     return path.split("/") if path else []
-
-
-def _put(content: bytearray, position: int, data: bytes) -> None:
-    if not data:
-        return
-    if position > len(content):
-        content.extend(bytes(position - len(content)))
-    content[position : position + len(data)] = data
-
-
-def _set_length(content: bytearray, size: int) -> None:
-    if size < len(content):
-        del content[size:]
-    else:
-        content.extend(bytes(size - len(content)))
-
-
-def _copy_durable(folder: _FolderNode) -> _FolderNode:
-    copy = _FolderNode()
-    for name, node in folder.durable.items():
-        copy.durable[name] = _copy_durable(node) if isinstance(node, _FolderNode) else _FileNode(node.durable)
-    return copy

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 class EpochHistory:
     """(epoch, first offset) pairs, both strictly ascending; a fold over block headers."""
 
-    __slots__ = ("_epochs", "_starts")
+    __slots__ = ("_epochs", "_floor", "_starts")
 
-    def __init__(self, pairs: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[int, int]] = (), *, floor: int = 0) -> None:
+        self._floor = floor
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in pairs:
@@ -25,7 +26,8 @@ class EpochHistory:
 
     @property
     def newest(self) -> int:
-        return self._epochs[-1] if self._epochs else 0
+        """The newest epoch, of a record or known otherwise (`floor`: the records may have been trimmed)."""
+        return max(self._epochs[-1] if self._epochs else 0, self._floor)
 
     def end_of(self, epoch: int, log_end: int) -> tuple[int, int] | None:
         """(largest epoch not above `epoch`, where it ends), or None when the log is younger than that."""
@@ -38,7 +40,12 @@ class EpochHistory:
     def epoch_at(self, offset: int) -> int:
         """The epoch of the record at `offset`; 0 when the log knows none."""
         place = bisect_right(self._starts, offset) - 1
-        return self._epochs[max(place, 0)] if self._epochs else 0
+        return self._epochs[place] if place >= 0 else 0
+
+    def next_start(self, offset: int) -> int:
+        """Where the first epoch that began after `offset` began; beyond every offset when there is none."""
+        place = bisect_right(self._starts, offset)
+        return self._starts[place] if place < len(self._starts) else 2**64
 
     def truncate(self, log_end: int) -> None:
         """Forget epochs that began at or after the new end."""

@@ -92,8 +92,8 @@ class SegmentIndex:
             self.entry_time_min[-1], self.entry_time_max[-1] = _INT64_MIN, _INT64_MAX
         else:
             self._widen(maker)
-        self.append_min_us = min(self.append_min_us, leader.append_time_us)
-        self.append_max_us = max(self.append_max_us, leader.append_time_us)
+            self.append_min_us = min(self.append_min_us, leader.append_time_us)
+            self.append_max_us = max(self.append_max_us, leader.append_time_us)
         if not self.epochs or leader.leader_epoch > self.epochs[-1][0]:
             self.epochs.append((leader.leader_epoch, base))
         if leader.durable_end > self.durable_end:

@@ -48,7 +48,6 @@ from tidelog.storage.segment import (
     INDEX_SUFFIX,
     SEGMENT_HEAD_BYTES,
     SegmentHead,
-    scan_segment,
     segment_name,
 )
 from tidelog.units import MIB
@@ -61,10 +60,11 @@ STATE_NAME = "log.state"
 class Segment:
     """One segment file and what is known of it. `version` changes whenever positions in it may have moved."""
 
-    __slots__ = ("index", "path", "version")
+    __slots__ = ("index", "opening_epoch", "path", "version")
 
-    def __init__(self, path: str, index: SegmentIndex) -> None:
+    def __init__(self, path: str, index: SegmentIndex, *, opening_epoch: int = 0) -> None:
         self.path = path
+        self.opening_epoch = opening_epoch
         self.index = index
         self.version = 0
 
@@ -148,7 +148,13 @@ class Log:
         self._truncations = 0
         self._floors: dict[str, int] = {}
         self._watchers: list[Callable[[], None]] = []
-        self.epochs = EpochHistory(pair for segment in segments for pair in segment.index.epochs)
+        self.fold_epochs()
+
+    def fold_epochs(self) -> None:
+        self.epochs = EpochHistory(
+            (pair for segment in self.segments for pair in segment.index.epochs),
+            floor=max(segment.opening_epoch for segment in self.segments),
+        )
 
     # --- where things are ------------------------------------------------------------------------
 
@@ -238,8 +244,9 @@ class Log:
                 path=path,
                 windows=windows,
             )
-            if windows and windows[-1].stop > made.maker.record_count:
-                raise BlockCorrupt(problem="a window lies outside its block")
+            edges = [0, *(edge for window in windows for edge in (window.start, window.stop)), made.maker.record_count]
+            if edges != sorted(edges) or not all(windows):
+                raise BlockCorrupt(problem="windows must rise, be filled and lie inside their block")
             return self._take(block) if block.counted else None
 
     def stage_stamped(self, block: Block) -> Block:
@@ -250,6 +257,8 @@ class Log:
                 raise OffsetMismatch(expected=self._log_end, got=block.leader.base_offset)
             if block.leader.channel_id != self.channel_id or not block.counted:
                 raise BlockCorrupt(problem=f"a block of channel {block.leader.channel_id} does not belong here")
+            if block.leader.durable_end > self._log_end:
+                raise BlockCorrupt(problem=f"a block at {self._log_end} knows {block.leader.durable_end} as durable")
             return self._take(block)
 
     def _check_epoch(self, epoch: int) -> None:
@@ -311,6 +320,7 @@ class Log:
                 # A part may have been written: cut it off, or a later crash could revive it (B5).
                 try:
                     file.truncate(segment.index.size)
+                    file.sync()
                 except DiskError:
                     self.poison(f"{error}, which could not be undone")
                 raise
@@ -408,28 +418,21 @@ class Log:
     def create_segment(self, base_offset: int, now_us: int, *, folder: str | None = None) -> Segment:
         folder = folder or self.segment_folder
         path = f"{folder}/{segment_name(base_offset)}"
+        epoch = self.epochs.newest
         head = SegmentHead(
-            channel_id=self.channel_id, base_offset=base_offset, generation=self.generation, created_us=now_us
+            channel_id=self.channel_id,
+            base_offset=base_offset,
+            generation=self.generation,
+            created_us=now_us,
+            epoch=epoch,
         )
-        try:
-            file = self.disk.open(path, create=True)
-            try:
-                file.truncate(0)
-                file.write_at(0, [head.pack()])
-                file.sync()
-            finally:
-                file.close()
-            self.disk.sync_folder(folder)
-        except SyncFailed as error:
-            self.poison(str(error))
-            raise
+        repair.create_file(self, path, head.pack())
         interval_bytes = self.options.index_interval_bytes
-        return Segment(
-            path, SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
-        )
+        index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
+        return Segment(path, index, opening_epoch=epoch)
 
     def write_index(self, segment: Segment) -> None:
-        """Put the index beside its segment. It is a cache: an error here costs a scan later, no data."""
+        """Put the index beside its segment. It is a cache: without space for it, opening scans the segment."""
         try:
             file = self.disk.open(segment.index_path, create=True)
             try:
@@ -441,6 +444,9 @@ class Log:
                 file.close()
         except DiskFull:
             self.disk.remove(segment.index_path)
+        except SyncFailed as error:
+            self.poison(str(error))
+            raise
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -536,7 +542,9 @@ class Log:
         """Put a peer's blocks where placeholders stand. They must lie inside one damaged range."""
         with self.mutex:
             self.check_usable()
-            return repair.replace_damaged(self, blocks)
+            offsets = repair.replace_damaged(self, blocks)
+            self.fold_epochs()
+            return offsets
 
     def skip_to(self, offset: int, now_us: int) -> None:
         """Only memory logs skip ahead; a persistent one is rebuilt from a peer."""
@@ -547,20 +555,8 @@ class Log:
         with self.mutex:
             self.check_usable()
             repair.rebuild(self, blocks, now_us)
-            self.epochs = EpochHistory(pair for segment in self.segments for pair in segment.index.epochs)
+            self.fold_epochs()
             self.forget_staged(log_end=self.written_end, durable_end=self.written_end)
-
-    def rescan(self, segment: Segment) -> None:
-        """Fold a segment's index again after its file was rewritten."""
-        segment.version += 1
-        with self.files.use(segment.path) as file:
-            segment.index = scan_segment(
-                file,
-                channel_id=self.channel_id,
-                base_offset=segment.base_offset,
-                interval_bytes=self.options.index_interval_bytes,
-                limits=self.options.limits,
-            ).index
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -574,6 +570,7 @@ class Log:
                     self.flush(now_us)
                     self.sync()
                     self.write_index(self.segments[-1])
+                    self.disk.sync_folder(self.segment_folder)
                     if self._folder_lock is not None:
                         write_mark(self.disk, f"{self.folder}/{STATE_NAME}", self._clean_state())
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from tidelog.errors import DiskFull, FileMissing, FolderLocked
@@ -14,6 +15,8 @@ class RamDisk:
     def __init__(self, *, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes_used = 0
+        self.resizing = threading.Lock()
+        """A byte array cannot grow while a reader looks at it."""
         self._files: dict[str, bytearray] = {}
         self._folders: set[str] = {""}
         self._locked: set[str] = set()
@@ -44,8 +47,9 @@ class RamDisk:
     def rename(self, source: str, target: str) -> None:
         if source not in self._files:
             raise FileMissing(operation="rename", path=source, reason="no such file")
-        self.remove(target)
-        self._files[target] = self._files.pop(source)
+        if source != target:
+            self.remove(target)
+            self._files[target] = self._files.pop(source)
 
     def remove(self, path: str) -> None:
         content = self._files.pop(path, None)
@@ -89,21 +93,22 @@ class _RamFile:
 
     def read_at(self, position: int, length: int) -> bytes:
         # Slicing a memoryview first spares the copy that slicing a bytearray would add.
-        with memoryview(self._content) as view:
+        with self._disk.resizing, memoryview(self._content) as view:
             return bytes(view[position : position + length])
 
     def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         content = self._content
-        growth = position + sum(map(len, buffers)) - len(content)
-        if growth > self._disk.free_bytes():
-            raise DiskFull(operation="write", path=self.path, reason=f"{self._disk.bytes_max} bytes are used")
-        if growth > 0:
-            self._disk.bytes_used += growth
-        if position > len(content):
-            content += bytes(position - len(content))
-        for buffer in buffers:
-            content[position : position + len(buffer)] = buffer
-            position += len(buffer)
+        with self._disk.resizing:
+            growth = position + sum(map(len, buffers)) - len(content)
+            if growth > self._disk.free_bytes():
+                raise DiskFull(operation="write", path=self.path, reason=f"{self._disk.bytes_max} bytes are used")
+            if growth > 0:
+                self._disk.bytes_used += growth
+            if position > len(content):
+                content += bytes(position - len(content))
+            for buffer in buffers:
+                content[position : position + len(buffer)] = buffer
+                position += len(buffer)
 
     def sync(self) -> None:
         pass
@@ -112,8 +117,9 @@ class _RamFile:
         if size > len(self._content):
             self.write_at(len(self._content), [bytes(size - len(self._content))])
             return
-        self._disk.bytes_used -= len(self._content) - size
-        del self._content[size:]
+        with self._disk.resizing:
+            self._disk.bytes_used -= len(self._content) - size
+            del self._content[size:]
 
     def size(self) -> int:
         return len(self._content)

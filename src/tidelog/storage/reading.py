@@ -35,7 +35,7 @@ class Wanted:
 
     def matches(self, block: Block) -> bool:
         maker = block.maker
-        if self.from_seq is not None and (not maker.base_seq or maker.seqs.stop <= self.from_seq):
+        if self.from_seq is not None and (not maker.base_seq or block.counted_seqs()[-1].stop <= self.from_seq):
             return False
         if self.from_time_us is not None and maker.time_max_us < self.from_time_us:
             return False
@@ -64,14 +64,16 @@ def read(log: Log, offset: int, *, bytes_max: int, end: int | None) -> list[Bloc
 class _Place:
     """Where to start reading, as it was when the mutex was last held."""
 
-    __slots__ = ("limit", "offset", "position", "segment", "version")
+    __slots__ = ("expected", "limit", "offset", "position", "segment", "version")
 
     def __init__(self, segment: Segment, offset: int) -> None:
         index = segment.index
         self.segment = segment
         self.version = segment.version
         self.offset = offset
-        self.position = index.entry_positions[index.entry_before(offset)]
+        entry = index.entry_before(offset)
+        self.position = index.entry_positions[entry]
+        self.expected = index.entry_offsets[entry]
         self.limit = index.size
 
 
@@ -81,6 +83,10 @@ def _read_staged(log: Log, offset: int, bytes_max: int, stop: int) -> list[Block
         if block.leader.base_offset >= stop or bytes_max <= 0:
             break
         if block.offsets.stop > offset:
+            if block.maker.kind == BlockKind.MISSING:
+                if found:
+                    break
+                raise DamagedRange(start=offset, end=block.offsets.stop, problem="quarantined")
             found.append(block)
             bytes_max -= block.size
     return found
@@ -90,7 +96,7 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
     """The blocks, or None when the segment changed meanwhile and the caller should look again."""
     limits = log.options.limits
     found: list[Block] = []
-    position, budget = place.position, bytes_max
+    position, expected, budget = place.position, place.expected, bytes_max
     try:
         with log.files.use(place.segment.path) as file:
             chunk_bytes = max(bytes_max, log.options.index_interval_bytes)
@@ -100,15 +106,15 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
                 # Blocks before the wanted one are stepped over by their head alone.
                 maker, leader, windows = parse_head(data, limits)
                 size = HEAD_BYTES + WINDOW_BYTES * len(windows) + maker.padded_bytes
+                if leader.base_offset != expected or leader.channel_id != log.channel_id:
+                    raise BlockCorrupt(problem="a block that belongs elsewhere lies here")
                 if leader.base_offset >= stop:
                     break
-                if leader.base_offset + counted_records(maker, windows) > place.offset:
+                expected += counted_records(maker, windows)
+                if expected > place.offset:
                     if maker.kind == BlockKind.MISSING:
                         break
-                    block = Block.parse(data, 0, limits)
-                    if leader.channel_id != log.channel_id:
-                        raise BlockCorrupt(problem="a block of another channel lies here")
-                    found.append(block)
+                    found.append(Block.parse(data, 0, limits))
                     budget -= size
                 position += size
     except (BadBlock, DiskError) as error:
@@ -121,6 +127,7 @@ def _nothing_there(log: Log, place: _Place) -> list[Block] | None:
     with log.mutex:
         if place.segment.version == place.version and place.segment in log.segments:
             _raise_if_missing(place, "quarantined")
+            repair.quarantine_segment(log, place.segment)  # or the index is wrong
         return None
 
 
@@ -158,6 +165,8 @@ def blocks(log: Log, start: int | None, end: int | None, *, wanted: Wanted, skip
                 raise
             offset = damage.end
             continue
+        if not found:
+            return  # truncated meanwhile
         yield from filter(wanted.matches, found)
         offset = found[-1].offsets.stop
 

@@ -7,7 +7,8 @@ finds in the files, and says how much it cut.
 
 After a clean close nothing is scanned. After a crash the newest segment is scanned, since only it
 can be torn (L3); older ones are taken from their index, which was synced after them. `verify_all`
-reads and checks every byte of the log instead.
+reads and checks every byte of the log instead. What lies above the sync point is then copied to a new
+segment, since after a failed sync it may be in the page cache only (D2).
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ from tidelog.errors import FileMissing, NotALog
 from tidelog.storage import repair
 from tidelog.storage.atomic import read_mark, write_mark
 from tidelog.storage.disk import Disk, FolderLock
-from tidelog.storage.epochs import EpochHistory
 from tidelog.storage.files import FileCache
 from tidelog.storage.index import SegmentIndex
 from tidelog.storage.log import META_NAME, STATE_NAME, Log, RecoveryReport, Segment
 from tidelog.storage.options import LogOptions
 from tidelog.storage.segment import (
     INDEX_SUFFIX,
+    OFFSET_LIMIT,
     SEGMENT_HEAD_BYTES,
     Damage,
     Scan,
     SegmentHead,
     base_offset_of,
-    scan_segment,
     segment_name,
 )
 
@@ -58,14 +58,18 @@ def open_log(
     files: FileCache | None = None,
     managed: StoreKnowledge | None = None,
     verify_all: bool = False,
+    known_synced_end: int = 0,
 ) -> Log:
-    """Open the log in `folder`, making it (first offset `base_offset`) if there is none."""
+    """Open the log in `folder`, making it (first offset `base_offset`) if there is none.
+
+    `known_synced_end` is for a caller that knows from elsewhere that everything below was durable.
+    """
     options = options or LogOptions()
     files = files or FileCache(disk)
     disk.make_folder(folder)
     lock = None if managed else disk.lock_folder(folder)
     try:
-        return _Opening(disk, folder, options, files, lock, managed).run(
+        return _Opening(disk, folder, options, files, lock, managed, known_synced_end).run(
             channel_id=managed.channel_id if managed else channel_id,
             base_offset=base_offset,
             now_us=now_us,
@@ -86,6 +90,7 @@ class _Opening:
         files: FileCache,
         lock: FolderLock | None,
         managed: StoreKnowledge | None,
+        known_synced_end: int,
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -93,6 +98,7 @@ class _Opening:
         self.files = files
         self.lock = lock
         self.managed = managed
+        self.known_synced_end = known_synced_end
         self.scans: dict[int, Scan] = {}
         self.bad_heads: set[int] = set()
         self.bytes_scanned = 0
@@ -115,10 +121,11 @@ class _Opening:
         self._tidy(log)
         log.segments = self._find_segments(log, state, verify_all=verify_all)
         if not log.segments:
-            log.segments.append(log.create_segment(base_offset, now_us))
-        log.epochs = EpochHistory(pair for segment in log.segments for pair in segment.index.epochs)
+            # A log that was closed at an offset never gives it out again, even if its segments are gone.
+            log.segments.append(log.create_segment(max(base_offset, int(state.get("log_end", 0))), now_us))
+        log.fold_epochs()
         log.recovery = self._settle(log, state)
-        log.epochs = EpochHistory(pair for segment in log.segments for pair in segment.index.epochs)
+        log.fold_epochs()
         log.discard_staged()  # sets the log end to what the files hold
         log.note_durable(log.written_end)
         return log
@@ -162,9 +169,10 @@ class _Opening:
 
     def _tidy(self, log: Log) -> None:
         """Remove what an interrupted rewrite or rebuild left behind."""
-        names = self.disk.list_folder(self.folder)
         current = log.segment_folder.rpartition("/")[2] if log.generation else ""
-        for name in names:
+        # The meta file that was read may not be durable yet; the generation it gave up must not go before it is.
+        self.disk.sync_folder(self.folder)
+        for name in self.disk.list_folder(self.folder):
             if name.startswith("generation-") and name != current:
                 self.disk.remove_folder(f"{self.folder}/{name}")
             elif name.endswith(".tmp") or (
@@ -185,12 +193,12 @@ class _Opening:
                 self.disk.remove(f"{log.segment_folder}/{name}")
         clean = self.managed.clean if self.managed else bool(state.get("clean"))
         segments = []
-        for base in bases:
+        for base, following in zip_longest(bases, bases[1:]):
             segment = Segment(f"{log.segment_folder}/{segment_name(base)}", _empty_index(base, self.options))
-            newest = base == bases[-1]
+            newest = following is None
             index = None if verify_all or (newest and not clean) else self._load_index(segment, state, newest=newest)
             if index is None:
-                self._scan(log, segment)
+                self._scan(log, segment, OFFSET_LIMIT if following is None else following)
             else:
                 segment.index = index
             segments.append(segment)
@@ -212,20 +220,17 @@ class _Opening:
             return None
         if newest and self.managed is None and state.get("newest_size") != size:
             return None
+        segment.opening_epoch = head.epoch
         return index
 
-    def _scan(self, log: Log, segment: Segment) -> None:
+    def _scan(self, log: Log, segment: Segment, offset_limit: int) -> None:
         with self.files.use(segment.path) as file:
             head = SegmentHead.unpack(file.read_at(0, SEGMENT_HEAD_BYTES))
-            scan = scan_segment(
-                file,
-                channel_id=log.channel_id,
-                base_offset=segment.base_offset,
-                interval_bytes=self.options.index_interval_bytes,
-                limits=self.options.limits,
-            )
+            scan = repair.scan_file(log, segment.base_offset, file, offset_limit=offset_limit)
         if head is None or head.base_offset != segment.base_offset or head.channel_id != log.channel_id:
             self.bad_heads.add(segment.base_offset)
+        else:
+            segment.opening_epoch = head.epoch
         self.bytes_scanned += scan.file_bytes
         self.scans[segment.base_offset] = scan
         segment.index = scan.index
@@ -237,12 +242,12 @@ class _Opening:
         clean = not self.scans and (self.managed.clean if self.managed else bool(state.get("clean")))
         quarantined: list[range] = []
         bytes_cut = 0
-        for segment, following in zip_longest(log.segments, log.segments[1:]):
+        for segment, following in zip_longest(list(log.segments), log.segments[1:]):
             if following is None:
                 cut, gone = self._settle_newest(log, segment, sync_point)
-                bytes_cut += cut
             else:
-                gone = self._settle_sealed(log, segment, following.base_offset)
+                cut, gone = self._settle_sealed(log, segment, following.base_offset)
+            bytes_cut += cut
             quarantined += gone
         return RecoveryReport(
             clean=clean,
@@ -254,7 +259,7 @@ class _Opening:
         )
 
     def _sync_point(self, log: Log, state: dict[str, Any]) -> int:
-        marks = [segment.index.durable_end for segment in log.segments]
+        marks = [self.known_synced_end, *(segment.index.durable_end for segment in log.segments)]
         marks += [scan.durable_end for scan in self.scans.values()]
         if self.managed is not None:
             # On a follower the marks speak of its leader's disk; the store knows about this one.
@@ -263,38 +268,52 @@ class _Opening:
             marks.append(int(state["log_end"]))
         return max(marks)
 
-    def _settle_sealed(self, log: Log, segment: Segment, end_offset: int) -> list[range]:
+    def _settle_sealed(self, log: Log, segment: Segment, end_offset: int) -> tuple[int, list[range]]:
         """A sealed segment was synced whole: whatever is wrong with it is damage."""
         scan = self.scans.get(segment.base_offset)
-        damages = list(scan.damages) if scan else []
-        if segment.index.end_offset > end_offset and not damages:
-            raise NotALog(path=segment.path, problem=f"it overlaps the segment that starts at {end_offset}")
-        if not damages and segment.index.end_offset < end_offset:
-            damages.append(_early_end(segment))
+        if scan is None and segment.index.end_offset != end_offset:
+            self._scan(log, segment, end_offset)
+            scan = self.scans[segment.base_offset]
+        damages = scan.damages_up_to(end_offset) if scan else []
         if damages:
-            return repair.place_holders(log, segment, damages, end_offset=end_offset, durable_end=end_offset)
+            gone = repair.place_holders(log, segment, damages, end_offset=end_offset, durable_end=end_offset)
+            return _garbage_bytes(damages, end_offset), gone
         if segment.base_offset in self.bad_heads:
             repair.rewrite_segment(log, segment, [range(SEGMENT_HEAD_BYTES, segment.index.size)])
         elif scan is not None:
-            log.write_index(segment)
-        return []
+            with self.files.use(segment.path) as file:
+                file.sync()  # a life that was cut short while opening may have left it undone
+            if not self._index_is_current(segment):
+                log.write_index(segment)
+        return 0, []
+
+    def _index_is_current(self, segment: Segment) -> bool:
+        """The scan found what the index file says: no need to write and sync it once more."""
+        try:
+            file = self.disk.open(segment.index_path, writable=False)
+        except FileMissing:
+            return False
+        try:
+            packed = segment.index.pack()
+            return file.read_at(0, len(packed) + 1) == packed
+        finally:
+            file.close()
 
     def _settle_newest(self, log: Log, segment: Segment, sync_point: int) -> tuple[int, list[range]]:
         """Cut the newest segment at its first bad block above the sync point; quarantine below it."""
         scan = self.scans.get(segment.base_offset)
         if scan is None:
             return 0, []
-        torn = next((damage for damage in scan.damages if damage.first_offset >= sync_point), None)
-        damages = [damage for damage in scan.damages if damage.first_offset < sync_point]
+        known = scan.damages_up_to(sync_point)
+        torn = next((one for one in known if one.first_offset >= sync_point and not one.is_garbage), None)
+        damages = known[: known.index(torn)] if torn else known
         keep_bytes = torn.start if torn else scan.file_bytes
-        if not scan.damages and segment.index.end_offset < sync_point:
-            damages.append(_early_end(segment))
         cut = scan.file_bytes - keep_bytes
         if damages:
             gone = repair.place_holders(
                 log, segment, damages, end_offset=sync_point, durable_end=sync_point, file_end=keep_bytes
             )
-            return cut, gone
+            return cut + _garbage_bytes(damages, sync_point), gone
         if segment.base_offset in self.bad_heads:
             keep = range(SEGMENT_HEAD_BYTES, segment.index.size)
             repair.rewrite_segment(log, segment, [keep])
@@ -302,19 +321,36 @@ class _Opening:
         with self.files.use(segment.path) as file:
             if cut:
                 file.truncate(keep_bytes)
-            # What survived a killed process may still be in the page cache only.
             file.sync()
+        self.disk.sync_folder(log.segment_folder)
+        self._move_tail(log, segment, sync_point)
         return cut, []
 
+    def _move_tail(self, log: Log, segment: Segment, sync_point: int) -> None:
+        """Copy what is not known to be durable to a new file.
 
-def _early_end(segment: Segment) -> Damage:
-    index = segment.index
-    return Damage(
-        start=index.size,
-        end=index.size,
-        first_offset=index.end_offset,
-        end_offset=None,
-        problem="the segment ends before the records that were synced to it",
+        After a failed sync the kernel takes the pages that it could not write for clean: they are read as
+        if nothing had happened, a second sync does nothing for them, and a power cut loses them (D2).
+        Writing them again in place could tear what is durable already. Copying the tail only, not the
+        segment, keeps this cheap, and possible on a disk that is nearly full.
+        """
+        index = segment.index
+        if not index.blocks or index.end_offset <= sync_point:
+            return
+        entry = index.entry_before(sync_point)
+        offset, tail = index.entry_offsets[entry], range(index.entry_positions[entry], index.size)
+        if offset == segment.base_offset:
+            repair.rewrite_segment(log, segment, [tail])
+        else:
+            log.segments.append(repair.split_segment(log, segment, offset, tail))
+
+
+def _garbage_bytes(damages: list[Damage], end_offset: int) -> int:
+    """Bytes that go although no record is missing: a stray block, or a tail that a later segment holds."""
+    return sum(
+        damage.end - damage.start
+        for damage in damages
+        if damage.first_offset == (end_offset if damage.end_offset is None else damage.end_offset)
     )
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidelog.errors import SyncFailed
+
 if TYPE_CHECKING:
     from tidelog.storage.log import Log
 
@@ -34,7 +36,9 @@ def sweep(log: Log, now_us: int) -> Sweep:
     records_left = log.log_end - log.log_start
     through = log.log_start
     for index in indexes:
-        expired = limits.max_age_ms is not None and now_us - index.append_max_us > limits.max_age_ms * 1000
+        # A segment of placeholders alone has no age; it goes with its neighbours, by bytes or records.
+        dated = index.append_max_us >= index.append_min_us
+        expired = dated and limits.max_age_ms is not None and now_us - index.append_max_us > limits.max_age_ms * 1000
         too_many_bytes = limits.max_bytes is not None and bytes_left > limits.max_bytes
         too_many_events = limits.max_events is not None and records_left - index.records >= limits.max_events
         if not index.blocks or not (expired or too_many_bytes or too_many_events):
@@ -53,13 +57,18 @@ def drop_through(log: Log, offset: int, now_us: int) -> Sweep:
     if allowed and allowed[-1] is log.segments[-1]:
         # The newest segment may go too, once an empty one remembers where the log ends.
         log.roll(now_us)
-    for segment in allowed:
-        log.disk.remove(segment.index_path)
-        log.disk.remove(segment.path)
-        log.files.drop(segment.path)
-        log.segments.remove(segment)
-    if allowed:
-        log.disk.sync_folder(log.segment_folder)
+    try:
+        for segment in allowed:
+            log.disk.remove(segment.index_path)
+            log.disk.remove(segment.path)
+            log.files.drop(segment.path)
+            log.segments.remove(segment)
+        if allowed:
+            log.disk.sync_folder(log.segment_folder)
+    except SyncFailed as error:
+        log.poison(str(error))
+        raise
+    finally:
         log.epochs.trim(log.log_start)
     return Sweep(
         segments=len(allowed),

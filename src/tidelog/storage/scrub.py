@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
-from tidelog.errors import BadBlock
+from tidelog.errors import BadBlock, BlockCorrupt
 from tidelog.storage import repair
 from tidelog.storage.log import Log, Segment
 from tidelog.storage.segment import SEGMENT_HEAD_BYTES, FileWindow, SegmentHead
@@ -33,11 +33,19 @@ class Scrubber:
         self._log = log
         self._bytes_per_s = bytes_per_s
         self._last_ms: int | None = None
+        self._allowance_bytes = 0
+        """Negative after a block larger than the rate allowed: that is paid back before the next one."""
         self._next_offset = log.log_start
+        self._place: tuple[Segment, int, int] | None = None
+        """Segment, its version and the position of `_next_offset`, while that is known."""
         self._bytes_checked = 0
         self._passes = 0
         self._heads_repaired = 0
         self._damaged: list[range] = []
+
+    @property
+    def log(self) -> Log:
+        return self._log
 
     def statistics(self) -> ScrubStatistics:
         return ScrubStatistics(
@@ -49,9 +57,15 @@ class Scrubber:
 
     def wake(self, now_ms: int) -> list[range]:
         """Check what the rate allows; returns the offsets found damaged in this call."""
-        elapsed_ms = _STEP_MS if self._last_ms is None else min(now_ms - self._last_ms, 10 * _STEP_MS)
+        elapsed_ms = _STEP_MS if self._last_ms is None else max(0, now_ms - self._last_ms)
         self._last_ms = now_ms
-        return self.check(max(0, elapsed_ms) * self._bytes_per_s // 1000)
+        # Time without calls is not saved up: a burst after a pause would be what the rate is there to prevent.
+        earned_bytes = min(elapsed_ms, 10 * _STEP_MS) * self._bytes_per_s // 1000
+        self._allowance_bytes = min(self._allowance_bytes, 0) + earned_bytes
+        before = self._bytes_checked
+        found = self.check(self._allowance_bytes)
+        self._allowance_bytes -= self._bytes_checked - before
+        return found
 
     def wake_at_ms(self) -> int:
         return (self._last_ms or 0) + _STEP_MS
@@ -59,6 +73,7 @@ class Scrubber:
     def check_all(self) -> list[range]:
         """One whole pass, now."""
         self._next_offset = self._log.log_start
+        self._place = None
         found: list[range] = []
         passes = self._passes
         while self._passes == passes:
@@ -72,40 +87,73 @@ class Scrubber:
         while budget_bytes > 0:
             with log.mutex:
                 log.check_usable()
-                offset = max(self._next_offset, log.log_start)
-                if offset >= log.written_end:
+                self._next_offset = max(self._next_offset, log.log_start)
+                if self._next_offset >= log.written_end:
                     self._next_offset = log.log_start
+                    self._place = None
                     self._passes += 1
                     return found
-                segment = log.segment_of(offset)
                 # Holding the mutex for one piece keeps truncation and rewriting out of the way.
-                checked, damaged = self._check_piece(segment, offset, min(budget_bytes, 1 * MIB))
+                checked, damaged = self._check_piece(min(budget_bytes, 1 * MIB))
             budget_bytes -= max(checked, 1)
             self._bytes_checked += checked
             found += damaged
             self._damaged += damaged
         return found
 
-    def _check_piece(self, segment: Segment, offset: int, piece_bytes: int) -> tuple[int, list[range]]:
-        log, index = self._log, segment.index
-        limits = log.options.limits
-        position = index.entry_positions[index.entry_before(offset)]
+    def _check_piece(self, piece_bytes: int) -> tuple[int, list[range]]:
+        """Verify the blocks from `_next_offset` on; returns the bytes checked and the offsets found damaged."""
+        log = self._log
+        segment = log.segment_of(self._next_offset)
+        position, offset = self._position_in(segment)
+        if position == SEGMENT_HEAD_BYTES:
+            damaged = self._check_head(segment)
+            if damaged:
+                return SEGMENT_HEAD_BYTES, damaged
+        index, limits = segment.index, log.options.limits
         start = position
         try:
             with log.files.use(segment.path) as file:
-                if position == SEGMENT_HEAD_BYTES:
-                    self._check_head(segment, file.read_at(0, SEGMENT_HEAD_BYTES))
                 window = FileWindow(file, index.size, chunk_bytes=piece_bytes)
                 while position < index.size and position - start < piece_bytes:
                     block = Block.parse(window.block_bytes(position, limits), 0, limits)
+                    if block.leader.base_offset != offset or block.leader.channel_id != log.channel_id:
+                        raise BlockCorrupt(problem="a block that belongs elsewhere lies here")
                     position += block.size
-                    self._next_offset = block.offsets.stop
+                    offset = block.offsets.stop
         except BadBlock:
-            return position - start, repair.quarantine_segment(log, segment)
+            return self._quarantine(segment, position - start)
+        self._next_offset = offset
+        self._place = (segment, segment.version, position)
         return position - start, []
 
-    def _check_head(self, segment: Segment, data: bytes) -> None:
-        head = SegmentHead.unpack(data)
-        if head is None or head.base_offset != segment.base_offset or head.channel_id != self._log.channel_id:
+    def _position_in(self, segment: Segment) -> tuple[int, int]:
+        """Where to go on: exactly where the last piece ended, or at the index entry before that."""
+        if self._place is not None:
+            known, version, position = self._place
+            if known is segment and version == segment.version and position < segment.index.size:
+                return position, self._next_offset
+        entry = segment.index.entry_before(self._next_offset)
+        return segment.index.entry_positions[entry], segment.index.entry_offsets[entry]
+
+    def _quarantine(self, segment: Segment, checked: int) -> tuple[int, list[range]]:
+        self._place = None
+        damaged = repair.quarantine_segment(self._log, segment)
+        if not damaged:
+            # A second look found the bytes good: a bad cable or bad memory. Go on after this segment, or
+            # one that cannot make up its mind would hold the scrubber for ever.
+            self._next_offset = segment.index.end_offset
+        return checked, damaged
+
+    def _check_head(self, segment: Segment) -> list[range]:
+        with self._log.files.use(segment.path) as file:
+            head = SegmentHead.unpack(file.read_at(0, SEGMENT_HEAD_BYTES))
+        if head is not None and head.base_offset == segment.base_offset and head.channel_id == self._log.channel_id:
+            return []
+        self._heads_repaired += 1
+        self._place = None
+        # Where the head is damaged, more may be. If not, the blocks are copied under a new head.
+        damaged = repair.quarantine_segment(self._log, segment)
+        if not damaged:
             repair.rewrite_segment(self._log, segment, [range(SEGMENT_HEAD_BYTES, segment.index.size)])
-            self._heads_repaired += 1
+        return damaged

@@ -12,6 +12,7 @@ after damage searches for the next block that fits, eight bytes at a time.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +29,8 @@ SEGMENT_SUFFIX: Final = ".seg"
 INDEX_SUFFIX: Final = ".index"
 SEGMENT_MAGIC: Final = b"TLSEG\x01\x00\x00"
 SEGMENT_HEAD_BYTES: Final = 64
-_HEAD: Final = struct.Struct("<8sQQQq20s")
+_HEAD: Final = struct.Struct("<8sQQQqQ12s")
+OFFSET_LIMIT: Final = 2**64 - 1
 _SCAN_BYTES: Final = 4 * MIB
 
 
@@ -48,20 +50,24 @@ class SegmentHead:
     base_offset: int
     generation: int
     created_us: int
+    epoch: int = 0
+    """The newest leader epoch when the segment was made: a log that retention emptied must not forget it."""
 
     def pack(self) -> bytes:
-        fields = (SEGMENT_MAGIC, self.channel_id, self.base_offset, self.generation, self.created_us, bytes(20))
-        head = _HEAD.pack(*fields)
+        place = (self.channel_id, self.base_offset, self.generation, self.created_us, self.epoch)
+        head = _HEAD.pack(SEGMENT_MAGIC, *place, bytes(12))
         return head + struct.pack("<I", crc32c(head))
 
     @staticmethod
     def unpack(data: bytes) -> SegmentHead | None:
         if len(data) < SEGMENT_HEAD_BYTES or crc32c(data[:60]) != struct.unpack_from("<I", data, 60)[0]:
             return None
-        magic, channel_id, base_offset, generation, created_us, _ = _HEAD.unpack_from(data)
+        magic, channel_id, base_offset, generation, created_us, epoch, _ = _HEAD.unpack_from(data)
         if magic != SEGMENT_MAGIC:
             return None
-        return SegmentHead(channel_id=channel_id, base_offset=base_offset, generation=generation, created_us=created_us)
+        return SegmentHead(
+            channel_id=channel_id, base_offset=base_offset, generation=generation, created_us=created_us, epoch=epoch
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,14 @@ class Damage:
     first_offset: int
     end_offset: int | None
     """Offset of that next good block; None when none follows."""
+    epoch: int
+    """Leader epoch of the good block before; 0 when there is none."""
     problem: str
+
+    @property
+    def is_garbage(self) -> bool:
+        """No records are missing: what follows continues the offsets of what came before."""
+        return self.end_offset == self.first_offset
 
 
 @dataclass(slots=True)
@@ -86,38 +99,63 @@ class Scan:
     file_bytes: int = 0
     durable_end: int = 0
     """The largest sync mark in any good block, those after damage included."""
+    end_offset: int = 0
+    """Offset after the last good block."""
+    epoch: int = 0
+    """Leader epoch of that block."""
+
+    def damages_up_to(self, end_offset: int) -> list[Damage]:
+        """All that is wrong with a segment that should reach to `end_offset`; an early end is damage too."""
+        open_ended = bool(self.damages) and self.damages[-1].end_offset is None
+        if open_ended or self.end_offset >= end_offset:
+            return list(self.damages)
+        early_end = Damage(
+            start=self.file_bytes,
+            end=self.file_bytes,
+            first_offset=self.end_offset,
+            end_offset=None,
+            epoch=self.epoch,
+            problem="the segment ends before the records that were synced to it",
+        )
+        return [*self.damages, early_end]
 
 
-def scan_segment(file: File, *, channel_id: int, base_offset: int, interval_bytes: int, limits: BlockLimits) -> Scan:
-    """Verify every byte of a segment after its header."""
+def scan_segment(
+    file: File,
+    *,
+    channel_id: int,
+    base_offset: int,
+    interval_bytes: int,
+    limits: BlockLimits,
+    offset_limit: int = OFFSET_LIMIT,
+) -> Scan:
+    """Check every byte of a segment file from its header on. Blocks that reach past `offset_limit` are not its own."""
     index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
-    scan = Scan(index=index, file_bytes=file.size())
+    scan = Scan(index=index, file_bytes=file.size(), end_offset=base_offset)
     window = FileWindow(file, scan.file_bytes)
-    position, expected = SEGMENT_HEAD_BYTES, base_offset
+    position = SEGMENT_HEAD_BYTES
+    problem = ""
     while position < scan.file_bytes:
         found = _block_at(window, position, channel_id, limits)
-        if isinstance(found, Block) and found.leader.base_offset == expected and found.counted:
-            if not scan.damages:
-                index.add(found.maker, found.leader, found.windows, found.size)
-            scan.durable_end = max(scan.durable_end, found.leader.durable_end)
-            expected = found.offsets.stop
-            position += found.size
-            continue
-        problem = found if isinstance(found, str) else "a block that belongs elsewhere lies here"
-        resumed = _next_block(window, position + 8, channel_id, expected, limits)
-        scan.damages.append(
-            Damage(
-                start=position,
-                end=resumed[0] if resumed else scan.file_bytes,
-                first_offset=expected,
-                end_offset=resumed[1] if resumed else None,
-                problem=problem,
-            )
-        )
-        if resumed is None:
+        if isinstance(found, str):
+            problem = found
             break
-        position, expected = resumed
+        if found.leader.base_offset != scan.end_offset or not found.counted or found.offsets.stop > offset_limit:
+            problem = "a block that belongs elsewhere lies here"
+            break
+        index.add(found.maker, found.leader, found.windows, found.size)
+        scan.durable_end = max(scan.durable_end, _mark(found))
+        scan.end_offset, scan.epoch = found.offsets.stop, found.leader.leader_epoch
+        position += found.size
+    if position < scan.file_bytes:
+        runs = _runs_after(window, position, channel_id, range(scan.end_offset, offset_limit + 1), limits)
+        _note_damages(scan, position, _best_chain(runs), problem)
     return scan
+
+
+def _mark(block: Block) -> int:
+    """The sync mark of a block. What a block says about offsets after itself is not believed."""
+    return min(block.leader.durable_end, block.leader.base_offset)
 
 
 def _block_at(window: FileWindow, position: int, channel_id: int, limits: BlockLimits) -> Block | str:
@@ -130,16 +168,103 @@ def _block_at(window: FileWindow, position: int, channel_id: int, limits: BlockL
     return block
 
 
-def _next_block(
-    window: FileWindow, position: int, channel_id: int, expected: int, limits: BlockLimits
-) -> tuple[int, int] | None:
-    """Position and offset of the first block after damage that may follow on `expected`."""
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """Good blocks after damage that follow each other, in the file and in their offsets."""
+
+    start: int
+    end: int
+    first_offset: int
+    end_offset: int
+    durable_end: int
+    epoch: int
+    blocks: int = 1
+
+
+def _runs_after(window: FileWindow, position: int, channel_id: int, offsets: range, limits: BlockLimits) -> list[_Run]:
+    """Every good block from `position` on whose offsets may belong here, wherever it begins."""
+    runs: list[_Run] = []
     while (position := window.find_magic(position)) >= 0:
         found = _block_at(window, position, channel_id, limits)
-        if isinstance(found, Block) and found.leader.base_offset >= expected and found.counted:
-            return position, found.leader.base_offset
-        position += 8
-    return None
+        if isinstance(found, str) or not found.counted or found.offsets.start not in offsets:
+            position += 8
+            continue
+        if found.offsets.stop not in offsets:
+            position += 8
+            continue
+        end = position + found.size
+        if runs and runs[-1].end == position and runs[-1].end_offset == found.offsets.start:
+            run = runs[-1]
+            run.end, run.end_offset, run.blocks = end, found.offsets.stop, run.blocks + 1
+            run.durable_end, run.epoch = max(run.durable_end, _mark(found)), found.leader.leader_epoch
+        else:
+            run = _Run(
+                start=position,
+                end=end,
+                first_offset=found.offsets.start,
+                end_offset=found.offsets.stop,
+                durable_end=_mark(found),
+                epoch=found.leader.leader_epoch,
+            )
+            runs.append(run)
+        position = end
+    return runs
+
+
+def _best_chain(runs: list[_Run]) -> list[_Run]:
+    """The runs with the most blocks in all whose offsets rise with their places; the lower offsets if in doubt.
+
+    A misdirected write leaves a good block in a wrong place. Taking the first good block after damage
+    for the continuation would give up all the blocks between that place and the right one.
+    """
+    ends: list[int] = []  # of the best chains, rising together with their blocks
+    counts: list[int] = []
+    chains: list[int] = []
+    previous: list[int] = []
+    for number, run in enumerate(runs):
+        place = bisect_right(ends, run.first_offset) - 1
+        previous.append(chains[place] if place >= 0 else -1)
+        count = run.blocks + (counts[place] if place >= 0 else 0)
+        start = bisect_right(ends, run.end_offset)
+        if start and counts[start - 1] >= count:
+            continue
+        start = bisect_left(ends, run.end_offset)
+        stop = bisect_right(counts, count, lo=start)
+        ends[start:stop], counts[start:stop], chains[start:stop] = [run.end_offset], [count], [number]
+    chain: list[_Run] = []
+    number = chains[-1] if chains else -1
+    while number >= 0:
+        chain.append(runs[number])
+        number = previous[number]
+    return chain[::-1]
+
+
+def _note_damages(scan: Scan, position: int, chain: list[_Run], problem: str) -> None:
+    for run in chain:
+        scan.damages.append(
+            Damage(
+                start=position,
+                end=run.start,
+                first_offset=scan.end_offset,
+                end_offset=run.first_offset,
+                epoch=scan.epoch,
+                problem=problem,
+            )
+        )
+        scan.durable_end = max(scan.durable_end, run.durable_end)
+        position, scan.end_offset, scan.epoch = run.end, run.end_offset, run.epoch
+        problem = "no block that continues the offsets lies here"
+    if position < scan.file_bytes:
+        scan.damages.append(
+            Damage(
+                start=position,
+                end=scan.file_bytes,
+                first_offset=scan.end_offset,
+                end_offset=None,
+                epoch=scan.epoch,
+                problem=problem,
+            )
+        )
 
 
 class FileWindow:

@@ -11,112 +11,70 @@ channels; any thread may read.
 
 ST1  An append is acked after the write-ahead file, or the segment it went to directly, is synced.
 ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been
-     written again to a newer one because its segment could not be (S3).
+     written again to a newer one because its segment could not be (S3). If that fails too (a full
+     disk), the old files stay.
 ST3  Channel ids are never used twice, not even after a crash in the middle of a creation.
 ST4  A failed sync of the write-ahead file stops the whole store until it is opened anew (S3).
+ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor
+     one damaged entry leaves half of it. Refused with a full disk, it has not happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from tidelog.blocks.block import Block
 from tidelog.errors import (
     ChannelExists,
+    DamagedRange,
     DiskError,
-    InvalidConfig,
+    DiskFull,
+    LogClosed,
     LogError,
     LogPoisoned,
+    NotABlockBoundary,
+    OffsetOutOfRange,
+    SyncFailed,
     UnknownChannel,
 )
 from tidelog.storage import store_recovery
-from tidelog.storage.atomic import write_mark
+from tidelog.storage.atomic import write_mark_twice
 from tidelog.storage.disk import Buffer, Disk, FolderLock
 from tidelog.storage.files import FileCache
 from tidelog.storage.log import Log
-from tidelog.storage.names import escape_name
-from tidelog.storage.options import LogOptions
 from tidelog.storage.recovery import StoreKnowledge, open_log
-from tidelog.storage.wal import EntryKind, WalWriter, wal_name
+from tidelog.storage.store_parts import (
+    CHANNELS_FOLDER,
+    INTERNALS,
+    STATE_PATH,
+    TABLE_PATH,
+    WAL_FOLDER,
+    StoreChannel,
+    StoreOptions,
+    StoreRecovery,
+    StoreStatistics,
+    wal_path,
+)
+from tidelog.storage.store_scrub import StoreScrubber
+from tidelog.storage.wal import EntryKind, WalWriter
 from tidelog.storage.writer import Append
-from tidelog.units import KIB, MIB, US_PER_MS
+from tidelog.units import US_PER_MS, US_PER_S
 
-INTERNALS = ".tidelog"
-WAL_FOLDER = f"{INTERNALS}/wal"
-CHANNELS_FOLDER = f"{INTERNALS}/channels"
-TABLE_PATH = f"{INTERNALS}/store.table"
-STATE_PATH = f"{INTERNALS}/store.state"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
-    log: LogOptions = field(default_factory=LogOptions)
-    """For channels that `options_of` does not know."""
-    options_of: Callable[[str], LogOptions | None] | None = None
-    """Per-channel options, asked when a channel's log is opened."""
-    large_block_bytes: int = 64 * KIB
-    """Blocks from this size on are written once, straight to their segment (S1)."""
-    wal_bytes_max: int = 64 * MIB
-    """A checkpoint starts when the write-ahead file has grown to this."""
-    checkpoint_interval_ms: int = 30_000
-    """A checkpoint starts at the latest after this, if anything was written."""
-    open_files_max: int = 256
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.large_block_bytes < 1 or self.wal_bytes_max < 4 * KIB:
-            problems.append("large_block_bytes must be positive and wal_bytes_max at least 4 KiB")
-        if self.checkpoint_interval_ms <= 0 or self.open_files_max < 8:
-            problems.append("checkpoint_interval_ms must be positive and open_files_max at least 8")
-        if problems:
-            raise InvalidConfig(section="store", problems=problems)
-
-
-class StoreChannel:
-    """A channel of the store. `log` is opened on first use."""
-
-    __slots__ = ("channel_id", "clean", "log", "name", "relogged", "synced_end", "waiting")
-
-    def __init__(self, *, channel_id: int, name: str, synced_end: int = 0, clean: bool = True) -> None:
-        self.channel_id = channel_id
-        self.name = name
-        self.synced_end = synced_end
-        self.clean = clean
-        """Nothing was written since the index beside its newest segment, so that can be trusted."""
-        self.log: Log | None = None
-        self.waiting: list[Block] = []
-        """Staged, and not yet durable anywhere."""
-        self.relogged: LogError | None = None
-        """Why the last checkpoint could not write this channel back."""
-
-    @property
-    def folder(self) -> str:
-        return f"{CHANNELS_FOLDER}/{escape_name(self.name)}~{self.channel_id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRecovery:
-    clean: bool
-    entries: int
-    blocks_replayed: int
-    bytes_cut: int
-    damaged_bytes: int
-    channels_opened: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStatistics:
-    channels: int
-    open_logs: int
-    open_files: int
-    wal_bytes: int
-    staged_bytes: int
-    commits: int
-    syncs: int
-    checkpoints: int
-    incarnation: int
+__all__ = [
+    "CHANNELS_FOLDER",
+    "INTERNALS",
+    "STATE_PATH",
+    "TABLE_PATH",
+    "WAL_FOLDER",
+    "Store",
+    "StoreChannel",
+    "StoreOptions",
+    "StoreRecovery",
+    "StoreStatistics",
+    "open_store",
+    "wal_path",
+]
 
 
 class Store:
@@ -130,10 +88,17 @@ class Store:
         self.channels: dict[str, StoreChannel] = {}
         self.next_channel_id = 1
         self.recovery: StoreRecovery | None = None
+        self.trouble: LogError | None = None
+        """Why the last checkpoint, sweep or scrub was incomplete; it is tried again."""
+        self.scrubber = StoreScrubber(bytes_per_s=options.scrub_bytes_per_s)
         self._lock = lock
+        self._opening = threading.RLock()
         self._by_log: dict[int, StoreChannel] = {}
         self._wal: WalWriter | None = None
-        self._old_wals: list[str] = []
+        self._old_wals: list[int] = []
+        self._unchecked_bytes = 0
+        self._near_full = True
+        self._hints_due_us: int | None = None
         self._poison: str | None = None
         self._checkpoint_due_us: int | None = None
         self._sweep_due_us = 0
@@ -147,20 +112,53 @@ class Store:
 
     def log(self, name: str, *, now_us: int) -> Log:
         """The log of a channel, opened if it is not."""
+        channel = self._channel(name)
+        return channel.log or self.open_channel(channel, now_us)
+
+    def open_channel(self, channel: StoreChannel, now_us: int, *, distrust: bool = False) -> Log:
+        """Open a channel's log and give it what only the write-ahead files hold. Any reader may cause this."""
+        with self._opening:
+            if channel.log is not None:
+                return channel.log
+            if self._closed:
+                raise LogClosed(log="the store")
+            resolver = self.options.options_of
+            options = (resolver(channel.name) if resolver else None) or self.options.log
+            knowledge = StoreKnowledge(
+                channel_id=channel.channel_id, clean=channel.clean, synced_end=channel.synced_end
+            )
+            log = open_log(
+                self.disk, channel.folder, now_us=now_us, options=options, files=self.files, managed=knowledge
+            )
+            if distrust:
+                # After a failed sync the cache may show bytes that no later sync writes (D2).
+                log.truncate(max(channel.synced_end, log.log_start))
+            store_recovery.restage(channel, log, now_us)
+            channel.log = log
+            self._by_log[id(log)] = channel
+            return log
+
+    def reopen_channel(self, name: str, *, now_us: int) -> Log:
+        """Verify a channel whose log stopped (L4), and go on with a new `Log` of it."""
+        self.check_usable()
+        channel = self._channel(name)
+        with self._opening:
+            self._let_go(channel, "the channel was opened anew")
+            channel.clean = False
+            return self.open_channel(channel, now_us, distrust=True)
+
+    def _channel(self, name: str) -> StoreChannel:
         channel = self.channels.get(name)
         if channel is None:
             raise UnknownChannel(channel=name)
-        return channel.log or self.open_channel(channel, now_us)
+        return channel
 
-    def open_channel(self, channel: StoreChannel, now_us: int) -> Log:
-        resolver = self.options.options_of
-        options = (resolver(channel.name) if resolver else None) or self.options.log
-        knowledge = StoreKnowledge(channel_id=channel.channel_id, clean=channel.clean, synced_end=channel.synced_end)
-        channel.log = open_log(
-            self.disk, channel.folder, now_us=now_us, options=options, files=self.files, managed=knowledge
-        )
-        self._by_log[id(channel.log)] = channel
-        return channel.log
+    def _let_go(self, channel: StoreChannel, cause: str) -> None:
+        if channel.log is not None:
+            self._by_log.pop(id(channel.log), None)
+            channel.log.poison(cause)
+            channel.log.close()
+            channel.log = None
 
     def create_channel(self, name: str, *, now_us: int) -> Log:
         """Make a channel, durably."""
@@ -169,46 +167,65 @@ class Store:
             raise ChannelExists(channel=name)
         channel = StoreChannel(channel_id=self.next_channel_id, name=name)
         self.next_channel_id += 1
-        self._write_entry(EntryKind.CREATE, channel.channel_id, {"name": name}, now_us)
+        try:
+            # The folder comes first: without its entry it is a stray that the next opening removes.
+            log = self.open_channel(channel, now_us)
+            self._write_entry(EntryKind.CREATE, channel.channel_id, {"name": name}, now_us)
+        except LogError:
+            self._let_go(channel, "the channel could not be created")
+            self._remove_folder(channel)
+            raise
         self.channels[name] = channel
-        return self.open_channel(channel, now_us)
+        return log
 
     def delete_channel(self, name: str, *, now_us: int) -> None:
         """Remove a channel and its data, durably. Its id is never used again (ST3)."""
         self.check_usable()
-        channel = self.channels.get(name)
-        if channel is None:
-            raise UnknownChannel(channel=name)
+        channel = self._channel(name)
         self._write_entry(EntryKind.DELETE, channel.channel_id, {"name": name}, now_us)
         del self.channels[name]
-        if channel.log is not None:
-            self._by_log.pop(id(channel.log), None)
-            channel.log.poison("the channel was deleted")
-            for segment in channel.log.segments:
-                self.files.drop(segment.path)
-        self.disk.remove_folder(channel.folder)
+        self._let_go(channel, "the channel was deleted")
+        self._remove_folder(channel)
+
+    def _remove_folder(self, channel: StoreChannel) -> None:
+        try:
+            self.disk.remove_folder(channel.folder)
+        except DiskError as error:
+            self.trouble = error  # the channel is gone all the same; the next opening removes its folder
 
     def truncate(self, name: str, offset: int, *, now_us: int) -> None:
         """Truncate a channel's log; on disk before this returns (B5).
 
-        The segments are cut first and the entry follows: a crash between the two brings back what
-        the write-ahead file still holds, and the caller, who got no answer, truncates again.
+        The entry comes first and takes back only blocks of the write-ahead files; then the segments
+        are cut. A crash between the two leaves a log that ends at `offset` or later, without a gap,
+        and the caller, who got no answer, truncates again.
         """
+        self.check_usable()
         log = self.log(name, now_us=now_us)
+        log.check_usable()
         channel = self.channels[name]
-        log.truncate(offset)
-        channel.waiting = [block for block in channel.waiting if block.leader.base_offset < offset]
+        if offset >= log.log_end:
+            return
+        _check_boundary(log, offset)
+        self._write_entry(EntryKind.TRUNCATE, channel.channel_id, {"offset": offset}, now_us)
+        channel.unsynced = [block for block in channel.unsynced if block.leader.base_offset < offset]
         channel.synced_end = min(channel.synced_end, offset)
         channel.clean = False
-        self._write_entry(EntryKind.TRUNCATE, channel.channel_id, {"offset": offset}, now_us)
+        try:
+            log.truncate(offset)
+        except LogError as error:
+            log.poison(f"{error} while it was truncated to {offset}")
+            raise
 
     def _write_entry(self, kind: EntryKind, subject: int, fields: dict[str, Any], now_us: int) -> None:
         wal = self.wal(now_us)
+        entry = wal.other_entry(kind, subject, fields)
         try:
-            wal.write([wal.other_entry(kind, subject, fields)])
+            wal.write([entry, entry])
             self._sync_wal()
         except DiskError as error:
-            self.poison(str(error))
+            if wal.undo_failed or isinstance(error, SyncFailed):
+                self.poison(str(error))
             raise
 
     # --- commit ----------------------------------------------------------------------------------
@@ -240,7 +257,8 @@ class Store:
                 append.failed(refusal)
         wal = self._wal
         if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:
-            self._checkpoint_due_us = now_us
+            # Now and not when the committer next wakes: until then memory would grow with the file.
+            self.checkpoint_or_keep(now_us)
 
     def _commit_channels(self, touched: list[StoreChannel], now_us: int) -> dict[int, LogError]:
         """Make what waits durable. Returns the channels whose appends were refused, and why."""
@@ -269,17 +287,23 @@ class Store:
                     entries.extend(wal.block_entry(block))
                 through_wal.append(channel)
         if wal is not None and entries:
-            self._commit_wal(wal, entries, through_wal, refusals)
+            self._commit_wal(wal, entries, through_wal, refusals, now_us)
         if touched:
             self._commits += 1
-            due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
-            self._checkpoint_due_us = min(self._checkpoint_due_us or due_us, due_us)
+            if self._checkpoint_due_us is None:
+                self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
         return refusals
 
     def _commit_wal(
-        self, wal: WalWriter, entries: list[Buffer], channels: list[StoreChannel], refusals: dict[int, LogError]
+        self,
+        wal: WalWriter,
+        entries: list[Buffer],
+        channels: list[StoreChannel],
+        refusals: dict[int, LogError],
+        now_us: int,
     ) -> None:
         try:
+            self._keep_reserve(wal, sum(map(len, entries)))
             wal.write(entries)
         except DiskError as error:
             if wal.undo_failed:
@@ -288,7 +312,12 @@ class Store:
                 refusals[channel.channel_id] = self._refuse(channel, error)
             return
         if not channels:
-            return  # only hints about segments that are synced already: no sync of their own
+            # Only hints about segments that are synced already. They sync with the next commit, at the
+            # latest after a second: until then damage in those blocks would pass for a torn write.
+            if self._hints_due_us is None:
+                self._hints_due_us = now_us + US_PER_S
+            if now_us < self._hints_due_us:
+                return
         try:
             self._sync_wal()
         except DiskError as error:
@@ -298,9 +327,23 @@ class Store:
             return
         for channel in channels:
             channel.clean = False
+            channel.unsynced += channel.waiting
             if channel.log is not None:
                 channel.log.note_durable(channel.waiting[-1].offsets.stop)
             channel.waiting.clear()
+
+    def _keep_reserve(self, wal: WalWriter, size: int) -> None:
+        """Appends leave room for entries, tables and truncations (S4). Asks now and then, as a log does."""
+        reserve = self.options.log.reserve_bytes
+        self._unchecked_bytes += size
+        if not reserve or (self._unchecked_bytes < reserve // 4 and not self._near_full):
+            return
+        free = self.disk.free_bytes()
+        self._near_full = free < 2 * reserve
+        if free < reserve + size:
+            reason = f"{free} bytes are free, {reserve} are kept in reserve"
+            raise DiskFull(operation="append to", path=wal.path, reason=reason)
+        self._unchecked_bytes = 0
 
     def _commit_directly(self, channel: StoreChannel, now_us: int) -> LogError | None:
         """Write what is staged to the segment and sync that instead (S1)."""
@@ -315,6 +358,7 @@ class Store:
         channel.clean = False
         channel.synced_end = log.written_end
         channel.waiting.clear()
+        channel.unsynced.clear()
         return None
 
     def _refuse(self, channel: StoreChannel, error: LogError) -> LogError:
@@ -333,12 +377,17 @@ class Store:
         assert self._wal is not None
         self._wal.sync()
         self._syncs += 1
+        self._hints_due_us = None
 
     def wal(self, now_us: int) -> WalWriter:
         """The current write-ahead file, started if there is none."""
         self.check_usable()
         if self._wal is None:
-            self._wal = WalWriter(self.disk, WAL_FOLDER, self.next_wal_number)
+            try:
+                self._wal = WalWriter(self.disk, WAL_FOLDER, self.next_wal_number)
+            except SyncFailed as error:
+                self.poison(str(error))
+                raise
             self.next_wal_number += 1
         return self._wal
 
@@ -350,71 +399,120 @@ class Store:
         """Write everything back to the segments, then let go of the write-ahead files (ST2)."""
         self.check_usable()
         if self._wal is not None:
-            self._old_wals.append(self._wal.path)
+            self._old_wals.append(self._wal.number)
             self._wal.close()
             self._wal = None
-        for channel in self.channels.values():
+        stuck: list[StoreChannel] = []
+        for channel in list(self.channels.values()):
             log = channel.log
-            if log is None or (channel.clean and not log.staged_bytes):
-                continue
-            channel.relogged = self._write_back(channel, log, now_us)
-            if channel.relogged is not None:
-                self._log_again(channel, log, now_us)
-        self._save_table()
-        for path in self._old_wals:
-            self.disk.remove(path)
-        self._old_wals.clear()
-        self._checkpoint_due_us = None
+            if log is not None and not (channel.clean and not log.staged_bytes):
+                channel.relogged = self._write_back(channel, log, now_us)
+            if channel.unsynced:
+                stuck.append(channel)
+        free_wals = self._log_again(stuck, now_us)
+        self._save_table(free_wals=free_wals)
+        if free_wals:
+            self.drop_old_wals()
+            self.trouble = None
+        self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS if stuck else None
         self._checkpoints += 1
+
+    def drop_old_wals(self) -> None:
+        while self._old_wals:
+            self.disk.remove(wal_path(self._old_wals[0]))
+            del self._old_wals[0]
+
+    def keep_wals(self, numbers: list[int]) -> None:
+        """These files were replayed; the next checkpoint that succeeds removes them."""
+        self._old_wals = numbers + self._old_wals
 
     def _write_back(self, channel: StoreChannel, log: Log, now_us: int) -> LogError | None:
         try:
             log.flush(now_us)
             log.sync()
+            channel.synced_end = log.written_end
+            channel.unsynced.clear()
             log.write_index(log.segments[-1])
         except LogError as error:
             return error
-        channel.synced_end = log.written_end
         channel.clean = True
         return None
 
-    def _log_again(self, channel: StoreChannel, log: Log, now_us: int) -> None:
-        """A segment that cannot be written must not pin the write-ahead file for the others (S3)."""
-        wal = self.wal(now_us)
-        blocks = log.staged_blocks()
+    def _log_again(self, stuck: list[StoreChannel], now_us: int) -> bool:
+        """A segment that cannot be written must not pin the write-ahead file for the others (S3).
+
+        Returns whether the old files may go: not while the disk is too full even for this.
+        """
+        if not stuck:
+            return True
         try:
+            wal = self.wal(now_us)
+            blocks = [block for channel in stuck for block in channel.unsynced]
             wal.write([buffer for block in blocks for buffer in wal.block_entry(block)])
             self._sync_wal()
-        except DiskError as error:
+        except SyncFailed as error:
             self.poison(str(error))
             raise
+        except DiskError as error:
+            if self._wal is not None and self._wal.undo_failed:
+                self.poison(str(error))
+                raise
+            self.trouble = error
+            return False
+        return True
 
-    def _save_table(self) -> None:
-        wal_floor = self._wal.number if self._wal is not None else self.next_wal_number
+    def _save_table(self, *, free_wals: bool) -> None:
+        newest = self._wal.number if self._wal is not None else self.next_wal_number
         rows = [[channel.channel_id, channel.name, channel.synced_end] for channel in self.channels.values()]
-        table = {"format": 1, "next_channel_id": self.next_channel_id, "wal_floor": wal_floor, "channels": rows}
-        write_mark(self.disk, TABLE_PATH, table)
+        table = {
+            "format": 1,
+            "next_channel_id": self.next_channel_id,
+            "wal_floor": newest if free_wals else min([newest, *self._old_wals]),
+            "wal_newest": newest,
+            "channels": rows,
+        }
+        write_mark_twice(self.disk, TABLE_PATH, table)
+
+    def checkpoint_or_keep(self, now_us: int) -> None:
+        """Checkpoint; if that fails, the write-ahead files stay and it is tried again later."""
+        try:
+            self.checkpoint(now_us)
+        except LogError as error:
+            self.trouble = error
+            self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
 
     def maintain(self, now_us: int) -> int:
-        """Checkpoint, roll and trim when due."""
+        """Checkpoint, roll, trim and scrub when due."""
         options = self.options
+        if self._poison is None and self._checkpoint_due_us is not None and now_us >= self._checkpoint_due_us:
+            self.checkpoint_or_keep(now_us)
+        if now_us >= self._sweep_due_us:
+            self._sweep_due_us = now_us + options.log.retention_interval_ms * US_PER_MS
+            for channel in list(self.channels.values()):
+                self._sweep(channel, now_us)
+        due_us = [self._sweep_due_us]
+        if options.scrub_bytes_per_s and self._poison is None:
+            self.scrubber.wake(self, now_us)
+            due_us.append(now_us + US_PER_S)
+        if self._checkpoint_due_us is not None and self._poison is None:
+            due_us.append(self._checkpoint_due_us)
+        return min(due_us)
+
+    def _sweep(self, channel: StoreChannel, now_us: int) -> None:
+        """One channel's trouble must not keep retention from the others."""
+        if channel.log is None:
+            return
         try:
-            if self._checkpoint_due_us is not None and now_us >= self._checkpoint_due_us:
-                self.checkpoint(now_us)
-            if now_us >= self._sweep_due_us:
-                self._sweep_due_us = now_us + options.log.retention_interval_ms * US_PER_MS
-                for channel in list(self.channels.values()):
-                    if channel.log is not None:
-                        channel.log.roll_if_due(now_us)
-                        channel.log.sweep_retention(now_us)
-        except LogError:
-            # The store has recorded why; the next append says so to its caller.
-            return now_us + options.checkpoint_interval_ms * US_PER_MS
-        return min(self._checkpoint_due_us or self._sweep_due_us, self._sweep_due_us)
+            channel.log.roll_if_due(now_us)
+            channel.log.sweep_retention(now_us)
+        except LogError as error:
+            self.trouble = error
 
     # --- the end ---------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
+        if self._closed:
+            raise LogClosed(log="the store")
         if self._poison is not None:
             raise LogPoisoned(log="the store", cause=self._poison)
 
@@ -443,16 +541,15 @@ class Store:
         """Checkpoint and mark the store as cleanly closed; after a poisoned life, only let go."""
         if self._closed:
             return
-        self._closed = True
         try:
             if self._poison is None:
                 self.checkpoint(now_us)
-                clean = all(channel.relogged is None for channel in self.channels.values())
-                write_mark(self.disk, STATE_PATH, {"clean": clean, "incarnation": self.incarnation})
+                clean = not self._old_wals and not any(channel.unsynced for channel in self.channels.values())
+                write_mark_twice(self.disk, STATE_PATH, {"clean": clean, "incarnation": self.incarnation})
         finally:
+            self._closed = True
             for channel in self.channels.values():
-                if channel.log is not None:
-                    channel.log.poison("the store was closed")
+                self._let_go(channel, "the store was closed")
             if self._wal is not None:
                 self._wal.close()
             self.files.close()
@@ -464,5 +561,13 @@ def open_store(disk: Disk, *, now_us: int, options: StoreOptions | None = None) 
     return store_recovery.open_store(disk, now_us=now_us, options=options or StoreOptions())
 
 
-def wal_path(number: int) -> str:
-    return f"{WAL_FOLDER}/{wal_name(number)}"
+def _check_boundary(log: Log, offset: int) -> None:
+    """Refuse what `Log.truncate` would refuse, before the entry is written."""
+    if offset < log.log_start:
+        raise OffsetOutOfRange(offset=offset, log_start=log.log_start, log_end=log.log_end)
+    try:
+        block = log.read(offset, bytes_max=1)[0]
+    except DamagedRange:
+        return  # a placeholder can be cut anywhere
+    if block.leader.base_offset != offset:
+        raise NotABlockBoundary(offset=offset, block=block.offsets)

@@ -1,141 +1,176 @@
 """Opening a store: read the table, replay the write-ahead files, hand back what was acked.
 
 Replay is idempotent. A channel's segments are the truth for what was written back; the write-ahead
-files add what came after. Truncations in them only undo earlier blocks of the same files, because the
-segments themselves were cut and synced before the truncation was entered.
+files add what came after. Truncations in them only undo earlier blocks of the same files: the segments
+were cut and synced before the truncation returned, and may hold newer blocks by now.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.blocks.block import Block, missing_block
-from tidelog.storage.atomic import read_mark, write_mark
+from tidelog.errors import LogError
+from tidelog.storage.atomic import marks_agree, read_either_mark, write_mark_twice
 from tidelog.storage.disk import Disk
+from tidelog.storage.names import unescape_name
+from tidelog.storage.store_parts import (
+    CHANNELS_FOLDER,
+    INTERNALS,
+    STATE_PATH,
+    TABLE_PATH,
+    WAL_FOLDER,
+    StoreChannel,
+    StoreOptions,
+    StoreRecovery,
+)
 from tidelog.storage.wal import Entry, EntryKind, scan_wal, wal_numbers
 
 if TYPE_CHECKING:
-    from tidelog.storage.store import Store, StoreChannel, StoreOptions
+    from tidelog.storage.log import Log
+    from tidelog.storage.store import Store
 
 
 def open_store(disk: Disk, *, now_us: int, options: StoreOptions) -> Store:
-    from tidelog.storage import store as parts
+    from tidelog.storage.store import Store
 
-    disk.make_folder(parts.WAL_FOLDER)
-    disk.make_folder(parts.CHANNELS_FOLDER)
-    lock = disk.lock_folder(parts.INTERNALS)
+    disk.make_folder(WAL_FOLDER)
+    disk.make_folder(CHANNELS_FOLDER)
+    lock = disk.lock_folder(INTERNALS)
     try:
-        state = read_mark(disk, parts.STATE_PATH) or {}
+        state = read_either_mark(disk, STATE_PATH) or {}
         incarnation = int(state.get("incarnation", 0)) + 1
-        write_mark(disk, parts.STATE_PATH, {"clean": False, "incarnation": incarnation})
-        store = parts.Store(disk=disk, options=options, lock=lock, incarnation=incarnation)
-        wal_floor = _load_table(store)
-        _replay(store, wal_floor, now_us=now_us, clean=bool(state.get("clean")))
+        write_mark_twice(disk, STATE_PATH, {"clean": False, "incarnation": incarnation})
+        store = Store(disk=disk, options=options, lock=lock, incarnation=incarnation)
+        _replay(store, _load_table(store), now_us=now_us, clean=bool(state.get("clean")))
         return store
     except BaseException:
         lock.release()
         raise
 
 
-def _load_table(store: Store) -> int:
-    from tidelog.storage import store as parts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    wal_floor: int = 0
+    """Older write-ahead files are done with."""
+    wal_newest: int = 0
+    """What older files say is in the table already; they are kept for their blocks."""
+    rebuilt: bool = False
+    complete: bool = False
+    """Both copies are there. If not, one more loss would be too many, so they are written again at once."""
 
-    table = read_mark(store.disk, parts.TABLE_PATH)
+
+def _load_table(store: Store) -> _Table:
+    table = read_either_mark(store.disk, TABLE_PATH)
     if table is None:
-        _rebuild_table(store)
-        return 0
+        return _Table(rebuilt=_rebuild_table(store))
+    complete = marks_agree(store.disk, TABLE_PATH)
     store.next_channel_id = int(table["next_channel_id"])
     for channel_id, name, synced_end in table["channels"]:
-        store.channels[name] = parts.StoreChannel(channel_id=channel_id, name=name, synced_end=synced_end)
-    return int(table["wal_floor"])
+        store.channels[name] = StoreChannel(channel_id=channel_id, name=name, synced_end=synced_end)
+    return _Table(wal_floor=int(table["wal_floor"]), wal_newest=int(table["wal_newest"]), complete=complete)
 
 
-def _rebuild_table(store: Store) -> None:
+def _rebuild_table(store: Store) -> bool:
     """The table is lost: the folders name their channels, and nothing is ever deleted for lack of it."""
-    from tidelog.storage import store as parts
-    from tidelog.storage.names import unescape_name
-
-    for folder in store.disk.list_folder(parts.CHANNELS_FOLDER):
+    folders = store.disk.list_folder(CHANNELS_FOLDER)
+    for folder in folders:
         escaped, _, number = folder.rpartition("~")
         if number.isdecimal():
-            channel = parts.StoreChannel(channel_id=int(number), name=unescape_name(escaped), clean=False)
+            channel = StoreChannel(channel_id=int(number), name=unescape_name(escaped), clean=False)
             known = store.channels.get(channel.name)
             if known is None or known.channel_id < channel.channel_id:
                 store.channels[channel.name] = channel
             store.next_channel_id = max(store.next_channel_id, int(number) + 1)
+    return bool(folders)
 
 
-def _replay(store: Store, wal_floor: int, *, now_us: int, clean: bool) -> None:
-    from tidelog.storage import store as parts
-
-    numbers = wal_numbers(store.disk, parts.WAL_FOLDER)
-    store.next_wal_number = max([wal_floor, *(number + 1 for number in numbers), 1])
-    entries: list[Entry] = []
-    bytes_cut = damaged_bytes = 0
+def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
+    numbers = wal_numbers(store.disk, WAL_FOLDER)
+    store.next_wal_number = max([table.wal_floor, table.wal_newest, *(number + 1 for number in numbers), 1])
+    waiting: dict[int, list[Block]] = {}
+    entries = bytes_cut = damaged_bytes = 0
     for number in numbers:
-        if number >= wal_floor:
-            scan = scan_wal(store.disk, parts.WAL_FOLDER, number, store.options.log.limits)
-            entries += scan.entries
-            bytes_cut += scan.bytes_cut
-            damaged_bytes += scan.damaged_bytes
-    waiting = _fold(store, entries)
-    replayed = 0
-    for channel_id, blocks in waiting.items():
-        channel = next((part for part in store.channels.values() if part.channel_id == channel_id), None)
-        if channel is not None:
-            channel.clean = False
-            replayed += _restage(store, channel, blocks, now_us)
-    if entries or bytes_cut or damaged_bytes:
-        store.checkpoint(now_us)
-    for number in numbers:
-        store.disk.remove(parts.wal_path(number))
-    _remove_strays(store)
-    store.recovery = parts.StoreRecovery(
+        if number < table.wal_floor:
+            continue
+        scan = scan_wal(store.disk, WAL_FOLDER, number, store.options.log.limits)
+        entries += len(scan.entries)
+        bytes_cut += scan.bytes_cut
+        damaged_bytes += scan.damaged_bytes
+        _fold(store, scan.entries, waiting, in_table=number < table.wal_newest)
+    replayed = _open_waiting(store, waiting, now_us)
+    store.keep_wals(numbers)
+    if entries or bytes_cut or damaged_bytes or not table.complete:
+        store.checkpoint_or_keep(now_us)
+        store.check_usable()
+    else:
+        store.drop_old_wals()
+    if not table.rebuilt:
+        _remove_strays(store)
+    store.recovery = StoreRecovery(
         clean=clean and not entries,
-        entries=len(entries),
+        entries=entries,
         blocks_replayed=replayed,
         bytes_cut=bytes_cut,
         damaged_bytes=damaged_bytes,
         channels_opened=len(waiting),
+        table_rebuilt=table.rebuilt,
     )
 
 
-def _fold(store: Store, entries: list[Entry]) -> dict[int, list[Block]]:
+def _fold(store: Store, entries: list[Entry], waiting: dict[int, list[Block]], *, in_table: bool) -> None:
     """Apply creations and deletions; gather the blocks of each channel that were not truncated."""
-    from tidelog.storage import store as parts
-
-    waiting: dict[int, list[Block]] = {}
     by_id = {channel.channel_id: channel for channel in store.channels.values()}
     for entry in entries:
+        subject = entry.subject
         if entry.kind is EntryKind.CREATE:
-            store.next_channel_id = max(store.next_channel_id, entry.subject + 1)
-            if entry.subject not in by_id:
-                channel = parts.StoreChannel(channel_id=entry.subject, name=entry.fields["name"])
-                by_id[entry.subject] = store.channels[channel.name] = channel
+            store.next_channel_id = max(store.next_channel_id, subject + 1)
+            if subject not in by_id:
+                channel = StoreChannel(channel_id=subject, name=entry.fields["name"])
+                by_id[subject] = store.channels[channel.name] = channel
         elif entry.kind is EntryKind.DELETE:
-            waiting.pop(entry.subject, None)
-            gone = by_id.pop(entry.subject, None)
+            waiting.pop(subject, None)
+            gone = by_id.pop(subject, None)
             if gone is not None and store.channels.get(gone.name) is gone:
                 del store.channels[gone.name]
         elif entry.kind is EntryKind.TRUNCATE:
             offset = int(entry.fields["offset"])
-            waiting[entry.subject] = [b for b in waiting.get(entry.subject, []) if b.leader.base_offset < offset]
-            if entry.subject in by_id:
-                by_id[entry.subject].synced_end = min(by_id[entry.subject].synced_end, offset)
+            waiting[subject] = [block for block in waiting.get(subject, []) if block.leader.base_offset < offset]
+            if subject in by_id and not in_table:
+                by_id[subject].synced_end = min(by_id[subject].synced_end, offset)
         elif entry.kind is EntryKind.DIRECT:
-            waiting.setdefault(entry.subject, [])
-            if entry.subject in by_id:
-                by_id[entry.subject].synced_end = int(entry.fields["end"])
+            waiting.setdefault(subject, [])
+            if subject in by_id and not in_table:
+                by_id[subject].synced_end = int(entry.fields["end"])
         elif entry.block is not None:
-            waiting.setdefault(entry.subject, []).append(entry.block)
-    return waiting
+            waiting.setdefault(subject, []).append(entry.block)
 
 
-def _restage(store: Store, channel: StoreChannel, blocks: list[Block], now_us: int) -> int:
-    """Stage what the segments lack. A gap (damage in the write-ahead file) becomes a placeholder."""
-    log = store.open_channel(channel, now_us)
+def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) -> int:
+    """Hand the blocks to their channels; returns how many their segments lacked."""
+    by_id = {channel.channel_id: channel for channel in store.channels.values()}
     replayed = 0
-    for block in blocks:
+    for channel_id, blocks in waiting.items():
+        channel = by_id.get(channel_id)
+        if channel is None:
+            continue
+        channel.clean = False
+        channel.unsynced = blocks
+        try:
+            store.open_channel(channel, now_us)
+        except LogError as error:
+            # One damaged channel must not keep the node from starting (S3). Its blocks stay in the
+            # write-ahead file, and whoever asks for the channel is told.
+            store.trouble = channel.relogged = error
+            continue
+        replayed += len(channel.unsynced)
+    return replayed
+
+
+def restage(channel: StoreChannel, log: Log, now_us: int) -> None:
+    """Stage what the segments lack. A gap (damage in the write-ahead file) becomes a placeholder."""
+    for block in channel.unsynced:
         if block.offsets.stop <= log.log_end:
             continue
         if block.leader.base_offset > log.log_end:
@@ -148,16 +183,14 @@ def _restage(store: Store, channel: StoreChannel, blocks: list[Block], now_us: i
             )
             log.stage_stamped(gap)
         log.stage_stamped(block)
-        replayed += 1
     log.note_durable(log.log_end)
-    return replayed
+    channel.unsynced = list(log.staged_blocks())
+    channel.synced_end = log.written_end
 
 
 def _remove_strays(store: Store) -> None:
     """Folders of deleted channels whose removal a crash interrupted."""
-    from tidelog.storage import store as parts
-
     known = {channel.folder.rpartition("/")[2] for channel in store.channels.values()}
-    for folder in store.disk.list_folder(parts.CHANNELS_FOLDER):
+    for folder in store.disk.list_folder(CHANNELS_FOLDER):
         if folder not in known and folder.rpartition("~")[2].isdecimal():
-            store.disk.remove_folder(f"{parts.CHANNELS_FOLDER}/{folder}")
+            store.disk.remove_folder(f"{CHANNELS_FOLDER}/{folder}")

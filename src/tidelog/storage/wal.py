@@ -104,8 +104,10 @@ class WalWriter:
         try:
             self._file.write_at(self.size, buffers)
         except DiskError:
+            # What was refused must not come back in a crash, so cutting it off is synced too (B5).
             self.undo_failed = True
             self._file.truncate(self.size)
+            self._file.sync()
             self.undo_failed = False
             raise
         self.size += sum(map(len, buffers))
@@ -139,56 +141,66 @@ def scan_wal(disk: Disk, folder: str, number: int, limits: BlockLimits) -> WalSc
         data = file.read_at(0, file.size())
     finally:
         file.close()
+    found = list(_walk(data, number, limits))
+    sync_point = max((item.subject for _, _, item in found if item and item.kind is EntryKind.MARK), default=0)
     scan = WalScan()
-    marks = [entry.subject for _, entry in _walk(data, number, limits) if entry and entry.kind is EntryKind.MARK]
-    sync_point = max(marks, default=0)
-    for position, entry in _walk(data, number, limits):
+    for start, end, entry in found:
         if entry is not None:
             scan.entries.append(entry)
-        elif position >= sync_point:
-            scan.bytes_cut = len(data) - position
+        elif start >= sync_point:
+            scan.bytes_cut = len(data) - start
             break
         else:
-            scan.damaged_bytes += 8
+            scan.damaged_bytes += end - start
     return scan
 
 
-def _walk(data: bytes, number: int, limits: BlockLimits) -> Iterator[tuple[int, Entry | None]]:
-    """(position, entry) for each good entry, (position, None) for every eight bytes that are none."""
+def _walk(data: bytes, number: int, limits: BlockLimits) -> Iterator[tuple[int, int, Entry | None]]:
+    """(start, end, entry) of each good entry; None stands for bytes that are none."""
     view = memoryview(data)
     position = WAL_HEAD_BYTES
     while position < len(data):
-        parsed = _parse_entry(view, position, number, limits)
-        if parsed is None:
-            yield position, None
-            position += 8
-        else:
-            yield position, parsed[0]
-            position += parsed[1]
+        entry, end = _parse_entry(view, position, number, limits)
+        if end is None:
+            end = _next_magic(data, position + 8)
+        yield position, end, entry
+        position = end
 
 
-def _parse_entry(view: memoryview, position: int, number: int, limits: BlockLimits) -> tuple[Entry, int] | None:
+def _next_magic(data: bytes, position: int) -> int:
+    """The next eight-byte boundary at or after `position` where an entry may start, or the end."""
+    found = data.find(ENTRY_MAGIC, position)
+    while found >= 0 and found % 8:
+        found = data.find(ENTRY_MAGIC, found + 1)
+    return found if found >= 0 else len(data)
+
+
+def _parse_entry(view: memoryview, position: int, number: int, limits: BlockLimits) -> tuple[Entry | None, int | None]:
+    """The entry at `position`, or None, and where it ends, or None when nobody knows.
+
+    A damaged block under a good head is stepped over whole: what its body holds is not ours to read.
+    """
     head = view[position : position + ENTRY_BYTES]
     if len(head) < ENTRY_BYTES or bytes(head[:4]) != ENTRY_MAGIC:
-        return None
+        return None, None
     _, kind, subject, file_number, length = _ENTRY.unpack_from(head)
     payload = view[position + ENTRY_BYTES : position + ENTRY_BYTES + length]
-    if file_number != number or len(payload) != length:
-        return None
+    if file_number != number or len(payload) != length or length % 8:
+        return None, None
     covered = payload if kind > EntryKind.BLOCK else b""
     if crc32c(covered, crc32c(head[:28])) != _CHECKSUM.unpack_from(head, 28)[0]:
-        return None
-    size = ENTRY_BYTES + length
+        return None, None
+    end = position + ENTRY_BYTES + length
     if kind == EntryKind.BLOCK:
         try:
             block = Block.parse(payload, 0, limits)
         except BadBlock:
-            return None
+            return None, end
         if block.size != length or block.leader.channel_id != subject:
-            return None
-        return Entry(EntryKind.BLOCK, subject, block=block), size
+            return None, end
+        return Entry(EntryKind.BLOCK, subject, block=block), end
     if kind == EntryKind.MARK:
-        return Entry(EntryKind.MARK, subject), size
+        return Entry(EntryKind.MARK, subject), end
     if not EntryKind.CREATE <= kind <= EntryKind.DIRECT:
-        return None
-    return Entry(EntryKind(kind), subject, fields=json.loads(bytes(payload))), size
+        return None, end
+    return Entry(EntryKind(kind), subject, fields=json.loads(bytes(payload))), end

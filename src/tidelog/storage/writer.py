@@ -8,6 +8,8 @@ committer idle commits in its own thread, which spares two thread switches.
 W1  A future resolves only after its records are as durable as the log's `fsync` option promises.
 W2  At most `queue_bytes_max` bytes wait; beyond that `QueueFull` says to wait for acks.
 W3  Every wait has a deadline.
+W4  A future that was cancelled, or whose wait timed out, before its turn came had no effect; after
+    that it cannot be cancelled. Whatever happens, every future taken from the queue resolves.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
 from tidelog.blocks.block import Block, MadeBlock
-from tidelog.errors import DiskError, LogClosed, LogError, MemoryLogFull, QueueFull, WaitTimedOut
+from tidelog.errors import LogClosed, LogError, LogPoisoned, QueueFull, WaitTimedOut
 from tidelog.storage.log import Log
 from tidelog.storage.options import Fsync
 from tidelog.storage.scrub import Scrubber
@@ -95,6 +97,7 @@ class Committer:
         self._guard = threading.Condition()
         self._driving = threading.Lock()
         self._closed = False
+        self._broken: str | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -117,7 +120,8 @@ class Committer:
             self._enqueue(append)
         if self._driving.acquire(blocking=False):
             try:
-                self._commit_waiting()
+                # One round only, which includes ours: whoever came meanwhile is the thread's to serve.
+                self._commit_round()
             finally:
                 self._driving.release()
             with self._guard:
@@ -129,6 +133,7 @@ class Committer:
         try:
             return append.future.result(timeout_s)
         except FutureTimeout:
+            append.future.cancel()
             raise WaitTimedOut(waiting_for="the append", deadline_s=timeout_s) from None
 
     def run_exclusive(self, action: Callable[[int], None]) -> None:
@@ -151,20 +156,41 @@ class Committer:
     def _enqueue(self, append: Append) -> None:
         if self._closed:
             raise LogClosed(log=append.log.folder)
+        if self._broken is not None:
+            raise LogPoisoned(log=append.log.folder, cause=self._broken)
         if self._queued_bytes + append.size > self._queue_bytes_max and self._queue:
             raise QueueFull(waiting_bytes=self._queued_bytes, bytes_max=self._queue_bytes_max)
         self._queue.append(append)
         self._queued_bytes += append.size
 
     def _commit_waiting(self) -> None:
-        while True:
-            with self._guard:
-                if not self._queue:
-                    return
-                batch = list(self._queue)
-                self._queue.clear()
-                self._queued_bytes = 0
+        while self._commit_round():
+            pass
+
+    def _commit_round(self) -> bool:
+        """Commit what is queued now; False when nothing was. Hold `_driving`."""
+        with self._guard:
+            if not self._queue:
+                return False
+            batch = [append for append in self._queue if append.future.set_running_or_notify_cancel()]
+            self._queue.clear()
+            self._queued_bytes = 0
+        try:
             self._target.commit_appends(batch, self._clock_us())
+        except BaseException as error:
+            self._break(error, batch)
+            raise
+        return True
+
+    def _break(self, error: BaseException, batch: Sequence[Append]) -> None:
+        """A bug in us. Nobody may wait for ever because of it, and nothing may go on as if it were not."""
+        with self._guard:
+            self._broken = repr(error)
+            waiting = [append for append in self._queue if append.future.set_running_or_notify_cancel()]
+            self._queue.clear()
+        for append in (*batch, *waiting):
+            if not append.future.done():
+                append.future.set_exception(error)
 
     def _run(self) -> None:
         due_us = self._clock_us()
@@ -179,7 +205,14 @@ class Committer:
                 self._commit_waiting()
                 now_us = self._clock_us()
                 if now_us >= due_us:
-                    due_us = max(self._target.maintain(now_us), now_us + US_PER_MS)
+                    due_us = max(self._maintain(now_us), now_us + US_PER_MS)
+
+    def _maintain(self, now_us: int) -> int:
+        try:
+            return self._target.maintain(now_us)
+        except BaseException as error:
+            self._break(error, ())
+            raise
 
 
 class LogTarget:
@@ -203,7 +236,7 @@ class LogTarget:
         refusal: LogError | None = None
         try:
             log.flush(now_us)
-        except (DiskError, MemoryLogFull) as error:
+        except LogError as error:
             refusal = error
             log.discard_staged()
         written_end = log.written_end
@@ -260,7 +293,7 @@ class LogWriter:
     ) -> None:
         self.log = log
         self._moved = threading.Condition()
-        self._stop_watching = log.watch(self._wake)
+        log.watch(self._wake)
         self._committer = Committer(
             LogTarget(log, scrubber=scrubber), clock_us=clock_us, queue_bytes_max=queue_bytes_max
         )
@@ -301,5 +334,5 @@ class LogWriter:
             self._moved.notify_all()
 
     def close(self) -> None:
+        """Commit what is queued and close the log. Closing twice is harmless."""
         self._committer.close()
-        self._stop_watching()

@@ -1,0 +1,31 @@
+"""A power cut in the middle of a call: the code under test never gets to handle it.
+
+`DiskFaults.fail_after` lets a call fail, and a failed sync drops what it should have saved. A power cut
+is different: the sync simply never returns, and each un-synced write meets its own fate in `crash`.
+"""
+
+from __future__ import annotations
+
+from tidelog.sim.disk import SimDisk
+
+
+class PowerCut(BaseException):
+    """The machine is off. Not an `Exception`: nothing that handles errors may handle this."""
+
+
+class PluggedDisk(SimDisk):
+    """A `SimDisk` whose plug can be pulled at a later call. From then on every call raises, until `crash`."""
+
+    cut_after: int | None = None
+    """Pull the plug at the n-th call from now; 1 is the next one."""
+
+    def _step(self, operation: str, path: str, position: int, length: int) -> None:
+        if self.cut_after is not None:
+            self.cut_after = max(0, self.cut_after - 1)
+            if self.cut_after == 0:
+                raise PowerCut
+        super()._step(operation, path, position, length)
+
+    def crash(self) -> None:
+        self.cut_after = None
+        super().crash()

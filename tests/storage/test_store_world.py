@@ -1,0 +1,82 @@
+"""The store under every fault of the simulated disk; and proof that the simulation would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tidelog.errors import LogError
+from tidelog.sim.store_world import StoreViolation, run_store_seeds, run_store_world
+from tidelog.storage.log import Log
+from tidelog.storage.store import Store, StoreChannel
+from tidelog.storage.wal import EntryKind, WalWriter
+
+MUTATION_SEEDS = 8
+
+
+def check(result: dict[str, Any]) -> None:
+    assert result["violations"] == []
+    assert result["never"] == []
+
+
+def test_the_store_survives_one_hundred_seeds() -> None:
+    check(run_store_seeds(0, 100))
+
+
+@pytest.mark.slow
+def test_the_store_survives_a_thousand_seeds() -> None:
+    check(run_store_seeds(1_000, 1_000))
+
+
+def test_a_seed_is_a_replay() -> None:
+    assert run_store_world(7) == run_store_world(7)
+
+
+def assert_noticed() -> None:
+    violations = run_store_seeds(0, MUTATION_SEEDS)["violations"]
+    assert violations, f"{MUTATION_SEEDS} seeds did not notice"
+    seed = violations[0]["seed"]
+    with pytest.raises(StoreViolation, match=f"tidelog sim store --seed {seed}"):
+        run_store_world(seed)
+
+
+def test_acks_without_a_sync_of_the_write_ahead_file_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(wal: WalWriter) -> None:
+        wal._durable_size = wal.size
+
+    monkeypatch.setattr(WalWriter, "sync", sync)
+    assert_noticed()
+
+
+def test_a_checkpoint_without_a_sync_of_the_segments_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_back(_: Store, channel: StoreChannel, log: Log, now_us: int) -> LogError | None:
+        try:
+            log.flush(now_us)
+        except LogError as error:
+            return error
+        channel.synced_end = log.written_end
+        channel.unsynced.clear()
+        return None
+
+    monkeypatch.setattr(Store, "_write_back", write_back)
+    assert_noticed()
+
+
+def test_forgotten_truncations_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_entry: Callable[..., None] = Store._write_entry
+
+    def without_truncations(store: Store, kind: EntryKind, *rest: Any) -> None:
+        if kind is not EntryKind.TRUNCATE:
+            write_entry(store, kind, *rest)
+
+    monkeypatch.setattr(Store, "_write_entry", without_truncations)
+    assert_noticed()
+
+
+def test_a_write_ahead_file_dropped_for_all_because_one_channel_failed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Store, "_log_again", lambda *_: True)
+    assert_noticed()
