@@ -140,13 +140,13 @@ def test_zstd_is_kept_only_where_it_helps() -> None:
 def test_what_is_no_frame_is_refused_and_leaves_the_builder_as_it_was() -> None:
     builder = FrameBuilder()
     builder.append(1, 2, b"ok")
-    for time_us, can_id, payload, error in [
-        (1, CAN_ID_MAX + 1, b"", InvalidRecord),
-        (1, -1, b"", InvalidRecord),
-        (1, 1, bytes(PAYLOAD_BYTES_MAX + 1), InvalidRecord),
-        (2**63, 1, b"", OverflowError),
+    for time_us, can_id, payload in [
+        (1, CAN_ID_MAX + 1, b""),
+        (1, -1, b""),
+        (1, 1, bytes(PAYLOAD_BYTES_MAX + 1)),
+        (2**63, 1, b""),
     ]:
-        with pytest.raises(error):
+        with pytest.raises(InvalidRecord):
             builder.append(time_us, can_id, payload)
     assert list(builder.take().rows()) == [(1, 2, b"ok")]
 

@@ -113,7 +113,10 @@ class FrameBuilder:
                 f"ids have 29 bits, payloads at most {PAYLOAD_BYTES_MAX} bytes"
             )
         # The time goes first: if it does not fit 64 bits nothing has been taken yet.
-        self._times_us.append(time_us)
+        try:
+            self._times_us.append(time_us)
+        except OverflowError:
+            raise InvalidRecord(problem=f"time {time_us} does not fit 64 bits") from None
         self._can_ids.append(can_id)
         self._payload += payload
         self._offsets.append(len(self._payload))

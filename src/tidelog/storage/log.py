@@ -431,15 +431,19 @@ class Log:
         index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
         return Segment(path, index, opening_epoch=epoch)
 
-    def write_index(self, segment: Segment) -> None:
-        """Put the index beside its segment. It is a cache: without space for it, opening scans the segment."""
+    def write_index(self, segment: Segment, *, sync: bool = True) -> None:
+        """Put the index beside its segment. It is a cache: without space for it, opening scans the segment.
+
+        Without `sync` a power cut may leave the old index or a torn one, which opening does not take.
+        """
         try:
             file = self.disk.open(segment.index_path, create=True)
             try:
                 packed = segment.index.pack()
                 file.truncate(len(packed))
                 file.write_at(0, [packed])
-                file.sync()
+                if sync:
+                    file.sync()
             finally:
                 file.close()
         except DiskFull:

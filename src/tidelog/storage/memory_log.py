@@ -64,7 +64,7 @@ class MemoryLog(Log):
             self.discard_staged()
             raise
 
-    def write_index(self, segment: Segment) -> None:
+    def write_index(self, segment: Segment, *, sync: bool = True) -> None:
         """There is no restart to read it after, and it would count against the cap."""
 
     def skip_to(self, offset: int, now_us: int) -> None:

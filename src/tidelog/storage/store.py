@@ -432,7 +432,7 @@ class Store:
             log.sync()
             channel.synced_end = log.written_end
             channel.unsynced.clear()
-            log.write_index(log.segments[-1])
+            log.write_index(log.segments[-1], sync=False)
         except LogError as error:
             return error
         channel.clean = True
