@@ -18,10 +18,13 @@ class PluggedDisk(SimDisk):
 
     cut_after: int | None = None
     """Pull the plug at the n-th call from now; 1 is the next one."""
+    cut_in_sync: bool = False
+    """Count only syncs: the moment when most is at stake."""
 
     def _step(self, operation: str, path: str, position: int, length: int) -> None:
         if self.cut_after is not None:
-            self.cut_after = max(0, self.cut_after - 1)
+            if self.cut_after > 0 and (operation == "sync" or not self.cut_in_sync):
+                self.cut_after -= 1
             if self.cut_after == 0:
                 raise PowerCut
         super()._step(operation, path, position, length)
