@@ -37,8 +37,10 @@ format: setup ## Let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: setup ## Crash simulation of the log, 2,000 seeds
+sim: setup ## Log, store and journal through 2,000 seeds of faults each
 	$(BIN)/tidelog sim log --seeds 2000
+	$(BIN)/tidelog sim store --seeds 2000
+	$(BIN)/tidelog sim journal --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json

@@ -1,0 +1,99 @@
+"""The `tidelog` command: what is common to all of its commands.
+
+Exit codes: 0 done; 1 the data is damaged or a simulation found a violation; 2 the input cannot be used
+or the call is wrong; 70 a bug in Tidelog; 130 interrupted; 141 the reader of our output went away. Every
+failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows the traceback too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from tidelog import __version__
+from tidelog.cli.lazy import LazyCommand, LazyGroup
+from tidelog.errors import LogError
+
+EXIT_UNUSABLE = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_COMMANDS = {
+    "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
+    "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure the log and the journal."),
+    "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run the log and the store through simulated faults."),
+    "demo": LazyCommand("tidelog.cli.demo", "demo", "Record frames, pull the plug, recover, verify."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tidelog")
+def cli() -> None:
+    """One replicated log, from a boat's bus to a Spark table."""
+
+
+def main() -> None:
+    """Entry point of the `tidelog` command."""
+    if not __debug__:
+        _say("Tidelog's asserts guard your data; run it without -O and without PYTHONOPTIMIZE.")
+        sys.exit(EXIT_UNUSABLE)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text in any encoding
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code and raises nothing."""
+    try:
+        code = _invoke(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except LogError as error:
+        _explain(str(error))
+        return EXIT_UNUSABLE
+    except OSError as error:
+        _explain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return EXIT_UNUSABLE
+    except Exception as error:
+        _explain(f"a bug in Tidelog: {type(error).__name__}: {error}; run again with TIDELOG_TRACEBACK=1 and report it")
+        return EXIT_BUG
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    # make_context and invoke instead of click's own main: that one turns a broken pipe into exit code 1,
+    # which would read as "damaged" after `verify`.
+    try:
+        with cli.make_context("tidelog", list(arguments)) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    return 0
+
+
+def _explain(message: str) -> None:
+    if os.environ.get("TIDELOG_TRACEBACK") == "1":
+        traceback.print_exc()
+    _say(" ".join(message.split()))
+
+
+def _say(message: str) -> None:
+    print(f"tidelog: {message}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Point stdout to nowhere, or the interpreter complains when it flushes what nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,126 @@
+"""`tidelog sim`: run log, store or journal through seeded faults. The same seed gives the same life.
+
+A world's result is one dict: counters, and `violations`, a list (or a count) of what must not have
+happened, each naming its seed; `never` lists the events that the seeds failed to bring about. Printed
+as JSON it is flat: `violations` is their number, `first_violation` says what the first one was.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from typing import Any
+
+import click
+
+from tidelog.cli.lazy import LazyGroup
+from tidelog.cli.output import print_facts, print_json
+
+PARALLEL_ABOVE_SEEDS = 100
+PROVING_SEEDS = 200
+PROCESSES = 2
+_CHUNKS_PER_PROCESS = 8
+_NOT_COUNTERS = frozenset({"first_seed", "seed"})
+
+
+@click.group(cls=LazyGroup)
+def sim() -> None:
+    """Run log, store and journal through simulated faults."""
+
+
+@sim.command("log")
+@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def sim_log(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
+    """Random appends, syncs, rolls, truncations, crashes and rot of one log."""
+    _run(context, "tidelog.sim.log_world", "run_log_seeds", seeds=seeds, seed=seed, as_json=as_json)
+
+
+@sim.command("store")
+@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def sim_store(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
+    """The same for a store: many channels behind one write-ahead file."""
+    _run(context, "tidelog.sim.store_world", "run_store_seeds", seeds=seeds, seed=seed, as_json=as_json)
+
+
+@sim.command("journal")
+@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def sim_journal(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
+    """A boat's journal: leases, sealing, retention, power cuts, full disks and lost files."""
+    _run(context, "tidelog.sim.journal_world", "run_journal_seeds", seeds=seeds, seed=seed, as_json=as_json)
+
+
+def _run(context: click.Context, module: str, function: str, *, seeds: int, seed: int | None, as_json: bool) -> None:
+    counted = context.get_parameter_source("seeds") is not click.core.ParameterSource.DEFAULT
+    count = seeds if seed is None or counted else 1
+    began = time.monotonic()
+    result = run_seeds(module, function, first=seed or 0, count=count)
+    violations = _violations(result)
+    result["seconds"] = round(time.monotonic() - began, 2)
+    # A handful of seeds cannot bring everything about; a run that is meant to prove something must.
+    never = result.get("never", []) if count >= PROVING_SEEDS else []
+    if as_json:
+        result |= {"violations": len(violations), "never": ",".join(result.get("never", []))}
+        if violations:
+            result["first_violation"] = str(violations[0])
+        print_json(result)
+    else:
+        print_facts({name: value for name, value in result.items() if name != "violations"})
+        for violation in violations:
+            print(f"VIOLATION  {violation}")
+    if violations or never:
+        context.exit(1)
+
+
+def run_seeds(module: str, function: str, *, first: int, count: int) -> dict[str, Any]:
+    """Results of the seeds [first, first + count), from two processes where that is worth their start."""
+    if count <= PARALLEL_ABOVE_SEEDS:
+        return _run_part(module, function, first, count)
+    step = -(-count // (PROCESSES * _CHUNKS_PER_PROCESS))
+    starts = range(first, first + count, step)
+    counts = [min(step, first + count - start) for start in starts]
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        tasks = [pool.submit(_run_part, module, function, *part) for part in zip(starts, counts, strict=True)]
+        merged: dict[str, Any] = {}
+        for task in tasks:
+            merge_results(merged, task.result())
+        return merged
+
+
+def _run_part(module: str, function: str, first: int, count: int) -> dict[str, Any]:
+    result: dict[str, Any] = getattr(import_module(module), function)(first, count)
+    return result
+
+
+def merge_results(into: dict[str, Any], part: dict[str, Any]) -> None:
+    """Counters add up, lists are joined, dicts of counters are merged; what is neither stays as first seen."""
+    for name, value in part.items():
+        known = into.get(name)
+        if known is None or name in _NOT_COUNTERS:
+            into.setdefault(name, value)
+        elif isinstance(value, bool):
+            into[name] = known and value
+        elif isinstance(value, int | float):
+            into[name] = max(known, value) if name.endswith("_max") else known + value
+        elif name == "never":
+            into[name] = [what for what in known if what in value]  # what no part brought about
+        elif isinstance(value, list):
+            into[name] = [*known, *value]
+        elif isinstance(value, dict):
+            merge_results(known, value)
+
+
+def _violations(result: dict[str, Any]) -> list[Any]:
+    found = result.get("violations", [])
+    if isinstance(found, int):
+        return [f"{found} violations"] if found else []
+    return list(found)
