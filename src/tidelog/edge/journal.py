@@ -36,7 +36,6 @@ from tidelog.errors import (
     DiskFull,
     InvalidRecord,
     LogClosed,
-    LogError,
     NotALog,
     OffsetOutOfRange,
     SeqExhausted,
@@ -76,7 +75,8 @@ class Journal:
         self.sealed = sealed
         self.lineage = lineage
         # A journal raises its epoch whenever it is opened, as any unreplicated channel does (R1).
-        self.epoch = max(fresh.epochs.newest, sealed.epochs.newest) + 1
+        # The incarnations keep it rising even when one of the logs was lost with the epochs in it.
+        self.epoch = max(fresh.epochs.newest, sealed.epochs.newest, fresh.incarnation, sealed.incarnation) + 1
         self._new_lineage = new_lineage
         self._builder = FrameBuilder()
         self._unwritten: FrameColumns | None = None
@@ -361,12 +361,11 @@ class Journal:
         return needed
 
     def _make_room(self, now_us: int) -> bool:
-        """The disk is full: give up the oldest sealed segment, if there is one."""
-        try:
-            sealing.seal(self, now_us)
-        except LogError:
-            pass  # sealing needs space too; dropping the oldest segment makes some
-        return self._force_out_oldest(now_us)
+        """The disk is full: drop what the cluster holds; give up what it does not only when memory is full too."""
+        self.sealed.set_floor("acked", self._acked_offset())
+        if self.sealed.trim(self.sealed.segments[0].index.end_offset, now_us).segments:
+            return True
+        return self._buffered() >= self.options.buffer_frames_max and self._force_out_oldest(now_us)
 
     def _force_out_oldest(self, now_us: int) -> bool:
         oldest = self.sealed.segments[0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tidelog.blocks.block import Block, MadeBlock, missing_block
 from tidelog.blocks.columns import FrameColumns
+from tidelog.blocks.control import LineageOpened, decode_control
 from tidelog.blocks.frames import decode_frames, encode_frames
 from tidelog.blocks.header import BlockKind, Codec
 from tidelog.errors import DamagedRange
@@ -180,19 +181,27 @@ def _heal(sealed: Log, fresh: Log) -> None:
 
 
 def last_seq(log: Log, lineage: bytes) -> int:
-    """The newest seq of a lineage in a log, looking from its end; 0 when there is none."""
+    """The newest seq of a lineage in a log, looking from its end back to where it was opened; 0 for none."""
     for segment in reversed(log.segments):
         index = segment.index
         for entry in reversed(range(len(index.entry_positions))):
             start = index.entry_offsets[entry]
             end = index.entry_offsets[entry + 1] if entry + 1 < len(index.entry_offsets) else index.end_offset
-            newest = 0
+            newest, opened = 0, False
             for block in log.blocks(start, end, skip_damaged=True):
                 if block.maker.base_seq and block.maker.producer == lineage:
                     newest = max(newest, block.maker.seqs.stop - 1)
-            if newest:
+                opened = opened or _opens(block, lineage)
+            if newest or opened:
                 return newest
     return 0
+
+
+def _opens(block: Block, lineage: bytes) -> bool:
+    if block.maker.kind != BlockKind.CONTROL:
+        return False
+    records = decode_control(block.maker, block.raw_body())
+    return any(isinstance(record, LineageOpened) and record.lineage == lineage.hex() for record in records)
 
 
 def lineages(log: Log) -> set[bytes]:

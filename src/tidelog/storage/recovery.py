@@ -218,7 +218,8 @@ class _Opening:
             head = SegmentHead.unpack(data_file.read_at(0, SEGMENT_HEAD_BYTES))
         if index is None or index.size != size or index.base_offset != segment.base_offset or head is None:
             return None
-        if newest and self.managed is None and state.get("newest_size") != size:
+        known = (state.get("newest_base"), state.get("newest_size"))
+        if newest and self.managed is None and known != (segment.base_offset, size):
             return None
         segment.opening_epoch = head.epoch
         return index
