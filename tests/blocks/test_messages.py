@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.blocks.crafted import FORM, INT64_MAX, INT64_MIN, messages, refusal, stamped, with_body
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.header import BlockKind, Codec
-from tidelog.blocks.messages import Message, MessageColumns, decode_messages, encode_messages
+from tidelog.blocks.messages import Message, MessageColumns, decode_messages, encode_messages, encode_values
 from tidelog.errors import BlockCorrupt
 
 
@@ -102,3 +102,10 @@ def test_a_header_name_that_is_no_text_is_replaced_not_refused() -> None:
     block = Block.parse(with_body(stamped(encode_messages(HONEST)), body(tail=b"\x03\x02kvw\xffc")))
     records = list(decode_messages(block.maker, block.raw_body()).rows())
     assert records[1].headers == (("\N{REPLACEMENT CHARACTER}", b"c"),)
+
+
+@given(values=st.lists(st.binary(max_size=40), max_size=20), time_us=st.integers(INT64_MIN, INT64_MAX))
+def test_plain_values_make_the_same_bytes_as_messages_of_them(values: list[bytes], time_us: int) -> None:
+    made = encode_values(values, time_us=time_us, base_seq=5)
+    same = encode_messages([Message(time_us=time_us, value=value) for value in values], base_seq=5)
+    assert b"".join(made.buffers) == b"".join(same.buffers)

@@ -16,7 +16,7 @@ from tidelog.bench.measure import Case, Results, Rounds, alternate, largest_spre
 from tidelog.bench.traffic import bus_frames
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.frames import encode_frames
-from tidelog.blocks.messages import Message, encode_messages
+from tidelog.blocks.messages import encode_values
 from tidelog.errors import InvalidConfig
 from tidelog.storage.log import Log
 from tidelog.storage.os_disk import OsDisk
@@ -132,7 +132,7 @@ def measure_group_commit(folder: str, *, commits: int, rounds: int) -> Results:
 
         def ours() -> None:
             now_us = wall_clock_us()
-            writer.append_wait(encode_messages([Message(time_us=now_us, value=value) for value in payloads]))
+            writer.append_wait(encode_values(payloads, time_us=now_us))
 
         def theirs() -> None:
             file.append_batch(payloads)
@@ -204,7 +204,7 @@ class _Channels:
         ]
         self._store.checkpoint(wall_clock_us())
         self._committer = Committer(self._store)
-        self._made = encode_messages([Message(time_us=wall_clock_us(), value=bytes(RECORD_BYTES))])
+        self._made = encode_values([bytes(RECORD_BYTES)], time_us=wall_clock_us())
         self.wal_bytes = 0
         self.commit_s: list[float] = []
         self.checkpoint_s: list[float] = []

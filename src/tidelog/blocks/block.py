@@ -29,7 +29,6 @@ from tidelog.blocks.header import (
     pack_maker,
     parse_head,
     parse_maker,
-    unpack_leader,
 )
 from tidelog.errors import BlockCorrupt, BlockTooLarge, InvalidRecord
 
@@ -73,7 +72,7 @@ class MadeBlock:
         windows: Sequence[range] = (),
     ) -> Block:
         """Give the block its place in a channel. The maker's bytes and the body stay as they are."""
-        head = pack_leader(
+        head, leader = pack_leader(
             self.maker_bytes,
             base_offset=base_offset,
             channel_id=channel_id,
@@ -83,13 +82,13 @@ class MadeBlock:
             path=path,
             windows=windows,
         )
-        return Block(head, self.body, self.maker, unpack_leader(head), tuple(windows))
+        return Block(head, self.body, self.maker, leader, tuple(windows))
 
 
 class Block:
     """A stamped block: head (with windows) and padded body."""
 
-    __slots__ = ("body", "head", "leader", "maker", "windows")
+    __slots__ = ("body", "head", "leader", "maker", "size", "windows")
 
     def __init__(self, head: Buffer, body: Buffer, maker: Maker, leader: Leader, windows: tuple[range, ...]) -> None:
         self.head = head
@@ -97,6 +96,7 @@ class Block:
         self.maker = maker
         self.leader = leader
         self.windows = windows
+        self.size = len(head) + len(body)
 
     @classmethod
     def parse(cls, data: Buffer, position: int = 0, limits: BlockLimits = DEFAULT_LIMITS) -> Self:
@@ -111,10 +111,6 @@ class Block:
     @property
     def buffers(self) -> tuple[Buffer, Buffer]:
         return self.head, self.body
-
-    @property
-    def size(self) -> int:
-        return len(self.head) + len(self.body)
 
     @property
     def counted(self) -> int:

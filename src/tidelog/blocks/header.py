@@ -190,19 +190,16 @@ def pack_leader(
     durable_end: int,
     path: int,
     windows: Sequence[range] = (),
-) -> bytes:
-    """The whole head: the maker's bytes unchanged, the leader's stamp, the windows."""
-    placed = (base_offset, channel_id, leader_epoch, append_time_us, durable_end)
-    head = bytes(maker) + _LEADER.pack(*placed, len(windows), path, _RESERVED, 0)[:-4]
-    if not windows:
-        return head + _CHECKSUM.pack(_crc32c(head))
-    packed = struct.pack(f"<{2 * len(windows)}I", *(edge for window in windows for edge in (window.start, window.stop)))
-    return head + _CHECKSUM.pack(_crc32c(packed, _crc32c(head))) + packed
-
-
-def unpack_leader(head: Buffer) -> Leader:
-    """The leader's half of a head, unchecked: for whoever has just packed it."""
-    return Leader._make(_LEADER.unpack_from(head, MAKER_BYTES))
+) -> tuple[bytes, Leader]:
+    """The whole head (the maker's bytes unchanged, the leader's stamp, the windows), and the stamp as parsed."""
+    placed = (base_offset, channel_id, leader_epoch, append_time_us, durable_end, len(windows), path, _RESERVED)
+    head = bytes(maker) + _LEADER.pack(*placed, 0)[:-4]
+    packed = b""
+    if windows:
+        edges = [edge for window in windows for edge in (window.start, window.stop)]
+        packed = struct.pack(f"<{len(edges)}I", *edges)
+    checksum = _crc32c(packed, _crc32c(head))
+    return head + _CHECKSUM.pack(checksum) + packed, Leader(*placed, checksum)
 
 
 def parse_maker(data: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -> Maker:

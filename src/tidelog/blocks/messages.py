@@ -171,6 +171,50 @@ def encode_messages(
     )
 
 
+def encode_values(
+    values: Sequence[bytes],
+    *,
+    time_us: int,
+    base_seq: int = 0,
+    producer: bytes = NO_PRODUCER,
+    codec: Codec = Codec.NONE,
+    level: int = DEFAULT_ZSTD_LEVEL,
+    limits: BlockLimits = DEFAULT_LIMITS,
+) -> MadeBlock:
+    """Messages that are a value and nothing else, all of one time: the cheapest way in.
+
+    The same bytes as `encode_messages` makes of them, without an object and a column pass for each.
+    """
+    count = len(values)
+    column = BytesColumn.gather(values)
+    nothing = bytes(4 * (count + 1))
+    raw = b"".join(
+        (
+            _HEAD.pack(0, 0),
+            nothing[4:],  # times: no distance
+            nothing,  # keys
+            column.offsets.astype("<i4", copy=False).tobytes(),
+            nothing,  # headers
+            bytes(8),
+            bytes([HAS_VALUE]) * count,
+            column.data.tobytes(),
+        )
+    )
+    return make_block(
+        raw,
+        kind=BlockKind.MESSAGES,
+        form=MESSAGE_FORM,
+        record_count=count,
+        codec=codec,
+        level=level,
+        time_min_us=time_us if count else 0,
+        time_max_us=time_us if count else 0,
+        base_seq=base_seq,
+        producer=producer,
+        limits=limits,
+    )
+
+
 def decode_messages(maker: Maker, raw: Buffer) -> MessageColumns:
     """The columns of a message body that has been checked and inflated."""
     if maker.form != MESSAGE_FORM:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from tidelog.storage.disk import Disk, File
 
@@ -21,25 +20,18 @@ class FileCache:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _Entry] = OrderedDict()
 
-    @contextmanager
-    def use(self, path: str) -> Iterator[File]:
+    def use(self, path: str) -> AbstractContextManager[File]:
         """The open file at `path`, pinned until the block ends."""
         with self._lock:
             entry = self._files.get(path)
             if entry is None:
-                entry = _Entry(self._disk.open(path))
+                entry = _Entry(self._disk.open(path), self._lock)
                 self._files[path] = entry
                 self._shrink(spare=entry)
             else:
                 self._files.move_to_end(path)
             entry.pins += 1
-        try:
-            yield entry.file
-        finally:
-            with self._lock:
-                entry.pins -= 1
-                if entry.dropped and not entry.pins:
-                    entry.file.close()
+        return entry
 
     def drop(self, path: str) -> None:
         """Forget a file that was removed, replaced or is no longer needed."""
@@ -76,9 +68,21 @@ class FileCache:
 
 
 class _Entry:
-    __slots__ = ("dropped", "file", "pins")
+    """An open file that is its own context manager: every append passes here twice, a generator would cost more."""
 
-    def __init__(self, file: File) -> None:
+    __slots__ = ("_lock", "dropped", "file", "pins")
+
+    def __init__(self, file: File, lock: threading.Lock) -> None:
         self.file = file
         self.pins = 0
         self.dropped = False
+        self._lock = lock
+
+    def __enter__(self) -> File:
+        return self.file
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.pins -= 1
+            if self.dropped and not self.pins:
+                self.file.close()

@@ -244,9 +244,10 @@ class Log:
                 path=path,
                 windows=windows,
             )
-            edges = [0, *(edge for window in windows for edge in (window.start, window.stop)), made.maker.record_count]
-            if edges != sorted(edges) or not all(windows):
-                raise BlockCorrupt(problem="windows must rise, be filled and lie inside their block")
+            if windows:
+                edges = [0, *(edge for part in windows for edge in (part.start, part.stop)), made.maker.record_count]
+                if edges != sorted(edges) or not all(windows):
+                    raise BlockCorrupt(problem="windows must rise, be filled and lie inside their block")
             return self._take(block) if block.counted else None
 
     def stage_stamped(self, block: Block) -> Block:

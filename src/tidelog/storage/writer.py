@@ -39,7 +39,7 @@ def wall_clock_us() -> int:
 class Append:
     """One request: a made block to stamp, or a stamped one to take over."""
 
-    __slots__ = ("block", "epoch", "future", "log", "offsets", "path", "size", "windows")
+    __slots__ = ("_error", "_future", "_settled", "block", "epoch", "log", "offsets", "path", "size", "windows")
 
     def __init__(
         self, log: Log, block: MadeBlock | Block, *, epoch: int = 0, path: int = 0, windows: Sequence[range] = ()
@@ -51,7 +51,25 @@ class Append:
         self.windows = windows
         self.size = len(block.body) + 128
         self.offsets = range(0)
-        self.future: Future[range] = Future()
+        self._future: Future[range] | None = None
+        self._settled = False
+        self._error: BaseException | None = None
+
+    @property
+    def future(self) -> Future[range]:
+        """Made when first asked for: who commits in its own thread needs none, and it is a third of the cost.
+
+        Whoever queues an append for another thread must ask before that.
+        """
+        if self._future is None:
+            self._future = Future()
+            if self._settled:
+                self._hand_over(self._future)
+        return self._future
+
+    def start(self) -> bool:
+        """False when the caller has given up on it."""
+        return self._future is None or self._future.set_running_or_notify_cancel()
 
     def stage(self, now_us: int) -> Block | None:
         if isinstance(self.block, Block):
@@ -62,10 +80,33 @@ class Append:
         return staged
 
     def done(self) -> None:
-        self.future.set_result(self.offsets)
+        self._settle(None)
 
-    def failed(self, error: LogError) -> None:
-        self.future.set_exception(error)
+    def failed(self, error: BaseException) -> None:
+        self._settle(error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        self._error = error
+        self._settled = True
+        if self._future is not None:
+            self._hand_over(self._future)
+
+    def _hand_over(self, future: Future[range]) -> None:
+        if self._error is None:
+            future.set_result(self.offsets)
+        else:
+            future.set_exception(self._error)
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def outcome(self) -> range:
+        """The offsets, or the refusal, of a settled append."""
+        assert self._settled
+        if self._error is not None:
+            raise self._error
+        return self.offsets
 
 
 class CommitTarget(Protocol):
@@ -103,12 +144,15 @@ class Committer:
 
     def submit(self, append: Append) -> Future[range]:
         """Queue an append; its future resolves with the offsets once it is committed."""
+        future = append.future
         with self._guard:
             self._enqueue(append)
             self._guard.notify()
-        return append.future
+        return future
 
     def submit_many(self, appends: Sequence[Append]) -> None:
+        for append in appends:
+            assert append.future is not None
         with self._guard:
             for append in appends:
                 self._enqueue(append)
@@ -116,24 +160,21 @@ class Committer:
 
     def commit(self, append: Append, *, timeout_s: float = 30.0) -> range:
         """Append and wait. Commits in this thread when nobody else is committing."""
-        with self._guard:
-            self._enqueue(append)
         if self._driving.acquire(blocking=False):
             try:
                 # One round only, which includes ours: whoever came meanwhile is the thread's to serve.
-                self._commit_round()
+                self._commit_round(append)
             finally:
                 self._driving.release()
-            with self._guard:
-                if self._queue:
+            if self._queue:
+                with self._guard:
                     self._guard.notify()
-        else:
-            with self._guard:
-                self._guard.notify()
+            return append.outcome()
+        future = self.submit(append)
         try:
-            return append.future.result(timeout_s)
+            return future.result(timeout_s)
         except FutureTimeout:
-            append.future.cancel()
+            future.cancel()
             raise WaitTimedOut(waiting_for="the append", deadline_s=timeout_s) from None
 
     def run_exclusive(self, action: Callable[[int], None]) -> None:
@@ -153,11 +194,14 @@ class Committer:
             self._commit_waiting()
             self._target.close(self._clock_us())
 
-    def _enqueue(self, append: Append) -> None:
+    def _check_open(self, append: Append) -> None:
         if self._closed:
             raise LogClosed(log=append.log.folder)
         if self._broken is not None:
             raise LogPoisoned(log=append.log.folder, cause=self._broken)
+
+    def _enqueue(self, append: Append) -> None:
+        self._check_open(append)
         if self._queued_bytes + append.size > self._queue_bytes_max and self._queue:
             raise QueueFull(waiting_bytes=self._queued_bytes, bytes_max=self._queue_bytes_max)
         self._queue.append(append)
@@ -167,14 +211,20 @@ class Committer:
         while self._commit_round():
             pass
 
-    def _commit_round(self) -> bool:
-        """Commit what is queued now; False when nothing was. Hold `_driving`."""
-        with self._guard:
-            if not self._queue:
-                return False
-            batch = [append for append in self._queue if append.future.set_running_or_notify_cancel()]
-            self._queue.clear()
-            self._queued_bytes = 0
+    def _commit_round(self, own: Append | None = None) -> bool:
+        """Commit what is queued now, and the driver's own append last; False for nothing. Hold `_driving`."""
+        if own is not None:
+            self._check_open(own)
+        batch: list[Append] = []
+        if self._queue:
+            with self._guard:
+                batch = [append for append in self._queue if append.start()]
+                self._queue.clear()
+                self._queued_bytes = 0
+        if own is not None:
+            batch.append(own)
+        if not batch:
+            return False
         try:
             self._target.commit_appends(batch, self._clock_us())
         except BaseException as error:
@@ -186,11 +236,11 @@ class Committer:
         """A bug in us. Nobody may wait for ever because of it, and nothing may go on as if it were not."""
         with self._guard:
             self._broken = repr(error)
-            waiting = [append for append in self._queue if append.future.set_running_or_notify_cancel()]
+            waiting = [append for append in self._queue if append.start()]
             self._queue.clear()
         for append in (*batch, *waiting):
-            if not append.future.done():
-                append.future.set_exception(error)
+            if not append.settled:
+                append.failed(error)
 
     def _run(self) -> None:
         due_us = self._clock_us()
@@ -293,6 +343,7 @@ class LogWriter:
     ) -> None:
         self.log = log
         self._moved = threading.Condition()
+        self._followers = 0
         log.watch(self._wake)
         self._committer = Committer(
             LogTarget(log, scrubber=scrubber), clock_us=clock_us, queue_bytes_max=queue_bytes_max
@@ -322,7 +373,11 @@ class LogWriter:
         """Follow the log: wait until records at or after `offset` are durable; returns the durable end."""
         log = self.log
         with self._moved:
-            arrived = self._moved.wait_for(lambda: log.durable_end > offset or log.closed, timeout_s)
+            self._followers += 1
+            try:
+                arrived = self._moved.wait_for(lambda: log.durable_end > offset or log.closed, timeout_s)
+            finally:
+                self._followers -= 1
         if log.closed:
             raise LogClosed(log=log.folder)
         if not arrived:
@@ -330,8 +385,10 @@ class LogWriter:
         return log.durable_end
 
     def _wake(self) -> None:
-        with self._moved:
-            self._moved.notify_all()
+        # A follower counts itself before it looks, so one that is not counted yet will see what moved.
+        if self._followers:
+            with self._moved:
+                self._moved.notify_all()
 
     def close(self) -> None:
         """Commit what is queued and close the log. Closing twice is harmless."""
