@@ -419,18 +419,17 @@ class Log:
     def create_segment(self, base_offset: int, now_us: int, *, folder: str | None = None) -> Segment:
         folder = folder or self.segment_folder
         path = f"{folder}/{segment_name(base_offset)}"
-        epoch = self.epochs.newest
         head = SegmentHead(
             channel_id=self.channel_id,
             base_offset=base_offset,
             generation=self.generation,
             created_us=now_us,
-            epoch=epoch,
+            epoch=self.epochs.newest,
         )
         repair.create_file(self, path, head.pack())
-        interval_bytes = self.options.index_interval_bytes
-        index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval_bytes)
-        return Segment(path, index, opening_epoch=epoch)
+        interval = self.options.index_interval_bytes
+        index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval)
+        return Segment(path, index, opening_epoch=head.epoch)
 
     def write_index(self, segment: Segment, *, sync: bool = True) -> None:
         """Put the index beside its segment. It is a cache: without space for it, opening scans the segment.
