@@ -1,7 +1,8 @@
 """`tidelog log verify`: every checksum, every offset, every seq; says what is wrong and where.
 
 Damage makes the exit code 1. Notes do not: seqs may jump between blocks, an unclean log has a tail that
-will be cut when it is opened, an index that is missing is made again.
+will be cut when it is opened, an index that is missing is made again. A file by itself that ends in the
+middle of a block is a truncated file: exit code 2, since nothing beside it tells what is missing.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ class Report:
     def clean(self) -> bool:
         return not self.damage
 
+    @property
+    def truncated(self) -> bool:
+        return self.kind == "segment" and self.bytes_to_cut > 0
+
     def to_json(self) -> dict[str, Any]:
-        return {"clean": self.clean, **asdict(self)}
+        return {"clean": self.clean, "truncated": self.truncated, **asdict(self)}
 
 
 def run_verify(path: str, *, channel: str | None, as_json: bool, deep: bool) -> int:
@@ -74,7 +79,9 @@ def run_verify(path: str, *, channel: str | None, as_json: bool, deep: bool) -> 
         print_json(report.to_json())
     else:
         _print(report)
-    return 0 if report.clean else 1
+    if not report.clean:
+        return 1
+    return 2 if report.truncated else 0
 
 
 def _print(report: Report) -> None:
@@ -83,7 +90,11 @@ def _print(report: Report) -> None:
     for finding in report.notes:
         print(f"note    {finding}")
     held = f"{report.blocks} blocks, {report.records} records, {format_bytes(report.bytes)}"
-    verdict = "clean" if report.clean else f"{len(report.damage)} places are damaged"
+    verdict = "clean"
+    if report.damage:
+        verdict = f"damaged in {len(report.damage)} place{'s' if len(report.damage) > 1 else ''}"
+    elif report.truncated:
+        verdict = f"truncated, its last {report.bytes_to_cut} bytes are no whole block"
     print(f"{report.path}: {verdict} ({report.kind}, {held})")
 
 
