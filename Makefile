@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-all lint format sim bench fuzz lock clean
+.PHONY: help setup demo test test-all lint format sim bench fuzz proto lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ bench: setup ## Every benchmark, as JSON
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60
+
+proto: setup ## Write the Python of the wire messages anew from their .proto
+	cd src/tidelog/wire/proto && ../../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. *.proto
 
 lock: ## Refresh requirements/*.txt from pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lock

@@ -25,9 +25,12 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 _COMMANDS = {
+    "boat": LazyCommand("tidelog.cli.processes", "boat", "Record a bus into a journal and ship it to the cloud."),
+    "cloud": LazyCommand("tidelog.cli.processes", "cloud", "Take the journals of many boats and keep them."),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
+    "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke the certificates of boats and nodes."),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure the log and the journal."),
-    "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run the log and the store through simulated faults."),
+    "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run log, store, journal and uplink through faults."),
     "demo": LazyCommand("tidelog.cli.demo", "demo", "Record frames, pull the plug, recover, verify."),
 }
 

@@ -1,0 +1,1 @@
+"""What runs in the cloud: channels that boats and producers fill. Never imports `edge`."""
