@@ -2,7 +2,8 @@
 
 The boat's track, speed, wind, depth, engines and batteries are functions of time, drawn once
 from a seed, so any stretch of the voyage can be made at any time and always comes out the same.
-Fast-packet messages appear whole, as after reassembly. `Voyage.frames` makes whole columns at once;
+Fast-packet messages appear whole, as after reassembly. Every device claims its address and sends its
+product information at the start and every minute. `Voyage.frames` makes whole columns at once;
 nothing here loops over frames in Python.
 """
 
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.units import US_PER_S
+from tidelog.edge.devices import Name, Product, introductions
+from tidelog.units import US_PER_MS, US_PER_S
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[Any]
@@ -26,6 +28,7 @@ _METRES_PER_DEGREE: Final = 111_320.0
 _DAY_US: Final = 86_400 * US_PER_S
 _TURN: Final = 2 * np.pi
 _KELVIN: Final = 273.15
+_INTRODUCTION_US: Final = 60 * US_PER_S
 
 
 def can_id(pgn: int, source: int, priority: int) -> int:
@@ -105,15 +108,22 @@ class Voyage:
         self._pascals = _wave(rng, 101_300, (350, 20_000), grain=4)
         self._neighbour = rng.randrange(200_000_000, 775_999_999)
         self._messages = self._plan()
+        self._introductions = introductions([_device(rng, source, *label) for source, label in _DEVICES.items()])
 
     def frames(self, start_us: int, end_us: int, *, frames_per_s: float | None = None) -> FrameColumns:
         """The frames with times in [start_us, end_us), in order of time.
 
-        `frames_per_s` speeds the bus up or slows it down; by default it talks as a real one does.
+        `frames_per_s` speeds the instruments up or slows them down; by default they talk as real ones do.
+        The devices introduce themselves once a minute whatever the rate.
         """
         natural = sum(message.per_second for message in self._messages)
         factor = 1.0 if frames_per_s is None else frames_per_s / natural
         parts = [self._stretch(message, start_us, end_us, factor) for message in self._messages]
+        for place, (identifier, payload) in enumerate(self._introductions):
+            first_us = self._introduced_first_us(start_us, place)
+            # Nearly always none is due, and this is called many times a second.
+            if first_us < end_us:
+                parts.append(_repeated(first_us, end_us, identifier, payload))
         together = FrameColumns.concatenate([part for part in parts if len(part)])
         return _in_order(together)
 
@@ -145,6 +155,11 @@ class Voyage:
             payload_offsets=np.arange(len(ticks) + 1, dtype=np.int32) * np.int32(layout.itemsize),
             payload=rows.view(np.uint8).reshape(-1),
         )
+
+    def _introduced_first_us(self, start_us: int, place: int) -> int:
+        """When this claim or label comes first from `start_us` on; each a millisecond behind the one before."""
+        began_us = self.start_us + place * US_PER_MS
+        return began_us + max(0, -((began_us - start_us) // _INTRODUCTION_US)) * _INTRODUCTION_US
 
     def _track(self, seconds: Floats) -> tuple[Floats, Floats]:
         latitude = self._latitude + self._north.integral(seconds) / _METRES_PER_DEGREE
@@ -293,6 +308,51 @@ _AIS: Final = [
     ("sog", "<u2"), ("radio", "u1", 3), ("heading", "<u2"), ("turn", "<i2"), ("status", "u1"), ("spare", "u1"),
     ("sid", "u1"),
 ]  # fmt: skip
+
+
+_DEVICES: Final = {
+    3: (229, 145, 60, "GPS 24xd"),
+    7: (137, 140, 60, "SSC300 compass"),
+    9: (135, 130, 85, "220WX weather station"),
+    35: (135, 130, 60, "DST810 depth, temperature"),
+    40: (174, 160, 50, "EVC engine gateway"),
+    43: (504, 195, 70, "Cortex AIS"),
+    60: (358, 170, 35, "SmartShunt"),
+}
+"""Manufacturer code, device function, device class and model by source address: who sends what `_plan` lists."""
+
+
+def _device(
+    rng: random.Random, source: int, manufacturer: int, function: int, device_class: int, model: str
+) -> tuple[int, Name, Product]:
+    unique_number = rng.randrange(1, 1 << 21)
+    name = Name(
+        unique_number=unique_number,
+        manufacturer_code=manufacturer,
+        device_instance=0,
+        device_function=function,
+        device_class=device_class,
+        industry_group=4,
+    )
+    version = f"{rng.randrange(1, 5)}.{rng.randrange(100):02}"
+    product = Product(
+        product_code=rng.randrange(1000, 30_000),
+        model_id=model,
+        software_version=version,
+        model_version="1",
+        model_serial=str(unique_number),
+    )
+    return source, name, product
+
+
+def _repeated(first_us: int, end_us: int, identifier: int, payload: bytes) -> FrameColumns:
+    times_us = np.arange(first_us, end_us, _INTRODUCTION_US, dtype=np.int64)
+    return FrameColumns(
+        times_us=times_us,
+        can_ids=np.full(len(times_us), identifier, dtype=np.uint32),
+        payload_offsets=np.arange(len(times_us) + 1, dtype=np.int32) * np.int32(len(payload)),
+        payload=np.tile(np.frombuffer(payload, dtype=np.uint8), len(times_us)),
+    )
 
 
 def _in_order(frames: FrameColumns) -> FrameColumns:
