@@ -37,10 +37,11 @@ format: setup ## Let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: setup ## Log, store and journal through 2,000 seeds of faults each
+sim: setup ## Log, store, journal and uplink through 2,000 seeds of faults each
 	$(BIN)/tidelog sim log --seeds 2000
 	$(BIN)/tidelog sim store --seeds 2000
 	$(BIN)/tidelog sim journal --seeds 2000
+	$(BIN)/tidelog sim uplink --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json

@@ -73,6 +73,8 @@ class SessionOpened(ControlRecord):
     lineage: str
     head: int
     session: int = 0
+    life: str = ""
+    """Which opening of the boat's journal this is; empty where it does not say, or was told to fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

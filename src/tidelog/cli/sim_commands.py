@@ -1,4 +1,4 @@
-"""`tidelog sim`: run log, store or journal through seeded faults. The same seed gives the same life.
+"""`tidelog sim`: run log, store, journal or uplink through seeded faults. The same seed gives the same life.
 
 A world's result is one dict: counters, and `violations`, a list (or a count) of what must not have
 happened, each naming its seed; `never` lists the events that the seeds failed to bring about. Printed
@@ -26,7 +26,7 @@ _NOT_COUNTERS = frozenset({"first_seed", "seed"})
 
 @click.group(cls=LazyGroup)
 def sim() -> None:
-    """Run log, store and journal through simulated faults."""
+    """Run log, store, journal and uplink through simulated faults."""
 
 
 @sim.command("log")
@@ -57,6 +57,16 @@ def sim_store(context: click.Context, seeds: int, seed: int | None, as_json: boo
 def sim_journal(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
     """A boat's journal: leases, sealing, retention, power cuts, full disks and lost files."""
     _run(context, "tidelog.sim.journal_world", "run_journal_seeds", seeds=seeds, seed=seed, as_json=as_json)
+
+
+@sim.command("uplink")
+@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def sim_uplink(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
+    """Boats and a cloud: bad links, crashes on either side, restored and cloned journals, full disks."""
+    _run(context, "tidelog.sim.uplink_world", "run_uplink_seeds", seeds=seeds, seed=seed, as_json=as_json)
 
 
 def _run(context: click.Context, module: str, function: str, *, seeds: int, seed: int | None, as_json: bool) -> None:

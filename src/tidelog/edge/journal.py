@@ -29,6 +29,7 @@ from tidelog.blocks.control import ControlRecord, LineageOpened, RangeLost, Rang
 from tidelog.blocks.frames import CAN_ID_MAX, FrameBuilder, encode_frames
 from tidelog.blocks.header import Codec, Path
 from tidelog.edge import sealing
+from tidelog.edge.declared import Declared
 from tidelog.edge.journal_options import JournalOptions as JournalOptions
 from tidelog.edge.journal_options import JournalStatistics as JournalStatistics
 from tidelog.errors import (
@@ -95,6 +96,7 @@ class Journal:
         self._sweep_due_us = 0
         self._forced_lost: list[range] = []
         self._void: list[range] = []
+        self.declared = Declared()
         self.live_floor: int | None = None
         """Blocks at or above this offset are not sealed yet: Live is still reading them."""
 
@@ -192,7 +194,8 @@ class Journal:
         self._leased_end = leased_end
 
     def _save_meta(self, *, leased_end: int, clean: bool = False) -> None:
-        meta = {
+        self.declared.forget_through(self.acked)
+        meta = self.declared.to_meta() | {
             "format": 1,
             "lineage": self.lineage.hex(),
             "leased_end": leased_end,
@@ -381,7 +384,10 @@ class Journal:
         ]
         if lost:
             # Said before it is done: a power cut between the two must not make the loss a silent one.
-            self._forced_lost += [range(record.start, record.end) for record in lost]
+            for record in lost:
+                self._forced_lost.append(range(record.start, record.end))
+                if record.lineage == self.lineage.hex():
+                    self.declared.lost.add(self._forced_lost[-1])
             self._announce(lost, now_us)
         self.sealed.set_floor("acked", None)
         self.sealed.trim(end_offset, now_us)
@@ -465,14 +471,14 @@ class Journal:
         previous, lineage = self.lineage, self._new_lineage()
         # Written down before the meta file names it: a lineage without frames does no harm, the reverse does.
         self.note([LineageOpened(lineage=lineage.hex(), reason=reason, previous=previous.hex())], now_us)
-        numbering = self._next_seq, self._durable_head, self._leased_end
-        self.lineage, self._acks[lineage] = lineage, 0
+        numbering = self._next_seq, self._durable_head, self._leased_end, self.declared
+        self.lineage, self._acks[lineage], self.declared = lineage, 0, self.declared.forked()
         self._next_seq, self._durable_head, self._leased_end = 1, 0, 1
         try:
             self._lease()
         except DiskError:
             self.lineage = previous
-            self._next_seq, self._durable_head, self._leased_end = numbering
+            self._next_seq, self._durable_head, self._leased_end, self.declared = numbering
             raise
         return lineage
 
@@ -483,6 +489,7 @@ class Journal:
             self._acks = dict.fromkeys(sorted(older), 0)
             self.lineage = self._new_lineage()
             self._acks[self.lineage] = 0
+            self.declared.open_life(self._new_lineage(), self.head)
             self._lease()
             reason = "the journal's meta file was lost" if older else "new journal"
             self._announce([LineageOpened(lineage=self.lineage.hex(), reason=reason)], now_us)
@@ -491,18 +498,22 @@ class Journal:
         known, leased_end = int(meta["head"]), int(meta["leased_end"])
         self._acks = {bytes.fromhex(lineage): int(seq) for lineage, seq in meta["acks"].items()}
         self._durable_head = max(last, known)
+        self.declared = Declared.from_meta(meta)
         records: list[ControlRecord] = []
         lineage = self.lineage.hex()
         # What the cluster holds may have been trimmed; what it does not hold is gone.
         if lost := range(max(last, self.acked) + 1, known + 1):
+            self.declared.lost.add(lost)
             records.append(RangeLost(lineage=lineage, start=lost.start, end=lost.stop, reason="damaged on the boat"))
         # A clean close leases nothing beyond what was issued. Its lease still counts in full, for it may stand
         # above the newest frame: seqs that were once declared void stay void.
         void = range(self._durable_head + 1, leased_end)
         if void and not meta["clean"]:
             self._void.append(void)
+            self.declared.void.add(void)
             records.append(RangeVoid(lineage=lineage, start=void.start, end=void.stop))
         self._next_seq = self._leased_end = max(leased_end, self._durable_head + 1)
+        self.declared.open_life(self._new_lineage(), self.head)
         self._lease()
         if records:
             self._announce(records, now_us)
@@ -536,12 +547,7 @@ class Journal:
 
 
 def open_journal(
-    disk: Disk,
-    folder: str,
-    *,
-    now_us: int,
-    new_lineage: Callable[[], bytes],
-    options: JournalOptions | None = None,
+    disk: Disk, folder: str, *, now_us: int, new_lineage: Callable[[], bytes], options: JournalOptions | None = None
 ) -> Journal:
     """Open the journal in `folder`, making it if there is none. `new_lineage` gives 16 random bytes."""
     options = options or JournalOptions()
@@ -550,13 +556,9 @@ def open_journal(
     fresh = open_log(disk, f"{folder}/{FRESH}", now_us=now_us, options=options.fresh_log())
     try:
         # Fresh segments go only after their sealed form was durable, so the sealed log reached here once.
-        sealed = open_log(
-            disk,
-            f"{folder}/{SEALED}",
-            now_us=now_us,
-            options=options.sealed_log(),
-            known_synced_end=fresh.log_start,
-        )
+        known = fresh.log_start
+        path = f"{folder}/{SEALED}"
+        sealed = open_log(disk, path, now_us=now_us, options=options.sealed_log(), known_synced_end=known)
     except BaseException:
         fresh.close(now_us)
         raise

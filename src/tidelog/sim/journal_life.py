@@ -25,6 +25,8 @@ SECOND_US: Final = 1_000_000
 class JournalLife:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.names = random.Random(f"names {seed}")
+        """Of its own: how many names the journal asks for must not change the life it leads."""
         self.disk = PluggedDisk(random.Random(self.rng.getrandbits(64)))
         self.options = _random_options(self.rng)
         self.model = JournalModel()
@@ -84,7 +86,7 @@ class JournalLife:
                     self.disk,
                     FOLDER,
                     now_us=self.clock_us,
-                    new_lineage=lambda: self.rng.randbytes(16),
+                    new_lineage=lambda: self.names.randbytes(16),
                     options=self.options,
                 )
                 break

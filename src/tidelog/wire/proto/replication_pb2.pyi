@@ -15,20 +15,34 @@ class SeqRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("instance_id", "head_seq", "journal_bytes", "lineage", "lost", "void")
+    __slots__ = ("instance_id", "head_seq", "journal_bytes", "lineage", "lost", "void", "life", "sent_through", "earlier")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_SEQ_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    SENT_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     head_seq: int
     journal_bytes: int
     lineage: bytes
     lost: _containers.RepeatedCompositeFieldContainer[SeqRange]
     void: _containers.RepeatedCompositeFieldContainer[SeqRange]
-    def __init__(self, instance_id: _Optional[str] = ..., head_seq: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., lineage: _Optional[bytes] = ..., lost: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., void: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ...) -> None: ...
+    life: bytes
+    sent_through: int
+    earlier: _containers.RepeatedCompositeFieldContainer[EarlierLife]
+    def __init__(self, instance_id: _Optional[str] = ..., head_seq: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., lineage: _Optional[bytes] = ..., lost: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., void: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., life: _Optional[bytes] = ..., sent_through: _Optional[int] = ..., earlier: _Optional[_Iterable[_Union[EarlierLife, _Mapping]]] = ...) -> None: ...
+
+class EarlierLife(_message.Message):
+    __slots__ = ("life", "sent_through")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    SENT_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    life: bytes
+    sent_through: int
+    def __init__(self, life: _Optional[bytes] = ..., sent_through: _Optional[int] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
     __slots__ = ("cursor", "holes", "live_start_from", "known", "session", "rate_limit", "rate_burst", "fork")
@@ -81,14 +95,16 @@ class LiveStatus(_message.Message):
     def __init__(self, head_seq: _Optional[int] = ..., journal_bytes: _Optional[int] = ...) -> None: ...
 
 class LiveDownstream(_message.Message):
-    __slots__ = ("acked_through", "live_committed_through", "holes")
+    __slots__ = ("acked_through", "live_committed_through", "holes", "statuses")
     ACKED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     LIVE_COMMITTED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     HOLES_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
     acked_through: int
     live_committed_through: int
     holes: _containers.RepeatedCompositeFieldContainer[SeqRange]
-    def __init__(self, acked_through: _Optional[int] = ..., live_committed_through: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ...) -> None: ...
+    statuses: int
+    def __init__(self, acked_through: _Optional[int] = ..., live_committed_through: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., statuses: _Optional[int] = ...) -> None: ...
 
 class BackfillUpstream(_message.Message):
     __slots__ = ("block", "made_block", "gone")

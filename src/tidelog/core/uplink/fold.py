@@ -1,0 +1,175 @@
+"""What a channel holds of each lineage: data, lost, void and missing seqs, as a fold over its log.
+
+Nothing here is stored by itself. The state is what remains after applying, in log order, the data
+blocks and control records of a channel (F1), so a new leader or a restarted cloud knows exactly what
+the old one knew. A receiver keeps two of these: one over what is appended (it decides what counts in
+a new block), one over what is committed (it decides acks) (F2).
+
+UF1  Data, lost, void and holes are disjoint and together cover [1, head].
+UF2  Data beats lost and void (F4): what arrives after all is data from then on.
+UF3  The cursor is the end of the run without a hole that begins at seq 1. It never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidelog.core.ranges import RangeSet
+
+Pairs = list[list[int]]
+
+
+@dataclass(slots=True)
+class LineageFold:
+    """One lineage of a boat. `head` is the newest seq known to exist, inclusive; 0 for none."""
+
+    held: RangeSet = field(default_factory=RangeSet)
+    lost: RangeSet = field(default_factory=RangeSet)
+    void: RangeSet = field(default_factory=RangeSet)
+    head: int = 0
+    life: bytes = b""
+    """The opening of the boat's journal that spoke last (B7)."""
+
+    def data(self, seqs: range) -> None:
+        if not seqs:
+            return
+        self.held.add(seqs)
+        self.lost.remove(seqs)
+        self.void.remove(seqs)
+        self.head = max(self.head, seqs.stop - 1)
+
+    def declare_lost(self, seqs: range) -> None:
+        """These existed and can no longer be had, except where they are already held."""
+        for part in self.undecided(seqs):
+            self.lost.add(part)
+        self.head = max(self.head, seqs.stop - 1)
+
+    def declare_void(self, seqs: range) -> None:
+        """These were leased and never issued, except where they are already held."""
+        for part in self.undecided(seqs):
+            self.void.add(part)
+        self.head = max(self.head, seqs.stop - 1)
+
+    def undecided(self, seqs: range) -> list[range]:
+        """Parts of `seqs` that are neither held nor lost nor void."""
+        return [rest for part in self.held.gaps(seqs) for gap in self.lost.gaps(part) for rest in self.void.gaps(gap)]
+
+    def announce(self, head: int) -> None:
+        """The boat says its newest seq is `head`: everything up to it that is not held is missing."""
+        self.head = max(self.head, head)
+
+    def known_end(self) -> int:
+        """One past the newest seq that is held, lost or void: what was not only announced."""
+        return max(self.held.end, self.lost.end, self.void.end, 1)
+
+    def holes(self) -> list[range]:
+        """Missing seqs, ascending."""
+        return self.undecided(range(1, self.head + 1))
+
+    def missing_in(self, seqs: range) -> list[range]:
+        """Parts of `seqs` that are not held as data: what would count if they arrived now."""
+        return self.held.gaps(seqs)
+
+    def would_add_range(self, seqs: range) -> bool:
+        """Whether holding `seqs` would make the set of held ranges longer: they touch none of them."""
+        return not self.held.overlap(range(max(seqs.start - 1, 0), seqs.stop + 1))
+
+    @property
+    def cursor(self) -> int:
+        """The last seq up to which nothing is missing, inclusive; 0 for none."""
+        position = 1
+        while True:
+            end = max(known.end_of_run(position) for known in (self.held, self.lost, self.void))
+            if end == position:
+                return position - 1
+            position = end
+
+    def check(self) -> None:
+        """Assert UF1."""
+        parts = [*self.held, *self.lost, *self.void, *self.holes()]
+        ordered = sorted(parts, key=lambda part: part.start)
+        position = 1
+        for part in ordered:
+            assert part.start == position, "UF1"
+            position = part.stop
+        assert position == self.head + 1, "UF1"
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "held": self.held.pairs(),
+            "lost": self.lost.pairs(),
+            "void": self.void.pairs(),
+            "head": self.head,
+            "life": self.life.hex(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> LineageFold:
+        return cls(
+            held=RangeSet.from_pairs(state["held"]),
+            lost=RangeSet.from_pairs(state["lost"]),
+            void=RangeSet.from_pairs(state["void"]),
+            head=int(state["head"]),
+            life=bytes.fromhex(state.get("life", "")),
+        )
+
+    def copy(self) -> LineageFold:
+        return LineageFold(self.held.copy(), self.lost.copy(), self.void.copy(), self.head, self.life)
+
+
+class ChannelFold:
+    """All lineages of one boat's channel, and which one it speaks for now."""
+
+    def __init__(self) -> None:
+        self.lineages: dict[bytes, LineageFold] = {}
+        self.current: bytes | None = None
+        self.session = 0
+        """The newest session; an older one is fenced (U2)."""
+
+    def lineage(self, lineage: bytes) -> LineageFold:
+        return self.lineages.setdefault(lineage, LineageFold())
+
+    def data(self, lineage: bytes, seqs: Sequence[range]) -> None:
+        fold = self.lineage(lineage)
+        for part in seqs:
+            fold.data(part)
+        if self.current is None:
+            self.current = lineage
+
+    def session_opened(self, lineage: bytes, *, head: int, session: int, life: bytes = b"") -> None:
+        self.current = lineage
+        self.session = max(self.session, session)
+        fold = self.lineage(lineage)
+        fold.announce(head)
+        fold.life = life or fold.life
+
+    def lineage_opened(self, lineage: bytes) -> None:
+        self.current = lineage
+        self.lineage(lineage)
+
+    def check(self) -> None:
+        for fold in self.lineages.values():
+            fold.check()
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "current": self.current.hex() if self.current else "",
+            "session": self.session,
+            "lineages": {lineage.hex(): fold.to_state() for lineage, fold in sorted(self.lineages.items())},
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> ChannelFold:
+        fold = cls()
+        fold.current = bytes.fromhex(state["current"]) or None
+        fold.session = int(state["session"])
+        fold.lineages = {bytes.fromhex(key): LineageFold.from_state(value) for key, value in state["lineages"].items()}
+        return fold
+
+    def copy(self) -> ChannelFold:
+        twin = ChannelFold()
+        twin.current, twin.session = self.current, self.session
+        twin.lineages = {lineage: fold.copy() for lineage, fold in self.lineages.items()}
+        return twin

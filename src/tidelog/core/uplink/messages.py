@@ -1,0 +1,115 @@
+"""What boat and cloud say to each other, free of any wire. Seqs are half-open ranges, heads and cursors inclusive.
+
+The uplink has three conversations: the Handshake (`Hello`, `Welcome`), Live (`LiveData`, `LiveStatus`;
+`LiveAck`) and Backfill (`BackfillData`, `BackfillGone`, `BackfillDone`; `BackfillAck`). `Refused`
+ends a session. `BlockT` is whatever carries the frames; the cores look at seqs only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+BlockT = TypeVar("BlockT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A boat's Handshake. An lplex boat has no lineage and cannot say what is gone."""
+
+    head: int
+    lineage: bytes | None = None
+    journal_bytes: int = 0
+    life: bytes = b""
+    """Which opening of its journal this is: a random name (B7)."""
+    sent_through: int = 0
+    """The newest seq that this life, or one before it, may have sent or spoken of."""
+    earlier: tuple[tuple[bytes, int], ...] = ()
+    """Lives since the last one that was answered, each with the newest seq it may have sent."""
+    lost: tuple[range, ...] = ()
+    void: tuple[range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The answer: what is held, what is missing, and the limits that go with the session (U4)."""
+
+    session: int
+    cursor: int
+    holes: tuple[range, ...]
+    live_start: int
+    known: bool
+    rate_frames_per_s: float
+    burst_frames: int
+    fork: bool = False
+    """The boat's journal is behind what is held of its lineage: it must start a new one (B7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveData(Generic[BlockT]):
+    session: int
+    seqs: range
+    block: BlockT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveStatus:
+    session: int
+    head: int
+    journal_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillData(Generic[BlockT]):
+    session: int
+    seqs: range
+    block: BlockT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillGone:
+    """The boat no longer has these."""
+
+    session: int
+    seqs: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillDone:
+    """The boat has gone once through its journal. Only of a boat that cannot say "gone" (F5)."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAck:
+    """The cursor, how far Live itself is committed (U1: it clocks the stream), and what is missing (U3)."""
+
+    session: int
+    cursor: int
+    committed_through: int
+    holes: tuple[range, ...]
+    statuses: int | None = None
+    """How many reports of this session arrived. Acks on a timer alone would hide a link that is dead on the way up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillAck:
+    session: int
+    cursor: int
+    answered: int
+    """Blocks and gone ranges of this session that are settled, counted from its start."""
+    remaining: tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The cloud ends the session; `code` is that of a typed error."""
+
+    session: int
+    code: str
+    detail: str = ""
+
+
+ToCloud: TypeAlias = Hello | LiveData[BlockT] | LiveStatus | BackfillData[BlockT] | BackfillGone | BackfillDone
+ToBoat: TypeAlias = Welcome | LiveAck | BackfillAck | Refused

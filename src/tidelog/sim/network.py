@@ -1,0 +1,133 @@
+"""Virtual time, and a link between a boat and its cloud that behaves as badly as a real one.
+
+A `Scheduler` is a heap of calls by virtual millisecond; calls of the same millisecond run in the order
+in which they were made. A `Link` makes `Connection`s as TCP would: each has independent streams (Live and
+Backfill do not wait for each other), a stream keeps its order, and nothing is lost while the connection
+lives. A cut loses what is in flight. A half-open connection swallows one direction without a word, from
+some moment on. A side that closes stops listening, but what it sent may still arrive, even after its
+next connection was opened: whoever drives a core must drop answers to an older connection.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+Call = Callable[[], None]
+
+
+class Scheduler:
+    """Calls in order of virtual time."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.events = 0
+        self._calls: list[tuple[int, int, Call]] = []
+        self._number = 0
+
+    def at(self, at_ms: int, call: Call) -> None:
+        self._number += 1
+        heapq.heappush(self._calls, (max(at_ms, self.now_ms), self._number, call))
+
+    def after(self, delay_ms: int, call: Call) -> None:
+        self.at(self.now_ms + delay_ms, call)
+
+    def run_until(self, end_ms: int, done: Callable[[], bool] | None = None) -> bool:
+        """Run what is due up to `end_ms`; False when the time was up before `done`."""
+        while self._calls and self._calls[0][0] <= end_ms:
+            self.now_ms, _, call = heapq.heappop(self._calls)
+            self.events += 1
+            call()
+            if done is not None and done():
+                return True
+        self.now_ms = max(self.now_ms, end_ms)
+        return False
+
+
+class Way(Enum):
+    UP = "to the cloud"
+    DOWN = "to the boat"
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the link is now. Change the fields at any time."""
+
+    up: bool = True
+    delay_ms: int = 20
+    jitter_ms: int = 20
+    spike_chance: float = 0.0
+    """A message, and all behind it on its stream, is held up for seconds."""
+    spike_ms: int = 0
+
+
+class Connection:
+    """One dialed connection. `deliver` takes (way, message) at the far end."""
+
+    def __init__(self, link: Link, deliver: Callable[[Connection, Way, Any], None]) -> None:
+        self._link = link
+        self._deliver = deliver
+        self.cut = False
+        """Both directions are dead and what was in flight is lost."""
+        self.closed: set[Way] = set()
+        """Directions whose receiving side has hung up."""
+        self.swallowed: set[Way] = set()
+        """Directions that lose everything without a word."""
+        self._arrives_ms: dict[tuple[Way, str], int] = {}
+
+    def send(self, way: Way, stream: str, message: Any) -> None:
+        link = self._link
+        if self.cut or way in self.swallowed:
+            return
+        scheduler, weather, rng = link.scheduler, link.weather, link.rng
+        delay_ms = weather.delay_ms + int(rng.random() * weather.jitter_ms)
+        if weather.spike_chance and rng.random() < weather.spike_chance:
+            delay_ms += int(rng.random() * weather.spike_ms)
+        arrives_ms = max(scheduler.now_ms + delay_ms, self._arrives_ms.get((way, stream), 0))
+        self._arrives_ms[way, stream] = arrives_ms
+
+        def arrive() -> None:
+            if not self.cut and way not in self.closed and way not in self.swallowed:
+                self._deliver(self, way, message)
+
+        scheduler.at(arrives_ms, arrive)
+
+    def close(self, side: Way) -> None:
+        """One side hangs up: `side` is the direction it listened to. What it sent may still arrive."""
+        self.closed.add(side)
+
+
+class Link:
+    """The way from one boat to the cloud. Keeps the connections that are not cut."""
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random, weather: Weather) -> None:
+        self.scheduler = scheduler
+        self.rng = rng
+        self.weather = weather
+        self._open: list[Connection] = []
+
+    def dial(self, deliver: Callable[[Connection, Way, Any], None]) -> Connection | None:
+        """A new connection, or None when there is no link."""
+        if not self.weather.up:
+            return None
+        self._open = [known for known in self._open if not known.cut]
+        connection = Connection(self, deliver)
+        self._open.append(connection)
+        return connection
+
+    def cut(self) -> list[Connection]:
+        """Cut every connection; returns them, for those who will notice."""
+        broken, self._open = self._open, []
+        for connection in broken:
+            connection.cut = True
+        return broken
+
+    def half_open(self, way: Way) -> bool:
+        """Swallow one direction of every open connection; False when there is none."""
+        for connection in self._open:
+            connection.swallowed.add(way)
+        return bool(self._open)

@@ -1,0 +1,327 @@
+"""A boat of the uplink world: disk, journal, ring and `BoatUplink`, a bus that talks, and a driver.
+
+The driver keeps the contract of the production code: it polls when asked to, wakes the journal, drops answers
+to older connections, and reports broken ones. Everything that can happen to the boat's machine is here too;
+what does happen is decided by the world.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+from tidelog.core.uplink.messages import BackfillAck, BackfillData, BackfillGone, LiveAck, LiveData, LiveStatus, Welcome
+from tidelog.core.uplink.sender import Link as LinkState
+from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.journal import Journal, JournalOptions, open_journal
+from tidelog.edge.ring import Ring
+from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, Out
+from tidelog.errors import DiskFull
+from tidelog.sim.network import Connection, Link, Scheduler, Way
+from tidelog.sim.power import PluggedDisk, PowerCut
+from tidelog.sim.uplink_cloud import START_US, SimCloud
+from tidelog.sim.uplink_model import Broken, Frame, UplinkModel
+
+FOLDER: Final = "boat"
+POLLS_AT_ONCE_MAX: Final = 200
+Owned = dict[bytes, set[int]]
+
+
+class SimBoat:
+    def __init__(
+        self,
+        *,
+        name: str,
+        scheduler: Scheduler,
+        rng: random.Random,
+        link: Link,
+        cloud: SimCloud,
+        model: UplinkModel,
+        counters: Counter[str],
+        journal_options: JournalOptions,
+        sender_config: SenderConfig,
+        disk: PluggedDisk,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.rng = rng
+        self.link = link
+        self.cloud = cloud
+        self.model = model
+        self.counters = counters
+        self.journal_options = journal_options
+        self.sender_config = sender_config
+        self.disk = disk
+        self.timeline = 0
+        self.own: Owned = defaultdict(set)
+        """Seqs that this machine has recorded and not lost, by lineage."""
+        self.clock_jump_us = 0
+        self.bus_frames = 3
+        self.bus_pause_ms = 400
+        self.burst_frames = 0
+        self.connection: Connection | None = None
+        self.connections = 0
+        self.running = False
+        self._poll_at_ms: int | None = None
+        self._polled_ms = -1
+        self._polls_at_once = 0
+        self.journal: Journal
+        self.ring: Ring
+        self.uplink: BoatUplink
+
+    # --- lives -----------------------------------------------------------------------------------
+
+    def clock_us(self) -> int:
+        return START_US + 1000 * self.scheduler.now_ms + self.clock_jump_us
+
+    def open(self) -> None:
+        if self.running:
+            return
+        self.disk.cut_after = None
+        for _ in range(2):
+            try:
+                self.journal = open_journal(
+                    self.disk,
+                    FOLDER,
+                    now_us=self.clock_us(),
+                    new_lineage=lambda: self.rng.randbytes(16),
+                    options=self.journal_options,
+                )
+                break
+            except DiskFull:
+                self.disk.faults.capacity_bytes = None
+        self.ring = Ring(frames_max=2_000)
+        self.uplink = BoatUplink(
+            journal=self.journal,
+            ring=self.ring,
+            config=self.sender_config,
+            jitter=self.rng.random,
+            now_ms=self.scheduler.now_ms,
+        )
+        self.connection = None
+        self.running = True
+        self.check_journal()
+        self._life += 1
+        self._bus(self._life)
+        self._tick(self._life)
+        self.poll()
+
+    _life = 0
+
+    def power_cut(self) -> None:
+        """The power fails: what was in memory only is gone, and un-synced writes are torn."""
+        self.counters["boat_crash"] += 1
+        self.note_forced_out()
+        journal = self.journal
+        for seq in range(journal.durable_head + 1, journal.head + 1):
+            if seq in self.own[journal.lineage]:
+                self.own[journal.lineage].discard(seq)
+                self.model.issued[journal.lineage].cut.add(seq)
+        self.disk.crash()
+        self._off()
+
+    def stop(self) -> None:
+        """A clean restart."""
+        try:
+            self.journal.close(self.clock_us())
+        except DiskFull:
+            self.counters["full"] += 1
+            self.disk.faults.capacity_bytes = None
+            self.journal.close(self.clock_us())
+        self.note_forced_out()
+        self.counters["boat_restart"] += 1
+        self._off()
+
+    def _off(self) -> None:
+        self.running = False
+        self._poll_at_ms = None
+        if self.connection is not None:
+            # What was sent may still arrive; sometimes the cloud never hears that the boat is gone.
+            self.connection.close(Way.DOWN)
+            self.connection = None
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except PowerCut:
+            self.counters["torn"] += 1
+            self.power_cut()
+            self.scheduler.after(self.rng.randrange(100, 30_000), self.open)
+
+    def note_forced_out(self) -> None:
+        """What the disk limit took, and the journal says so, may be lost."""
+        for seqs in self.journal.statistics().forced_lost:
+            for lineage, own in self.own.items():
+                self.model.issued[lineage].gone.update(own.intersection(seqs))
+                own.difference_update(seqs)
+
+    def journaled(self) -> set[int]:
+        """The seqs of the current lineage that the journal holds on disk."""
+        found: set[int] = set()
+        for block in self.journal.blocks(producer=self.journal.lineage):
+            found.update(block.maker.seqs)
+        return found
+
+    def check_journal(self) -> None:
+        """9: nothing above the ack is missing, unless it was reported lost. What survived a power cut is not cut."""
+        journal = self.journal
+        found = self.journaled()
+        survived = found - self.own[journal.lineage]
+        issued = self.model.issued[journal.lineage]
+        if unknown := [seq for seq in survived if self.timeline not in issued.frames.get(seq, {})]:
+            survived.difference_update(unknown)
+        issued.cut -= survived
+        self.own[journal.lineage] |= survived
+        unflushed = range(journal.durable_head + 1, journal.head + 1)
+        # A full disk may have refused to save the newest ack; what the cloud holds may be gone all the same.
+        acked = self.model.held[journal.lineage].cursor
+        for seq in self.own[journal.lineage]:
+            if seq > acked and seq not in found and seq not in unflushed:
+                raise Broken(f"9: the journal dropped seq {seq}, acked is {acked}, without a word")
+
+    # --- the bus ---------------------------------------------------------------------------------
+
+    def _bus(self, life: int) -> None:
+        if not self.running or life != self._life:
+            return
+        frames = self.burst_frames or self.bus_frames
+        self.burst_frames = 0
+        self.guarded(lambda: self._record(frames))
+        pause_ms = self.bus_pause_ms
+        self.scheduler.after(1 + pause_ms // 2 + int(self.rng.random() * pause_ms), lambda: self._bus(life))
+
+    def _record(self, frames: int) -> None:
+        journal, rng, clock_us = self.journal, self.rng, self.clock_us()
+        for number in range(frames):
+            frame: Frame = (clock_us + number, rng.choice(_IDS), rng.randbytes(8))
+            try:
+                seq = journal.record(*frame, clock_us)
+            except DiskFull:
+                self.counters["full"] += 1
+                break
+            self.model.issue(journal.lineage, seq, frame, self.timeline)
+            self.own[journal.lineage].add(seq)
+            self.ring.append(seq, *frame)
+        if frames:
+            self.poll()
+
+    def _tick(self, life: int) -> None:
+        if not self.running or life != self._life:
+            return
+        self.guarded(self._wake_journal)
+        self.scheduler.after(900, lambda: self._tick(life))
+
+    def _wake_journal(self) -> None:
+        try:
+            self.journal.wake(self.clock_us())
+        except DiskFull:
+            self.counters["full"] += 1
+        if self.journal_options.disk_bytes_max is not None or self.disk.faults.capacity_bytes is not None:
+            self.note_forced_out()
+
+    # --- the uplink ------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        if not self.running:
+            return
+        now_ms = self.scheduler.now_ms
+        self._polls_at_once = self._polls_at_once + 1 if now_ms == self._polled_ms else 0
+        self._polled_ms = now_ms
+        if self._polls_at_once > POLLS_AT_ONCE_MAX:
+            raise Broken("the boat asks to be polled again at once, for ever")
+        self.guarded(lambda: self._carry_out(self.uplink.poll(now_ms, now_us=self.clock_us())))
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self.running:
+            return
+        at_ms = self.uplink.wake_at_ms(self.scheduler.now_ms)
+        if self._poll_at_ms is not None and self._poll_at_ms <= at_ms:
+            return
+        self._poll_at_ms = at_ms
+
+        def due() -> None:
+            if self._poll_at_ms == at_ms:
+                self._poll_at_ms = None
+                self.poll()
+
+        self.scheduler.at(at_ms, due)
+
+    def _carry_out(self, outs: list[Out]) -> None:
+        for out in outs:
+            match out:
+                case Connect(hello):
+                    self._dial(hello)
+                case Disconnect(reason):
+                    self._hang_up(reason)
+                case LiveData() | LiveStatus():
+                    self._send("live", out)
+                case BackfillData() | BackfillGone():
+                    self._send("backfill", out)
+                case _:
+                    raise Broken(f"the boat wants to send {type(out).__name__}")
+        if self.journal_options.disk_bytes_max is not None or self.disk.faults.capacity_bytes is not None:
+            self.note_forced_out()
+
+    def _dial(self, hello: Any) -> None:
+        self.counters["reconnect"] += self.connections > 0
+        self.connections += 1
+        if self.connection is not None:
+            raise Broken("US1: the boat dials while it is connected")
+        connection = self.link.dial(self._deliver)
+        if connection is None:
+            uplink = self.uplink
+
+            def refused() -> None:
+                if self.running and self.uplink is uplink and self.connection is None:
+                    uplink.disconnected(self.scheduler.now_ms)
+                    self._arm()
+
+            self.scheduler.after(1 + int(self.rng.random() * 3000), refused)
+            return
+        self.connection = connection
+        connection.send(Way.UP, "live", hello)
+
+    def _send(self, stream: str, message: Any) -> None:
+        if self.connection is None:
+            raise Broken(f"US1: {type(message).__name__} without a connection")
+        self.connection.send(Way.UP, stream, message)
+
+    def _hang_up(self, reason: str) -> None:
+        self.counters["lag_exit"] += reason.startswith("Live fell behind")
+        self.counters["dead_link"] += reason.startswith("no answer")
+        if self.connection is not None:
+            self.connection.close(Way.DOWN)
+            self.connection = None
+
+    def is_connected(self) -> bool:
+        return self.running and self.uplink.sender.link is LinkState.UP
+
+    def broken(self, connection: Connection) -> None:
+        """The boat's socket reports an error."""
+        if self.running and self.connection is connection:
+            self.connection = None
+            self.uplink.disconnected(self.scheduler.now_ms)
+            self._arm()
+
+    def _deliver(self, connection: Connection, way: Way, message: Any) -> None:
+        if way is Way.UP:
+            self.cloud.receive(self.name, connection, message)
+        elif self.running and connection is self.connection:
+            self.guarded(lambda: self._receive(message))
+
+    def _receive(self, message: Any) -> None:
+        journal, uplink = self.journal, self.uplink
+        outs = uplink.receive(message, self.scheduler.now_ms, now_us=self.clock_us())
+        current = isinstance(message, Welcome | LiveAck | BackfillAck) and message.session == uplink.sender.session
+        if current and uplink.sender.link is LinkState.UP:
+            self.model.check_ack(journal.lineage, message.cursor, self.timeline, type(message).__name__)
+        if journal.acked > self.model.held[journal.lineage].cursor:
+            raise Broken(f"9: acked is {journal.acked}, the cloud holds {self.model.held[journal.lineage].cursor}")
+        self._carry_out(outs)
+        self.poll()
+
+
+_IDS: Final = (0x09F80100, 0x09F11200, 0x0DF50B00, 0x15FD0600)

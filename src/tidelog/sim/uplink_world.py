@@ -1,0 +1,498 @@
+"""Boats, a cloud and the links between them: everything that can happen to an uplink, by seed.
+
+The code under test is the production code: journal, ring and `BoatUplink` on each boat, a log and an
+`UplinkChannel` per boat in the cloud. The world drives them on virtual time and brings flapping and half-open
+links, power cuts with torn writes on either side, wiped and restored journals, cloned cards, full disks, clock
+jumps, bursts and silence. Checks run with every ack and commit; at the end the faults stop, and everything must
+come to rest: no holes, the cursor at the head, every journaled frame in the cloud once (design.md, section 10).
+A run is decided by its seed alone: `tidelog sim uplink --seed N` shows a failure again.
+
+Counters say how often each thing really happened, so that a run over many seeds in which one never did fails
+instead of promising too much.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidelog.cluster.uplink_channel import fold_log
+from tidelog.core.uplink.receiver import ReceiverLimits
+from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.journal import JournalOptions
+from tidelog.errors import LogError
+from tidelog.sim.network import Link, Scheduler, Way, Weather
+from tidelog.sim.power import PluggedDisk
+from tidelog.sim.uplink_boat import FOLDER, SimBoat
+from tidelog.sim.uplink_cloud import SimCloud
+from tidelog.sim.uplink_model import Broken, UplinkModel, UplinkViolation
+from tidelog.storage.options import Retention
+
+DURATION_MS: Final = 100_000
+REST_MS: Final = 600_000
+"""The time within which everything must come to rest after the last fault."""
+SOMETIMES: Final = (
+    "boat_crash",
+    "boat_restart",
+    "burst",
+    "clock_jump",
+    "clone",
+    "cloud_crash",
+    "cloud_lag",
+    "cloud_restart",
+    "dead_link",
+    "fence",
+    "fork",
+    "full",
+    "half_open",
+    "hole",
+    "hole_told_live",
+    "lag_exit",
+    "lost",
+    "reconnect",
+    "restore",
+    "silence",
+    "snapshot_trim",
+    "stall",
+    "torn",
+    "void",
+    "window",
+    "wiped",
+)
+"""What must have happened at least once in a run over many seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkResult:
+    seed: int
+    events: int
+    checks: int
+    simulated_ms: int
+    counters: Counter[str]
+
+
+def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> UplinkResult:
+    """Live through one seed; raises `UplinkViolation` when a promise is broken."""
+    world = _World(seed)
+    try:
+        world.run(duration_ms)
+    except Broken as error:
+        problem = f"{error} (after {world.scheduler.events} events, the last fault was {world.last_fault})"
+        raise UplinkViolation(seed, problem) from error
+    except (LogError, AssertionError, LookupError, ValueError, TypeError, OverflowError) as error:
+        problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
+        raise UplinkViolation(seed, problem) from error
+    return UplinkResult(
+        seed=seed,
+        events=world.scheduler.events,
+        checks=sum(model.checks for model in world.models.values()),
+        simulated_ms=world.scheduler.now_ms,
+        counters=world.counters,
+    )
+
+
+def run_uplink_seeds(
+    first: int, count: int, *, duration_ms: int = DURATION_MS, progress: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
+    counters: Counter[str] = Counter()
+    violations: list[dict[str, Any]] = []
+    events = checks = simulated_ms = 0
+    for seed in range(first, first + count):
+        try:
+            result = run_uplink_world(seed, duration_ms=duration_ms)
+        except UplinkViolation as violation:
+            violations.append({"seed": seed, "problem": violation.problem})
+        else:
+            events += result.events
+            checks += result.checks
+            simulated_ms += result.simulated_ms
+            counters.update(result.counters)
+        if progress is not None:
+            progress(seed)
+    return {
+        "seeds": count,
+        "first_seed": first,
+        "events": events,
+        "checks": checks,
+        "simulated_hours": round(simulated_ms / 3_600_000, 3),
+        "violations": violations,
+        "never": [name for name in SOMETIMES if not counters[name]],
+        **{name: counters[name] for name in SOMETIMES},
+    }
+
+
+class _World:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.scheduler = Scheduler()
+        self.counters: Counter[str] = Counter()
+        self.last_fault = "none"
+        self.healed = False
+        self.sender_config, limits = _random_protocol(rng)
+        names = [f"boat-{number}" for number in range(1, rng.choice((1, 1, 1, 2, 3)) + 1)]
+        self.models = {name: UplinkModel(self.counters) for name in names}
+        self.cloud = SimCloud(
+            scheduler=self.scheduler, rng=rng, limits=limits, models=self.models, counters=self.counters
+        )
+        self.cloud.on_down = self._cloud_down
+        self.timelines = 0
+        self.boats = [self._boat(name, PluggedDisk(random.Random(rng.getrandbits(64)))) for name in names]
+        self.clones: list[SimBoat] = []
+        self.backups: dict[str, tuple[PluggedDisk, dict[bytes, set[int]]]] = {}
+        for boat in self.boats:
+            boat.open()
+
+    def _boat(self, name: str, disk: PluggedDisk) -> SimBoat:
+        rng = self.rng
+        boat = SimBoat(
+            name=name,
+            scheduler=self.scheduler,
+            rng=rng,
+            link=Link(self.scheduler, rng, Weather(delay_ms=rng.choice((1, 20, 300)), jitter_ms=rng.choice((0, 20)))),
+            cloud=self.cloud,
+            model=self.models[name],
+            counters=self.counters,
+            journal_options=_random_journal(rng),
+            sender_config=self.sender_config,
+            disk=disk,
+        )
+        self._new_timeline(boat)
+        return boat
+
+    def _new_timeline(self, boat: SimBoat) -> None:
+        self.timelines += 1
+        boat.timeline = self.timelines
+
+    # --- a run -----------------------------------------------------------------------------------
+
+    def run(self, duration_ms: int) -> None:
+        names, weights = zip(*((name, weight) for name, (weight, _) in _FAULTS.items()), strict=True)
+        pause_ms = duration_ms // self.rng.randrange(4, 24)
+        while self.scheduler.now_ms < duration_ms:
+            self.scheduler.run_until(self.scheduler.now_ms + 1 + int(self.rng.random() * 2 * pause_ms))
+            self.last_fault = f"{self.rng.choices(names, weights)[0]} at {self.scheduler.now_ms} ms"
+            boat = self.rng.choice(self.boats)
+            _FAULTS[self.last_fault.split(" at ")[0]][1](self, boat)
+        self.heal()
+        began_ms = self.scheduler.now_ms
+        if not self.scheduler.run_until(began_ms + REST_MS, self.at_rest):
+            raise Broken(f"14: {REST_MS // 1000} s after the last fault there is no rest: {self._unrest()}")
+        self.check_end()
+
+    def heal(self) -> None:
+        """The faults stop, the buses fall silent, clones go away."""
+        self.healed = True
+        for clone in self.clones:
+            if clone.running:
+                clone.stop()
+            clone.open = lambda: None  # type: ignore[method-assign]
+        self.cloud.disk.faults.capacity_bytes = self.cloud.disk.cut_after = None
+        self.cloud.commit_stall_ms = 0
+        self.cloud.reopen()
+        for boat in self.boats:
+            boat.disk.faults.capacity_bytes = boat.disk.cut_after = None
+            boat.link.weather.up, boat.link.weather.spike_chance = True, 0.0
+            boat.bus_frames = boat.burst_frames = 0
+            boat.open()
+
+    def at_rest(self) -> bool:
+        return not any(self._restless(boat) for boat in self.boats)
+
+    def _restless(self, boat: SimBoat) -> bool:
+        if not boat.running:
+            return True
+        journal = boat.journal
+        head = journal.head
+        channel = self.cloud.channels.get(boat.name)
+        if channel is None or not boat.is_connected():
+            return True
+        receiver = channel.channel.receiver
+        if receiver.session != boat.uplink.sender.session or receiver.lineage != journal.lineage or receiver.holes():
+            return True  # the last word of a clone may still be on its way
+        return boat.model.held[journal.lineage].cursor != head or journal.acked != head
+
+    def _unrest(self) -> str:
+        boat = next(boat for boat in self.boats if self._restless(boat))
+        if not boat.running or not self.cloud.running:
+            return "something is off"
+        receiver = self.cloud.channels[boat.name].channel.receiver
+        return (
+            f"{boat.name} head {boat.journal.head} acked {boat.journal.acked} durable {boat.journal.durable_head}, "
+            f"cloud cursor {receiver.cursor} holes {receiver.holes()}, boat {boat.uplink.statistics()}"
+        )
+
+    def check_end(self) -> None:
+        for boat in self.boats:
+            journal = boat.journal
+            journal.flush(boat.clock_us())
+            boat.note_forced_out()
+            boat.check_journal()
+            known = self.cloud.channels[boat.name]
+            boat.model.check_end(journal.lineage, journal.head, boat.journaled(), boat.own[journal.lineage])
+            if known.channel.receiver.holes():
+                raise Broken(f"holes are left: {known.channel.receiver.holes()}")
+            folded = fold_log(known.log.blocks(known.log.log_start, known.log.durable_end))
+            if folded.to_state() != known.channel.receiver.fold.to_state():
+                raise Broken("F1: the fold over the log is not the running fold")
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def _cut(self, boat: SimBoat) -> None:
+        """Both sides notice the cut, at their own time or never."""
+        for connection in boat.link.cut():
+            if self.rng.random() < 0.7:
+                delay_ms = self.rng.randrange(2_000)
+                self.scheduler.after(delay_ms, lambda connection=connection: boat.broken(connection))  # type: ignore[misc]
+            channel = self.cloud.channels.get(boat.name)
+            if channel is not None and self.rng.random() < 0.5:
+                channel.channel.disconnected(channel.channel.receiver.session)
+
+    def _cloud_down(self) -> None:
+        for boat in (*self.boats, *self.clones):
+            self._cut(boat)
+
+    def flap(self, boat: SimBoat) -> None:
+        """The link is gone for a while."""
+        boat.link.weather.up = False
+        self._cut(boat)
+
+        def back() -> None:
+            boat.link.weather.up = True
+
+        self.scheduler.after(self.rng.randrange(1_000, 40_000), back)
+
+    def blip(self, boat: SimBoat) -> None:
+        self._cut(boat)
+
+    def half_open(self, boat: SimBoat) -> None:
+        self.counters["half_open"] += boat.link.half_open(self.rng.choice((Way.UP, Way.DOWN)))
+
+    def slow_link(self, boat: SimBoat) -> None:
+        """Messages are held up, and arrive in bunches."""
+        weather = boat.link.weather
+        weather.spike_chance, weather.spike_ms = self.rng.choice((0.02, 0.2)), self.rng.choice((1_000, 10_000, 40_000))
+
+        def back() -> None:
+            weather.spike_chance = 0.0
+
+        self.scheduler.after(self.rng.randrange(5_000, 40_000), back)
+
+    # --- boats -----------------------------------------------------------------------------------
+
+    def boat_crash(self, boat: SimBoat) -> None:
+        if not boat.running:
+            return
+        if self.rng.random() < 0.6:
+            # In the middle of a later call.
+            boat.disk.cut_in_sync = self.rng.random() < 0.5
+            boat.disk.cut_after = self.rng.randrange(1, 4 if boat.disk.cut_in_sync else 40)
+            return
+        boat.power_cut()
+        self.scheduler.after(self.rng.randrange(30_000), boat.open)
+
+    def boat_restart(self, boat: SimBoat) -> None:
+        if boat.running:
+            boat.guarded(boat.stop)
+            self.scheduler.after(self.rng.randrange(5_000), boat.open)
+
+    def wipe(self, boat: SimBoat) -> None:
+        """The journal's folder is gone: a new lineage."""
+        if not boat.running:
+            return
+        boat.power_cut()
+        boat.disk.remove_folder(FOLDER)
+        boat.disk.sync_folder("")
+        for lineage, own in boat.own.items():
+            boat.model.issued[lineage].gone |= own
+        boat.own.clear()
+        self.counters["wiped"] += 1
+        self.scheduler.after(self.rng.randrange(5_000), boat.open)
+
+    def back_up(self, boat: SimBoat) -> None:
+        """A copy of the disk, of a running or of a cleanly closed journal."""
+        if not boat.running:
+            return
+        clean = self.rng.random() < 0.5
+        if clean:
+            boat.guarded(boat.stop)
+        own = {lineage: set(seqs) for lineage, seqs in boat.own.items()}
+        if not clean:
+            journal = boat.journal
+            own[journal.lineage] = {seq for seq in own.get(journal.lineage, ()) if seq <= journal.durable_head}
+        self.backups[boat.name] = _copy(boat.disk, self.rng), own
+        if clean:
+            self.scheduler.after(self.rng.randrange(5_000), boat.open)
+
+    def restore(self, boat: SimBoat) -> None:
+        """The machine dies and comes back with its backup (B7)."""
+        backup = self.backups.pop(boat.name, None)
+        if not boat.running or backup is None:
+            self.back_up(boat)
+            return
+        boat.power_cut()
+        boat.disk, own = backup
+        for lineage, seqs in boat.own.items():
+            boat.model.issued[lineage].gone |= seqs - own.get(lineage, set())
+        boat.own.clear()
+        for lineage, seqs in own.items():
+            boat.own[lineage] |= seqs
+        self._new_timeline(boat)
+        self.counters["restore"] += 1
+        self.scheduler.after(self.rng.randrange(30_000), boat.open)
+
+    def clone(self, boat: SimBoat) -> None:
+        """A second machine with a copy of the card, on the same account: sessions fence each other."""
+        if not boat.running or self.clones:
+            return
+        twin = self._boat(boat.name, _copy(boat.disk, self.rng))
+        for lineage, seqs in boat.own.items():
+            twin.own[lineage] |= seqs
+        twin.own[boat.journal.lineage] -= set(range(boat.journal.durable_head + 1, boat.journal.head + 1))
+        boat.model.contested.add(boat.journal.lineage)
+        twin.journal_options = boat.journal_options
+        self.clones.append(twin)
+        self.counters["clone"] += 1
+        twin.open()
+
+    def clock_jump(self, boat: SimBoat) -> None:
+        boat.clock_jump_us += self.rng.choice((-3600, -5, 5, 3600, 86400 * 400)) * 1_000_000
+        self.counters["clock_jump"] += 1
+
+    def burst(self, boat: SimBoat) -> None:
+        boat.burst_frames = self.rng.randrange(50, 500)
+        self.counters["burst"] += 1
+
+    def busy(self, boat: SimBoat) -> None:
+        boat.bus_frames, boat.bus_pause_ms = self.rng.choice(((1, 60), (4, 150), (3, 400), (15, 1_000)))
+
+    def silence(self, boat: SimBoat) -> None:
+        """The bus says nothing; acks on a timer keep the link up."""
+        frames, boat.bus_frames = boat.bus_frames, 0
+        self.counters["silence"] += 1
+
+        def back() -> None:
+            if not self.healed:
+                boat.bus_frames = frames or 3
+
+        self.scheduler.after(self.rng.randrange(10_000, 90_000), back)
+
+    def fill_boat(self, boat: SimBoat) -> None:
+        boat.disk.faults.capacity_bytes = boat.disk._used_bytes + self.rng.choice((0, 500, 5_000))
+
+        def back() -> None:
+            boat.disk.faults.capacity_bytes = None
+
+        self.scheduler.after(self.rng.randrange(2_000, 40_000), back)
+
+    # --- the cloud -------------------------------------------------------------------------------
+
+    def cloud_crash(self, _: SimBoat) -> None:
+        cloud = self.cloud
+        if not cloud.running:
+            return
+        if self.rng.random() < 0.5:
+            cloud.disk.cut_in_sync = self.rng.random() < 0.5
+            cloud.disk.cut_after = self.rng.randrange(1, 4 if cloud.disk.cut_in_sync else 20)
+            return
+        cloud.crash()
+        self.scheduler.after(self.rng.randrange(100, 20_000), cloud.reopen)
+
+    def cloud_restart(self, _: SimBoat) -> None:
+        if self.cloud.running:
+            self.cloud.guarded(self.cloud.stop)
+            self.scheduler.after(self.rng.randrange(100, 5_000), self.cloud.reopen)
+
+    def stall(self, _: SimBoat) -> None:
+        """The cloud's disk is slow: commits take seconds, while more arrives."""
+        self.cloud.commit_stall_ms = self.rng.choice((200, 2_000, 8_000))
+        self.counters["stall"] += 1
+
+        def back() -> None:
+            self.cloud.commit_stall_ms = 0
+
+        self.scheduler.after(self.rng.randrange(2_000, 40_000), back)
+
+    def fill_cloud(self, _: SimBoat) -> None:
+        disk = self.cloud.disk
+        disk.faults.capacity_bytes = disk._used_bytes + self.rng.choice((0, 500, 3_000))
+
+        def back() -> None:
+            disk.faults.capacity_bytes = None
+
+        self.scheduler.after(self.rng.randrange(1_000, 20_000), back)
+
+    def snapshot(self, boat: SimBoat) -> None:
+        self.cloud.snapshot(boat.name)
+
+
+_FAULTS: Final[dict[str, tuple[float, Callable[[_World, SimBoat], None]]]] = {
+    "flap": (10, _World.flap),
+    "blip": (8, _World.blip),
+    "half open": (6, _World.half_open),
+    "slow link": (6, _World.slow_link),
+    "boat crash": (8, _World.boat_crash),
+    "boat restart": (5, _World.boat_restart),
+    "wipe": (1.5, _World.wipe),
+    "back up": (3, _World.back_up),
+    "restore": (3, _World.restore),
+    "clone": (2, _World.clone),
+    "clock jump": (4, _World.clock_jump),
+    "burst": (10, _World.burst),
+    "busy": (6, _World.busy),
+    "silence": (4, _World.silence),
+    "fill boat": (4, _World.fill_boat),
+    "cloud crash": (7, _World.cloud_crash),
+    "cloud restart": (4, _World.cloud_restart),
+    "stall": (6, _World.stall),
+    "fill cloud": (4, _World.fill_cloud),
+    "snapshot": (9, _World.snapshot),
+}
+
+
+def _copy(disk: PluggedDisk, rng: random.Random) -> PluggedDisk:
+    twin = PluggedDisk(random.Random(rng.getrandbits(64)))
+    twin._root = disk.clone(random.Random(0))._root
+    twin._boot(twin._root)
+    return twin
+
+
+def _random_protocol(rng: random.Random) -> tuple[SenderConfig, ReceiverLimits]:
+    """The seed's numbers, scaled down, so that a short life meets every limit."""
+    lag = rng.choice((60, 150, 400))
+    sender = SenderConfig(
+        max_live_lag=lag,
+        lag_check_interval=rng.choice((10, 40)),
+        min_lag_reconnect_interval_ms=rng.choice((3_000, 30_000)),
+        live_window_blocks=rng.choice((1, 4)),
+        live_block_frames_max=rng.choice((10, 40, 400)),
+        backfill_window_blocks=rng.choice((1, 8)),
+        backfill_bytes_per_s=rng.choice((None, None, 20_000)),
+    )
+    limits = ReceiverLimits(
+        rate_frames_per_s=rng.choice((100, 300, 2_000)),
+        burst_frames=rng.choice((20, 60, 500)),
+        max_live_lag=rng.choice((lag // 2, lag, 4 * lag)),
+        holes_told_max=rng.choice((1, 3, 1_000)),
+    )
+    return sender, limits
+
+
+def _random_journal(rng: random.Random) -> JournalOptions:
+    flush_frames = rng.choice((16, 64))
+    limited = rng.random() < 0.3
+    return JournalOptions(
+        flush_frames_max=flush_frames,
+        buffer_frames_max=flush_frames * rng.choice((1, 8)),
+        seal_frames=rng.choice((50, 200, 1_000)),
+        seal_age_ms=rng.choice((5_000, 60_000)),
+        lease_seqs=rng.choice((20, 100, 400)),
+        disk_bytes_max=16_384 if limited else None,
+        retention=Retention(max_age_ms=rng.choice((None, 30_000)), max_bytes=rng.choice((None, 10_000))),
+        fresh_segment_bytes=4_096,
+        sealed_segment_bytes=4_096,
+        reserve_bytes=0,
+    )

@@ -1,0 +1,245 @@
+"""Boat and cloud over real sockets and real certificates: nothing lost, each record once, whatever the link does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.parties import (
+    FAST,
+    BoatParty,
+    CloudParty,
+    Fleet,
+    Proxy,
+    assert_equal_logs,
+    run,
+    target,
+    wait_until,
+)
+from tidelog.core.uplink.sender import SenderConfig
+
+NAME = "boat-001"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("fleet"))
+
+
+def test_history_and_live_frames_arrive_each_once(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        boat.record(5_000)
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(80)
+            await boat.wait_acked()
+            assert_equal_logs(boat, cloud, NAME)
+            statistics = boat.uplink.statistics()
+            assert statistics.backfill_blocks_sent, "history goes by Backfill"
+            assert statistics.live_frames_sent, "new frames go by Live"
+            assert not boat.downs
+            await boat.close()
+
+    run(scenario())
+
+
+def test_two_boats_do_not_mix(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        names = ["boat-001", "boat-002"]
+        boats = {name: BoatParty(tmp_path / name) for name in names}
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            for name, boat in boats.items():
+                boat.record(300)
+                boat.dial(target(fleet, cloud.port, name))
+            await asyncio.gather(*(boat.sail(30) for boat in boats.values()))
+            for name, boat in boats.items():
+                await boat.wait_acked()
+                assert_equal_logs(boat, cloud, name)
+                await boat.close()
+            assert sorted(cloud.store.names()) == names
+
+    run(scenario())
+
+
+def test_a_boat_that_was_closed_goes_on_where_it_was(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            for _ in range(3):
+                boat = BoatParty(tmp_path / "boat")
+                boat.record(200)
+                boat.dial(target(fleet, cloud.port, NAME))
+                await boat.sail(10)
+                await boat.wait_acked()
+                boat.record(50)  # these may or may not leave before the end
+                await boat.close()
+            boat = BoatParty(tmp_path / "boat")
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.wait_acked()
+            assert boat.journal.head == 3 * 350
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["closed", "crashed"])
+def test_cloud_stopped_in_the_middle_loses_nothing(tmp_path: Path, fleet: Fleet, how: str) -> None:
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        boat.record(20_000)
+        cloud = CloudParty(tmp_path / "cloud", fleet)
+        await cloud.start()
+        boat.dial(target(fleet, cloud.port, NAME))
+        for _ in range(2):
+            await boat.sail(10)
+            await wait_until(lambda: len(cloud.held(NAME)) > 0, "something arrived")
+            acked = boat.journal.acked
+            await (cloud.stop() if how == "closed" else cloud.crash())
+            await boat.sail(10)
+            assert not boat.is_done
+            await cloud.start()
+            there = {seq for seq, _ in cloud.held(NAME)}
+            assert there.issuperset(range(1, acked + 1)), "what was acked is there after the crash"
+        await boat.sail(10)
+        await boat.wait_acked()
+        assert boat.downs
+        assert_equal_logs(boat, cloud, NAME)
+        await boat.close()
+        await cloud.stop()
+
+    run(scenario())
+
+
+def test_link_cut_again_and_again_loses_nothing(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        boat.record(3_000)
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud, Proxy(cloud.port).running() as proxy:
+            boat.dial(target(fleet, proxy.port, NAME))
+            for number in range(1, 6):
+                await boat.sail(15)
+                await wait_until(lambda: boat.is_connected, "the boat is back")
+                proxy.refusing = number % 2 == 0
+                proxy.cut()
+                await wait_until(lambda number=number: len(boat.downs) >= number, "the boat noticed")  # type: ignore[misc]
+                await boat.sail(5)
+                proxy.refusing = False
+            await boat.wait_acked()
+            assert proxy.connections > 5
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())
+
+
+def test_half_open_link_is_noticed_by_silence_and_heals(tmp_path: Path, fleet: Fleet) -> None:
+    config = SenderConfig(backoff_first_ms=40, backoff_max_ms=160, silence_max_ms=700, status_interval_ms=200)
+
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat", config=config)
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud, Proxy(cloud.port).running() as proxy:
+            boat.dial(target(fleet, proxy.port, NAME))
+            await boat.sail(10)
+            await boat.wait_acked()
+            proxy.swallow()
+            await boat.sail(10)
+            await wait_until(lambda: any("no answer" in reason for reason in boat.downs), "silence is noticed")
+            assert not boat.is_done
+            proxy.heal()
+            await boat.sail(10)
+            await boat.wait_acked()
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())
+
+
+def test_cloud_that_is_not_there_yet_is_found_when_it_comes(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        cloud = CloudParty(tmp_path / "cloud", fleet)
+        await cloud.start()
+        await cloud.stop()
+        boat = BoatParty(tmp_path / "boat")
+        boat.record(100)
+        boat.dial(target(fleet, cloud.port, NAME))
+        await wait_until(lambda: len(boat.downs) >= 3, "the boat tried")
+        assert all("UNAVAILABLE" in reason for reason in boat.downs)
+        await cloud.start()
+        await boat.wait_acked()
+        assert_equal_logs(boat, cloud, NAME)
+        await boat.close()
+        await cloud.stop()
+
+    run(scenario())
+
+
+def test_second_client_of_a_boat_fences_the_first(tmp_path: Path, fleet: Fleet) -> None:
+    patient = SenderConfig(backoff_first_ms=30_000)
+
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat", config=patient)
+        other = BoatParty(tmp_path / "other", config=FAST)
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(5)
+            await boat.wait_acked()
+            first = cloud.session(NAME)
+            other.record(70)
+            other.dial(target(fleet, cloud.port, NAME))
+            await wait_until(lambda: bool(boat.downs), "the first is told")
+            assert "FAILED_PRECONDITION: session_fenced" in boat.downs[0]
+            assert not boat.is_connected
+            await other.wait_acked()
+            assert cloud.session(NAME) == first + 1
+            # Two journals of one boat are two lineages: no seq ever means two frames.
+            for party in (boat, other):
+                there = cloud.held(NAME, party.journal.lineage)
+                assert sorted(there) == party.held()
+            await boat.close()
+            await other.close()
+
+    run(scenario())
+
+
+def test_fenced_client_comes_back_and_delivers(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        other = BoatParty(tmp_path / "other", config=SenderConfig(backoff_first_ms=30_000))
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(5)
+            other.record(10)
+            other.dial(target(fleet, cloud.port, NAME))
+            await wait_until(lambda: bool(boat.downs) and boat.is_connected, "the first is back")
+            await other.hang_up()
+            await boat.sail(5)
+            await boat.wait_acked()
+            assert sorted(cloud.held(NAME, boat.journal.lineage)) == boat.held()
+            await boat.close()
+            await other.close()
+
+    run(scenario())
+
+
+def test_full_disk_of_the_cloud_refuses_until_there_is_room_and_loses_nothing(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(10)
+            await boat.wait_acked()
+            cloud.committer.is_full = True
+            await boat.sail(10)
+            await wait_until(lambda: len(boat.downs) >= 3, "the boat is refused, also when it dials again")
+            assert any("RESOURCE_EXHAUSTED: disk_full" in reason for reason in boat.downs)
+            assert boat.journal.acked == 100, "nothing that was refused is acked"
+            cloud.committer.is_full = False
+            await boat.sail(10)
+            await boat.wait_acked()
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())

@@ -1,0 +1,516 @@
+"""The cloud's half of the uplink against the rules of the seed and of rules.md (F, U)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tidelog.core.uplink.fold import ChannelFold
+from tidelog.core.uplink.messages import (
+    BackfillAck,
+    BackfillData,
+    BackfillGone,
+    Hello,
+    LiveAck,
+    LiveData,
+    LiveStatus,
+    Welcome,
+)
+from tidelog.core.uplink.receiver import (
+    Append,
+    DeclareLost,
+    DeclareVoid,
+    Note,
+    OpenLineage,
+    ReceiverLimits,
+    Reply,
+    UplinkReceiver,
+)
+from tidelog.errors import InvalidConfig, InvalidRecord, LagExceeded, RateExceeded, SessionFenced, TooManyHoles
+
+A, B, NEW = b"a" * 16, b"b" * 16, b"n" * 16
+
+
+class Cloud:
+    """A receiver whose log commits at once, unless told not to."""
+
+    def __init__(self, fold: ChannelFold | None = None, **limits: Any) -> None:
+        self.receiver: UplinkReceiver[str] = UplinkReceiver(fold=fold or ChannelFold(), limits=ReceiverLimits(**limits))
+        self.appends: list[Append[str]] = []
+        self.notes: list[Any] = []
+        self.replies: list[Any] = []
+        self.waiting = 0
+        self.now_ms = 0
+
+    def take(self, effects: list[Any], *, commit: bool = True) -> list[Any]:
+        before = len(self.replies)
+        for effect in effects:
+            match effect:
+                case Append():
+                    self.appends.append(effect)
+                    self.waiting += 1
+                case Note(fact):
+                    self.notes.append(fact)
+                    self.waiting += 1
+                case Reply(message):
+                    self.replies.append(message)
+        if commit:
+            self.commit()
+        return self.replies[before:]
+
+    def commit(self) -> list[Any]:
+        before = len(self.replies)
+        count, self.waiting = self.waiting, 0
+        self.replies += [effect.message for effect in self.receiver.committed(count)]
+        return self.replies[before:]
+
+    def hello(self, head: int, lineage: bytes | None = A, **more: Any) -> Welcome:
+        commit = more.pop("commit", True)
+        if lineage is not None:
+            more = {"life": b"1", "sent_through": head} | more
+        hello = Hello(head=head, lineage=lineage, **more)
+        replies = self.take(self.receiver.hello(hello, new_lineage=NEW, now_ms=self.now_ms), commit=commit)
+        return next(reply for reply in replies if isinstance(reply, Welcome)) if commit else None  # type: ignore[return-value]
+
+    def live(self, start: int, stop: int, *, session: int | None = None, commit: bool = True) -> list[Any]:
+        message = LiveData(session=session or self.receiver.session, seqs=range(start, stop), block=f"{start}-{stop}")
+        return self.take(self.receiver.live(message, now_ms=self.now_ms), commit=commit)
+
+    def backfill(self, start: int, stop: int, *, commit: bool = True) -> list[Any]:
+        message = BackfillData(session=self.receiver.session, seqs=range(start, stop), block=f"{start}-{stop}")
+        return self.take(self.receiver.backfill(message), commit=commit)
+
+    def gone(self, start: int, stop: int, *, commit: bool = True) -> list[Any]:
+        message = BackfillGone(session=self.receiver.session, seqs=range(start, stop))
+        return self.take(self.receiver.gone(message), commit=commit)
+
+    def status(self, head: int) -> None:
+        self.receiver.status(LiveStatus(session=self.receiver.session, head=head, journal_bytes=0))
+
+
+def at_cursor(cursor: int) -> Cloud:
+    fold = ChannelFold()
+    fold.session_opened(A, head=cursor, session=1, life=b"1")
+    fold.data(A, [range(1, cursor + 1)])
+    return Cloud(fold)
+
+
+# --- Handshake -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cursor", "head", "holes", "live_start"),
+    [
+        (0, 0, (), 1),
+        (0, 50, (range(1, 51),), 51),
+        (100, 100, (), 101),
+        (100, 101, (range(101, 102),), 102),
+        (100, 200, (range(101, 201),), 201),
+    ],
+)
+def test_a_reconnect_adds_the_gap_as_a_hole_and_live_starts_at_the_head(
+    cursor: int, head: int, holes: tuple[range, ...], live_start: int
+) -> None:
+    welcome = (at_cursor(cursor) if cursor else Cloud()).hello(head)
+    assert (welcome.cursor, welcome.holes, welcome.live_start) == (cursor, holes, live_start)
+    assert welcome.known == (cursor > 0)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "head", "holes", "live_start"),
+    [
+        (100, 100, (), 100),
+        (100, 101, (), 101),
+        (100, 102, (range(101, 102),), 102),
+        (100, 200, (range(101, 200),), 200),
+    ],
+)
+def test_an_lplex_boat_gets_lplex_s_own_arithmetic(
+    cursor: int, head: int, holes: tuple[range, ...], live_start: int
+) -> None:
+    welcome = at_cursor(cursor).hello(head, lineage=None, journal_bytes=1)
+    assert (welcome.cursor, welcome.holes, welcome.live_start) == (cursor, holes, live_start)
+
+
+def test_the_welcome_carries_the_limits_and_waits_for_the_commit() -> None:
+    cloud = Cloud()
+    cloud.hello(10, commit=False)
+    assert cloud.replies == []
+    (welcome,) = cloud.commit()
+    assert (welcome.rate_frames_per_s, welcome.burst_frames) == (2_000, 500)
+
+
+def test_a_head_that_no_boat_can_have_is_refused_and_changes_nothing() -> None:
+    cloud = Cloud()
+    for hello in (
+        Hello(head=-1, lineage=A),
+        Hello(head=2**63, lineage=A),
+        Hello(head=5, lineage=A, void=(range(0, 3),)),
+        Hello(head=5, lineage=A, lost=(range(4, 9),)),
+        Hello(head=5, lineage=A, lost=(range(4, 4),)),
+    ):
+        with pytest.raises(InvalidRecord):
+            cloud.receiver.hello(hello, new_lineage=NEW, now_ms=0)
+    assert cloud.receiver.session == 0
+    assert cloud.receiver.lineage is None
+
+
+def test_lost_and_void_ranges_of_the_handshake_let_the_cursor_pass() -> None:
+    cloud = at_cursor(100)
+    welcome = cloud.hello(300, lost=(range(101, 151),), void=(range(151, 201),))
+    assert welcome.cursor == 200
+    assert welcome.holes == (range(201, 301),)
+    assert [type(note) for note in cloud.notes[-2:]] == [DeclareVoid, DeclareLost]
+
+
+def test_what_is_known_is_not_written_into_the_log_again() -> None:
+    cloud = at_cursor(100)
+    cloud.hello(300, void=(range(151, 201),))
+    notes = len(cloud.notes)
+    cloud.hello(300, void=(range(151, 201),))
+    assert len(cloud.notes) == notes + 1
+
+
+def test_a_clone_forks_however_far_its_head_is() -> None:
+    """B7: the life that spoke last is not in its past."""
+    cloud = at_cursor(100)
+    assert cloud.hello(130, life=b"other", sent_through=130).fork
+    assert cloud.hello(90, life=b"1", sent_through=90).fork
+
+
+def test_a_backup_that_recorded_on_forks_when_the_cloud_holds_what_it_never_sent() -> None:
+    cloud = at_cursor(100)
+    assert cloud.hello(130, life=b"2", sent_through=90, earlier=((b"1", 90),)).fork
+
+
+def test_a_restart_is_no_fork() -> None:
+    cloud = at_cursor(100)
+    assert not cloud.hello(130, life=b"3", sent_through=120, earlier=((b"1", 110), (b"2", 120))).fork
+    assert not cloud.hello(140, life=b"3", sent_through=130).fork
+
+
+def test_a_fork_leaves_the_lineage_as_it_was() -> None:
+    """The words of a rewound journal are not those of the true one, which may still bring its frames."""
+    cloud = at_cursor(100)
+    before = cloud.receiver.fold.lineages[A].to_state()
+    assert cloud.hello(500, life=b"x", void=(range(120, 400),), lost=(range(101, 110),)).fork
+    assert cloud.receiver.fold.lineages[A].to_state() == before
+
+
+def test_an_lplex_boat_whose_head_went_back_opens_a_new_lineage() -> None:
+    """F6."""
+    cloud = Cloud()
+    cloud.hello(5, lineage=None, journal_bytes=1)
+    cloud.live(5, 60)
+    assert cloud.receiver.lineage == NEW
+    other = b"o" * 16
+    hello = Hello(head=7, journal_bytes=1)
+    cloud.take(cloud.receiver.hello(hello, new_lineage=other, now_ms=0))
+    assert cloud.receiver.lineage == other
+    assert isinstance(cloud.notes[-2], OpenLineage)
+
+
+def test_holes_of_a_boat_without_journal_files_are_lost_at_once() -> None:
+    """F5."""
+    cloud = Cloud()
+    assert cloud.hello(50, lineage=None, journal_bytes=0).holes == ()
+    assert cloud.receiver.cursor == 49
+    cloud.live(50, 51)
+    assert cloud.receiver.cursor == 50
+
+
+def test_a_hole_of_an_lplex_boat_is_lost_after_two_passes_that_went_past_it() -> None:
+    """F5."""
+    cloud = Cloud()
+    for lost in ([], [range(50, 60)]):
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.backfill(1, 50)
+        cloud.backfill(60, 100)
+        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
+        assert list(cloud.receiver.fold.lineages[NEW].lost) == lost
+
+
+def test_a_hole_that_backfill_never_went_past_is_not_lost() -> None:
+    cloud = Cloud()
+    for _ in range(5):
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.backfill(1, 50)
+        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
+    assert not cloud.receiver.fold.lineages[NEW].lost
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_acked_before_it_is_committed() -> None:
+    """UR1."""
+    cloud = Cloud()
+    cloud.hello(0)
+    assert cloud.live(1, 11, commit=False) == []
+    assert cloud.receiver.cursor == 0
+    (ack,) = cloud.commit()
+    assert (ack.cursor, ack.committed_through) == (10, 10)
+
+
+def test_a_part_of_the_appends_may_commit_first() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11, commit=False)
+    cloud.live(11, 21, commit=False)
+    assert cloud.receiver.committed(1)[0].message.cursor == 10  # type: ignore[union-attr]
+    assert cloud.receiver.committed(1)[0].message.cursor == 20  # type: ignore[union-attr]
+
+
+def test_a_block_over_what_is_held_counts_only_in_its_windows() -> None:
+    """UR2, B1: [1000, 3000) over live [1500, 1600) needs two windows."""
+    cloud = Cloud(burst_frames=5_000)
+    cloud.hello(1_499)
+    cloud.live(1_500, 1_600)
+    cloud.backfill(1_000, 3_000)
+    assert cloud.appends[-1].windows == (range(0, 500), range(600, 2_000))
+
+
+def test_what_is_held_or_on_its_way_is_answered_and_not_appended_again() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11, commit=False)
+    assert all(reply.cursor == 0 for reply in cloud.backfill(1, 11, commit=False))
+    live_ack, backfill_ack = cloud.commit()
+    assert isinstance(live_ack, LiveAck)
+    assert backfill_ack.answered == 1
+    assert len(cloud.appends) == 1
+
+
+def test_a_gap_inside_live_is_a_hole_at_once_and_is_told() -> None:
+    """U3."""
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11)
+    (ack,) = cloud.live(21, 31)
+    assert ack.holes == (range(11, 21),)
+    assert (ack.cursor, ack.committed_through) == (10, 30)
+
+
+def test_live_is_clocked_by_its_own_commits_under_an_open_hole() -> None:
+    """U1."""
+    cloud = Cloud()
+    cloud.hello(100)
+    (ack,) = cloud.live(101, 111)
+    assert (ack.cursor, ack.committed_through) == (0, 110)
+
+
+def test_a_backfill_answer_names_what_remains() -> None:
+    cloud = at_cursor(100)
+    cloud.hello(199)
+    (ack,) = cloud.backfill(101, 151)
+    assert isinstance(ack, BackfillAck)
+    assert (ack.cursor, ack.answered, ack.remaining) == (150, 1, (range(151, 200),))
+
+
+def test_what_the_boat_no_longer_has_is_lost_and_what_comes_after_all_is_data() -> None:
+    cloud = Cloud()
+    cloud.hello(100)
+    (ack,) = cloud.gone(1, 51)
+    assert (ack.cursor, ack.remaining) == (50, (range(51, 101),))
+    cloud.backfill(40, 101)
+    fold = cloud.receiver.fold.lineages[A]
+    assert list(fold.lost) == [range(1, 40)]
+    assert cloud.receiver.cursor == 100
+
+
+@pytest.mark.parametrize("seqs", [range(0, 5), range(5, 5), range(9, 4), range(90, 200), range(1, 9, 2)])
+def test_a_gone_range_that_makes_no_sense_is_refused(seqs: range) -> None:
+    cloud = Cloud()
+    cloud.hello(100)
+    with pytest.raises(InvalidRecord):
+        cloud.receiver.gone(BackfillGone(session=1, seqs=seqs))
+    assert cloud.receiver.holes() == [range(1, 101)]
+
+
+def test_only_the_newest_holes_are_named_when_there_are_many() -> None:
+    cloud = Cloud(holes_told_max=2)
+    cloud.hello(0)
+    for start in range(1, 50, 10):
+        cloud.live(start, start + 5)
+    assert cloud.replies[-1].holes == (range(26, 31), range(36, 41))
+
+
+def test_gaps_have_a_limit_and_the_one_that_extends_a_run_is_taken() -> None:
+    cloud = Cloud(holes_max=2)
+    cloud.hello(100)
+    cloud.backfill(10, 20)
+    cloud.backfill(30, 40)
+    with pytest.raises(TooManyHoles):
+        cloud.backfill(50, 60)
+    cloud.backfill(20, 30)
+    cloud.backfill(50, 60)
+
+
+# --- sessions and limits -------------------------------------------------------------------------
+
+
+def test_a_newer_session_fences_the_older() -> None:
+    """U2."""
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.hello(0)
+    with pytest.raises(SessionFenced):
+        cloud.live(1, 2, session=1)
+    assert cloud.receiver.holes() == []
+
+
+def test_no_session_survives_a_restart_of_the_cloud() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    again = Cloud(cloud.receiver.fold)
+    with pytest.raises(SessionFenced):
+        again.live(1, 2, session=1)
+
+
+def test_acks_of_an_older_session_go_nowhere() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11, commit=False)
+    cloud.hello(10, commit=False)
+    (welcome,) = cloud.commit()
+    assert isinstance(welcome, Welcome)
+    assert (welcome.cursor, welcome.session) == (10, 2)
+
+
+def test_frames_beyond_rate_and_burst_are_refused_hard() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 501)
+    with pytest.raises(RateExceeded):
+        cloud.live(501, 502)
+    assert cloud.receiver.cursor == 500
+    cloud.now_ms = 250
+    cloud.live(501, 1_001)
+
+
+def test_backfill_has_no_rate_limit() -> None:
+    cloud = Cloud()
+    cloud.hello(100_000)
+    cloud.backfill(1, 100_001)
+    assert cloud.receiver.cursor == 100_000
+
+
+def test_the_cloud_s_lag_check_looks_at_the_newest_live_seq_and_not_at_the_cursor() -> None:
+    cloud = Cloud()
+    cloud.hello(50_000)
+    cloud.status(70_000)  # nothing came by Live yet
+    cloud.live(50_001, 50_101)
+    cloud.status(60_100)
+    with pytest.raises(LagExceeded):
+        cloud.status(60_101)
+
+
+def test_an_idle_session_is_acked_every_five_seconds_and_says_how_many_reports_it_heard() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    assert cloud.receiver.wake_at_ms() == 5_000
+    assert cloud.receiver.wake(4_999) == []
+    cloud.status(0)
+    (ack,) = cloud.take(cloud.receiver.wake(5_000))
+    assert ack.statuses == 1
+    assert cloud.receiver.wake_at_ms() == 10_000
+    cloud.receiver.disconnected(1)
+    assert cloud.receiver.wake_at_ms() is None
+
+
+def test_no_ack_leaves_before_the_handshake_is_answered() -> None:
+    """The committed fold may still speak of another lineage."""
+    cloud = at_cursor(100)
+    cloud.hello(5, lineage=B, commit=False)
+    assert cloud.receiver.wake(10_000) == []
+
+
+def test_a_snapshot_speaks_for_what_is_on_its_way_too() -> None:
+    """F3: whoever folds the log takes its word for all that lies before it."""
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11, commit=False)
+    fold = ChannelFold.from_state(cloud.receiver.snapshot())
+    assert fold.lineages[A].cursor == 10
+    cloud.waiting += 1
+    cloud.commit()
+    assert cloud.receiver.fold.to_state() == fold.to_state()
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InvalidConfig):
+        ReceiverLimits(rate_frames_per_s=0, holes_max=0)
+
+
+# --- any order, any commit -----------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Blocks, gone ranges, hellos, commits and restarts in any order, against plain sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cloud = Cloud(rate_frames_per_s=1e9, burst_frames=10**9)
+        self.held: set[int] = set()
+        self.lost: set[int] = set()
+        self.durable: set[int] = set()
+        self.head = 0
+        self.acked = 0
+        self.connected = False
+
+    spans = st.tuples(st.integers(1, 40), st.integers(1, 12))
+
+    @rule(more=st.integers(0, 5))
+    def hello(self, more: int) -> None:
+        self.head += more
+        self.cloud.hello(self.head, commit=False)
+        self.connected = True
+
+    @precondition(lambda self: self.connected)
+    @rule(span=spans, live=st.booleans())
+    def data(self, span: tuple[int, int], live: bool) -> None:
+        seqs = set(range(span[0], span[0] + span[1]))
+        before = len(self.cloud.appends)
+        send = self.cloud.live if live else self.cloud.backfill
+        send(span[0], span[0] + span[1], commit=False)
+        self.head = max(self.head, max(seqs))
+        counted: set[int] = set()
+        for append in self.cloud.appends[before:]:
+            windows = append.windows or (range(span[1]),)
+            counted = {span[0] + place for window in windows for place in window}
+        assert counted == seqs - self.held, "UR2"
+        self.held |= seqs
+        self.lost -= seqs
+
+    @precondition(lambda self: self.connected and self.head > 0)
+    @rule(span=spans)
+    def gone(self, span: tuple[int, int]) -> None:
+        start = min(span[0], self.head)
+        stop = min(start + span[1], self.head + 1)
+        self.cloud.gone(start, stop, commit=False)
+        self.lost |= set(range(start, stop)) - self.held
+
+    @rule()
+    def commit(self) -> None:
+        for reply in self.cloud.commit():
+            assert reply.cursor >= self.acked, "UR1"
+            self.acked = reply.cursor
+        self.durable = self.held | self.lost
+        assert set(range(1, self.acked + 1)) <= self.durable
+
+    @invariant()
+    def the_folds_agree_with_the_sets(self) -> None:
+        receiver = self.cloud.receiver
+        receiver.fold.check()
+        assert {seq for hole in receiver.holes() for seq in hole} == set(
+            range(1, self.head + 1)
+        ) - self.held - self.lost
+        assert set(range(1, receiver.cursor + 1)) <= self.durable, "UR1"
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

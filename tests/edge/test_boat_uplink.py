@@ -1,0 +1,293 @@
+"""A boat's uplink with a real journal: what leaves, byte for byte, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tidelog.blocks.frames import decode_frames
+from tidelog.core.uplink.messages import (
+    BackfillAck,
+    BackfillData,
+    BackfillGone,
+    Hello,
+    LiveAck,
+    LiveData,
+    LiveStatus,
+    Refused,
+    Welcome,
+)
+from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.journal import Journal, JournalOptions, open_journal
+from tidelog.edge.ring import Ring
+from tidelog.edge.uplink import BoatUplink, Connect, Disconnect
+from tidelog.errors import DiskError, DiskFull
+from tidelog.sim.disk import SimDisk
+
+START_US = 1_750_000_000_000_000
+
+
+class Boat:
+    def __init__(self, disk: SimDisk | None = None, *, ring_frames: int = 1_000, **options: Any) -> None:
+        self.rng = random.Random(1)
+        self.disk = disk or SimDisk(random.Random(2))
+        self.options = JournalOptions(**({"reserve_bytes": 0, "lease_seqs": 1_000} | options))
+        self.ring_frames = ring_frames
+        self.now_ms = 0
+        self.open()
+
+    def open(self) -> None:
+        self.journal: Journal = open_journal(
+            self.disk, "j", now_us=START_US, new_lineage=lambda: self.rng.randbytes(16), options=self.options
+        )
+        self.ring = Ring(frames_max=self.ring_frames)
+        self.uplink = BoatUplink(
+            journal=self.journal, ring=self.ring, config=SenderConfig(), jitter=lambda: 0.0, now_ms=self.now_ms
+        )
+
+    def record(self, frames: int) -> None:
+        for number in range(frames):
+            frame = (START_US + number, 0x9F80100, b"%08d" % number)
+            seq = self.journal.record(*frame, START_US)
+            self.ring.append(seq, *frame)
+
+    def poll(self) -> list[Any]:
+        return self.uplink.poll(self.now_ms, now_us=START_US + 1000 * self.now_ms)
+
+    def connect(self, **answer: Any) -> Hello:
+        (connect,) = self.poll()
+        assert isinstance(connect, Connect)
+        self.receive(welcome(connect.hello, **answer))
+        return connect.hello
+
+    def receive(self, message: Any) -> list[Any]:
+        return self.uplink.receive(message, self.now_ms, now_us=START_US + 1000 * self.now_ms)
+
+
+def welcome(hello: Hello, **more: Any) -> Welcome:
+    fields: dict[str, Any] = {
+        "session": 1,
+        "cursor": 0,
+        "holes": (range(1, hello.head + 1),) if hello.head else (),
+        "live_start": hello.head + 1,
+        "known": True,
+        "rate_frames_per_s": 2_000,
+        "burst_frames": 500,
+    }
+    return Welcome(**(fields | more))
+
+
+def test_the_handshake_says_who_the_boat_is_and_how_far_it_came() -> None:
+    boat = Boat()
+    boat.record(10)
+    hello = boat.connect()
+    assert (hello.head, hello.lineage, hello.sent_through) == (10, boat.journal.lineage, 0)
+    assert hello.life == boat.journal.declared.life
+    assert hello.journal_bytes > 0
+
+
+def test_live_takes_frames_before_they_are_flushed() -> None:
+    boat = Boat()
+    boat.connect()
+    boat.record(3)
+    (live,) = boat.poll()
+    assert isinstance(live, LiveData)
+    assert live.seqs == live.block.maker.seqs == range(1, 4)
+    assert boat.journal.durable_head == 0
+
+
+def test_the_newest_part_of_a_hole_is_flushed_so_that_no_residue_stays() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.connect()
+    (block,) = boat.poll()
+    assert isinstance(block, BackfillData)
+    assert block.seqs == range(1, 11)
+    assert boat.journal.durable_head == 10
+
+
+def test_a_backfilled_block_is_the_journal_s_byte_for_byte() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.journal.flush(START_US)
+    boat.connect()
+    (sent,) = boat.poll()
+    stored = next(block for block in boat.journal.blocks() if block.maker.base_seq)
+    assert bytes(sent.block.body) == bytes(stored.body)
+    assert sent.block.maker == stored.maker
+    assert len(decode_frames(sent.block.maker, stored.raw_body())) == 10
+
+
+def test_a_hole_inside_a_block_is_answered_with_the_whole_block() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.connect(holes=(range(4, 6),))
+    (sent,) = boat.poll()
+    assert sent.seqs == range(1, 11)
+
+
+def test_what_the_journal_no_longer_has_is_called_gone() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.journal.flush(START_US)
+    boat.connect(holes=(range(1, 11),), live_start=11)
+    boat.journal.blocks = lambda **_: iter(())  # type: ignore[method-assign]
+    (gone,) = boat.poll()
+    assert isinstance(gone, BackfillGone)
+    assert gone.seqs == range(1, 11)
+
+
+def test_frames_that_a_full_disk_keeps_in_memory_are_not_called_gone() -> None:
+    boat = Boat()
+    boat.record(5)
+    boat.journal.flush(START_US)
+    boat.disk.faults.capacity_bytes = 0
+    boat.record(5)
+    boat.connect()
+    (sent,) = boat.poll()
+    assert isinstance(sent, BackfillData)
+    assert sent.seqs == range(1, 6)
+    assert boat.uplink.wake_at_ms(boat.now_ms) > boat.now_ms, "no use in trying again at once"
+    boat.disk.faults.capacity_bytes = None
+    boat.now_ms += 1_000
+    (rest,) = boat.poll()
+    assert rest.seqs == range(6, 11)
+
+
+def test_what_cannot_be_read_now_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    boat = Boat()
+    boat.record(5)
+    boat.journal.flush(START_US)
+    boat.connect()
+
+    def refuse(**_: Any) -> Any:
+        raise DiskError(operation="read", path="j", reason="a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(boat.journal, "blocks", refuse)
+        assert boat.poll() == []
+    boat.now_ms += 1_000
+    (sent,) = boat.poll()
+    assert sent.seqs == range(1, 6)
+
+
+def test_acks_reach_the_journal_of_the_session_that_is_open_only() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.connect()
+    boat.poll()
+    boat.receive(LiveAck(session=9, cursor=9, committed_through=0, holes=()))
+    assert boat.journal.acked == 0
+    boat.receive(BackfillAck(session=1, cursor=8, answered=1, remaining=()))
+    assert boat.journal.acked == 8
+    boat.receive(LiveAck(session=1, cursor=10, committed_through=0, holes=()))
+    assert boat.journal.acked == 10
+
+
+def test_a_silent_bus_still_reports() -> None:
+    boat = Boat()
+    boat.connect()
+    boat.now_ms = boat.uplink.wake_at_ms(0)
+    assert boat.now_ms == 5_000
+    (status,) = boat.poll()
+    assert isinstance(status, LiveStatus)
+
+
+def test_a_refusal_ends_the_session_and_the_next_dial_waits() -> None:
+    boat = Boat()
+    boat.connect()
+    (end,) = boat.receive(Refused(session=1, code="session_fenced"))
+    assert isinstance(end, Disconnect)
+    assert boat.poll() == []
+    boat.now_ms = boat.uplink.wake_at_ms(0)
+    assert isinstance(boat.poll()[0], Connect)
+
+
+def test_live_that_fell_out_of_the_ring_goes_by_backfill() -> None:
+    boat = Boat(ring_frames=100)
+    boat.connect()
+    boat.record(300)
+    assert isinstance(boat.poll()[-1], Disconnect)
+
+
+def test_a_fork_starts_a_new_lineage_that_has_nothing_to_declare() -> None:
+    """B7."""
+    boat = Boat()
+    boat.record(10)
+    boat.journal.declared.void.add(range(3, 5))
+    old = boat.journal.lineage
+    (connect,) = boat.poll()
+    (end,) = boat.receive(welcome(connect.hello, fork=True))
+    assert isinstance(end, Disconnect)
+    assert boat.journal.lineage != old
+    boat.disk.crash()
+    boat.open()
+    (connect,) = boat.poll()
+    assert connect.hello.lineage == boat.journal.lineage != old
+    # Nothing of the old lineage's words is told of the new one, not even after a power cut.
+    assert connect.hello.void == (range(1, 1_001),)
+
+
+def test_a_fork_on_a_full_disk_is_tried_again_with_the_next_handshake() -> None:
+    boat = Boat()
+    boat.record(10)
+    (connect,) = boat.poll()
+    boat.disk.faults.capacity_bytes = 0
+    (end,) = boat.receive(welcome(connect.hello, fork=True))
+    assert isinstance(end, Disconnect)
+    boat.disk.faults.capacity_bytes = None
+    boat.now_ms = boat.uplink.wake_at_ms(0)
+    (connect,) = boat.poll()
+    assert connect.hello.lineage == boat.journal.lineage
+
+
+def test_void_seqs_are_told_until_the_cursor_has_passed_them() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.journal.flush(START_US)
+    boat.disk.crash()
+    boat.open()
+    (connect,) = boat.poll()
+    assert connect.hello.void == (range(11, 1_001),)
+    assert connect.hello.head == 1_000
+    boat.receive(welcome(connect.hello, cursor=1_000, holes=()))
+    boat.journal.close(START_US)
+    boat.open()
+    (connect,) = boat.poll()
+    assert connect.hello.void == ()
+
+
+def test_each_opening_is_a_life_and_lives_are_told_until_the_cloud_answered() -> None:
+    boat = Boat()
+    lives = [boat.journal.declared.life]
+    boat.record(10)
+    for _ in range(2):
+        boat.journal.close(START_US)
+        boat.open()
+        lives.append(boat.journal.declared.life)
+    hello = boat.connect()
+    assert hello.life == lives[-1]
+    assert hello.earlier == ((lives[0], 10), (lives[1], 10))
+    boat.uplink.disconnected(0)
+    boat.now_ms = boat.uplink.wake_at_ms(0)
+    (connect,) = boat.poll()
+    assert connect.hello.earlier == ()
+
+
+def test_the_journal_gets_the_boat_s_clock_and_not_the_uplink_s() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.connect()
+    boat.poll()
+    stored = next(block for block in boat.journal.blocks() if block.maker.base_seq)
+    assert stored.leader.append_time_us == START_US
+
+
+def test_a_refused_frame_has_no_seq_and_is_not_in_the_ring() -> None:
+    boat = Boat(flush_frames_max=4, buffer_frames_max=4)
+    boat.disk.faults.capacity_bytes = 0
+    with pytest.raises(DiskFull):
+        boat.record(20)
+    assert boat.ring.seqs.stop == boat.journal.head + 1

@@ -1,0 +1,235 @@
+"""The uplink in the simulator: random lives, and proof that the simulator would notice broken promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tidelog.cluster import uplink_channel
+from tidelog.cluster.uplink_channel import UplinkChannel
+from tidelog.core.uplink import receiver as receiver_module
+from tidelog.core.uplink.budget import TokenBucket
+from tidelog.core.uplink.fold import ChannelFold, LineageFold
+from tidelog.core.uplink.messages import Hello
+from tidelog.core.uplink.receiver import Append, UplinkReceiver
+from tidelog.core.uplink.sender import UplinkSender
+from tidelog.edge.declared import Declared
+from tidelog.edge.journal import META_NAME, Journal
+from tidelog.edge.uplink import BoatUplink
+from tidelog.errors import SessionFenced
+from tidelog.sim.uplink_model import UplinkViolation
+from tidelog.sim.uplink_world import run_uplink_seeds, run_uplink_world
+from tidelog.storage.log import Log
+
+FAST_SEEDS = 100
+SLOW_SEEDS = 1_000
+MUTATION_SEEDS = 60
+
+
+def check_lane(first: int, count: int) -> None:
+    result = run_uplink_seeds(first, count)
+    assert result["violations"] == [], "replay with: tidelog sim uplink --seed N"
+    assert result["never"] == [], "the run proves less than it says"
+    assert result["seeds"] == count
+    assert result["events"] > 100 * count
+    assert result["simulated_hours"] > count / 40
+
+
+def test_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
+    check_lane(0, FAST_SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_many_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
+    check_lane(10_000, SLOW_SEEDS)
+
+
+def test_a_seed_replays_the_same_life() -> None:
+    assert run_uplink_world(7) == run_uplink_world(7)
+
+
+def test_a_violation_names_its_seed_and_how_to_see_it_again() -> None:
+    violation = UplinkViolation(12, "a frame is gone")
+    assert str(violation) == "seed 12: a frame is gone\nreplay: tidelog sim uplink --seed 12"
+
+
+# --- the simulator proves itself: break the code on purpose, and it must notice -----------------------
+
+
+def first_violation(seeds: int = MUTATION_SEEDS, *, first: int = 0) -> str:
+    for seed in range(first, first + seeds):
+        try:
+            run_uplink_world(seed)
+        except UplinkViolation as violation:
+            return violation.problem
+    return ""
+
+
+def test_an_ack_before_the_commit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UplinkReceiver, "cursor", property(lambda core: core._current(core._appended).cursor))
+    assert "9: the boat was told" in first_violation()
+
+
+def test_a_commit_without_a_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(log: Log, now_us: int) -> None:
+        log.flush(now_us)
+        log.note_durable(log.log_end)
+
+    monkeypatch.setattr(Log, "commit", commit)
+    assert first_violation()
+
+
+def test_a_cursor_over_a_hole_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineageFold, "cursor", property(lambda fold: fold.held.end - 1 if fold.held else 0))
+    assert "8: the cursor" in first_violation()
+
+
+def test_ignored_windows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take: Callable[..., Any] = UplinkReceiver._take
+
+    def take_whole(core: UplinkReceiver[Any], *arguments: Any) -> list[Any]:
+        effects = take(core, *arguments)
+        return [Append(item.block, (), item.via) if isinstance(item, Append) else item for item in effects]
+
+    monkeypatch.setattr(UplinkReceiver, "_take", take_whole)
+    assert "6: seq" in first_violation()
+
+
+def test_a_snapshot_that_forgets_lost_and_void_ranges_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_state: Callable[[LineageFold], dict[str, Any]] = LineageFold.to_state
+    monkeypatch.setattr(LineageFold, "to_state", lambda fold: to_state(fold) | {"lost": [], "void": []})
+    assert first_violation()
+
+
+def test_a_snapshot_of_what_is_committed_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on its way lies before the snapshot in the log and would be forgotten."""
+    snapshot: Callable[..., Any] = UplinkReceiver.snapshot
+
+    def committed_only(core: UplinkReceiver[Any]) -> dict[str, Any]:
+        snapshot(core)
+        return core.fold.to_state()
+
+    monkeypatch.setattr(UplinkReceiver, "snapshot", committed_only)
+    assert "8: the cursor" in first_violation(200, first=45)
+
+
+def test_a_trim_without_a_snapshot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uplink_channel, "FoldSnapshot", type("Nothing", (), {}))
+    monkeypatch.setattr(UplinkChannel, "snapshot", _empty_snapshot)
+    assert first_violation()
+
+
+def _empty_snapshot(channel: UplinkChannel, now_ms: int) -> uplink_channel.LogAppend:
+    channel.receiver.snapshot()
+    record = uplink_channel.LineageOpened(lineage="00" * 16, reason="no snapshot at all")
+    return uplink_channel.LogAppend(uplink_channel.encode_control([record], time_us=1000 * now_ms))
+
+
+def test_a_seq_used_again_after_a_power_cut_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    save: Callable[..., None] = Journal._save_meta
+
+    def save_once(journal: Journal, **arguments: Any) -> None:
+        if not journal.disk.exists(f"{journal.folder}/{META_NAME}"):
+            save(journal, **arguments)
+
+    monkeypatch.setattr(Journal, "_save_meta", save_once)
+    assert first_violation()
+
+
+def test_a_session_that_is_not_fenced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_session(core: UplinkReceiver[Any], session: int) -> None:
+        if core._bucket is None:
+            raise SessionFenced(session=session, newest=core.session)
+
+    monkeypatch.setattr(UplinkReceiver, "check_session", any_session)
+    assert first_violation()
+
+
+def test_void_seqs_that_are_not_told_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hello: Callable[[BoatUplink], Hello] = BoatUplink._hello
+
+    def silent(boat: BoatUplink) -> Hello:
+        said = hello(boat)
+        fields = {name: getattr(said, name) for name in Hello.__slots__}
+        return Hello(**(fields | {"void": ()}))
+
+    monkeypatch.setattr(BoatUplink, "_hello", silent)
+    assert "8: seq" in first_violation()
+
+
+def test_void_seqs_that_a_restart_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_meta: Callable[[Declared], dict[str, Any]] = Declared.to_meta
+    monkeypatch.setattr(Declared, "to_meta", lambda declared: to_meta(declared) | {"void": []})
+    assert first_violation(200)
+
+
+def test_holes_that_are_told_in_the_handshake_only_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U3: a gap inside Live, or holes beyond those that one answer names."""
+    monkeypatch.setattr(UplinkSender, "_holes_are", _only_in_the_handshake(UplinkSender._holes_are))
+    assert "14:" in first_violation()
+
+
+def _only_in_the_handshake(holes_are: Callable[..., None]) -> Callable[..., None]:
+    def told(core: UplinkSender, holes: tuple[range, ...]) -> None:
+        if core._live_sent == 0 and core._backfill_sent == 0:
+            holes_are(core, holes)
+
+    return told
+
+
+def test_a_tail_that_is_never_flushed_for_backfill_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames in memory would be called gone."""
+
+    def next_hole(boat: BoatUplink, now_ms: int, now_us: int) -> range | None:
+        return boat.sender.next_backfill(now_ms=now_ms)
+
+    monkeypatch.setattr(BoatUplink, "_next_hole", next_hole)
+    assert "the boat did not lose it" in first_violation()
+
+
+def test_a_rewound_journal_that_does_not_fork_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UplinkReceiver, "_is_rewound", lambda *_: False)
+    assert first_violation(200)
+
+
+def test_a_fork_judged_by_the_head_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup or a clone that recorded as many other frames since."""
+
+    def by_head(core: UplinkReceiver[Any], hello: Hello) -> bool:
+        assert hello.lineage is not None
+        held = core._appended.lineages[hello.lineage].held
+        return bool(held) and hello.head < held.end - 1
+
+    monkeypatch.setattr(UplinkReceiver, "_is_rewound", by_head)
+    assert first_violation(200)
+
+
+def test_a_fork_that_takes_the_old_lineage_s_words_along_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Declared, "forked", lambda declared: declared)
+    assert first_violation(400)
+
+
+def test_a_pace_that_does_not_wait_for_answers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U4: a link that bunches what was sent would make an honest boat meet the rate limit."""
+    monkeypatch.setattr(TokenBucket, "take_and_hold", TokenBucket.take)
+    assert "rate_exceeded" in first_violation()
+
+
+def test_a_deaf_cloud_that_is_not_noticed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-open on the way up."""
+    monkeypatch.setattr(UplinkSender, "_note_statuses", lambda core, _: core._statuses_unheard.clear())
+    assert "14:" in first_violation(200, first=40)
+
+
+def test_lost_ranges_that_the_fold_ignores_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply: Callable[..., None] = receiver_module.apply_fact
+
+    def forgetful(fold: ChannelFold, fact: Any) -> None:
+        if not isinstance(fact, receiver_module.DeclareLost):
+            apply(fold, fact)
+
+    monkeypatch.setattr(receiver_module, "apply_fact", forgetful)
+    assert first_violation(200)
