@@ -42,7 +42,7 @@ from tidelog.core.uplink.messages import (
     Welcome,
 )
 from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.errors import BadIdentity, BadMessage, BlockCorrupt, LogError, SessionFenced, WaitTimedOut
+from tidelog.errors import BadIdentity, BadMessage, BlockCorrupt, LogError, LogPoisoned, SessionFenced, WaitTimedOut
 from tidelog.storage.log import Log
 from tidelog.storage.store import Store
 from tidelog.storage.writer import Append, Committer, wall_clock_us
@@ -397,7 +397,12 @@ class UplinkService:
 
         def act(now_us: int) -> None:
             known = name in self._store.channels
-            opened.append((self._store.log if known else self._store.create_channel)(name, now_us=now_us))
+            log = (self._store.log if known else self._store.create_channel)(name, now_us=now_us)
+            try:
+                log.check_usable()
+            except LogPoisoned:
+                log = self._store.reopen_channel(name, now_us=now_us)
+            opened.append(log)
 
         self._committer.run_exclusive(act)
         return opened[0], fold_log(opened[0].blocks())
