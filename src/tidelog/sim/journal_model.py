@@ -19,6 +19,7 @@ from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.edge.journal import Journal
 from tidelog.errors import DamagedRange
+from tidelog.sim.seeds import WorldViolation
 
 Frame: TypeAlias = tuple[int, int, bytes]
 """Time, CAN id, payload."""
@@ -26,13 +27,10 @@ Frame: TypeAlias = tuple[int, int, bytes]
 LIMIT_REASON = "the journal reached its disk limit"
 
 
-class JournalViolation(AssertionError):
-    """The journal broke a promise. Carries the seed and how to see it again."""
+class JournalViolation(WorldViolation):
+    """The journal broke a promise."""
 
-    def __init__(self, seed: int, problem: str) -> None:
-        super().__init__(f"seed {seed}: {problem}\nreplay: tidelog sim journal --seed {seed}")
-        self.seed = seed
-        self.problem = problem
+    world = "journal"
 
 
 class Broken(Exception):

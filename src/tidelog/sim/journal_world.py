@@ -12,10 +12,8 @@ did fails instead of promising too much.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.blocks.block import Block
@@ -27,6 +25,7 @@ from tidelog.sim.disk import FailKind
 from tidelog.sim.journal_life import FOLDER, SECOND_US, JournalLife
 from tidelog.sim.journal_model import Broken, Frame, JournalViolation
 from tidelog.sim.power import PowerCut
+from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.storage.segment import SEGMENT_HEAD_BYTES, SEGMENT_SUFFIX
 
 STEPS: Final = 60
@@ -64,15 +63,7 @@ SOMETIMES: Final = (
 """What must have happened at least once in a run over many seeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalResult:
-    seed: int
-    events: int
-    checks: int
-    counters: Counter[str]
-
-
-def run_journal_world(seed: int, *, steps: int = STEPS) -> JournalResult:
+def run_journal_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Live through one seed; raises `JournalViolation` when the journal breaks a promise."""
     world = _World(seed)
     try:
@@ -83,36 +74,18 @@ def run_journal_world(seed: int, *, steps: int = STEPS) -> JournalResult:
     except (LogError, AssertionError, LookupError, ValueError, TypeError, OverflowError) as error:
         problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
         raise JournalViolation(seed, problem) from error
-    return JournalResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
+    return WorldResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
 
 
 def run_journal_seeds(
     first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
-    counters: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    events = checks = 0
-    for seed in range(first, first + count):
-        try:
-            result = run_journal_world(seed, steps=steps)
-        except JournalViolation as violation:
-            violations.append({"seed": seed, "problem": violation.problem})
-        else:
-            events += result.events
-            checks += result.checks
-            counters.update(result.counters)
-        if progress is not None:
-            progress(seed)
-    return {
-        "seeds": count,
-        "first_seed": first,
-        "events": events,
-        "checks": checks,
-        "violations": violations,
-        "never": [name for name in SOMETIMES if not counters[name]],
-        **{name: counters[name] for name in SOMETIMES},
-    }
+    """Many seeds, as `seeds.run_seeds` reports them."""
+
+    def live(seed: int) -> WorldResult:
+        return run_journal_world(seed, steps=steps)
+
+    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
 class _World(JournalLife):

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
 from tidelog.errors import DamagedRange
+from tidelog.sim.seeds import WorldViolation
 from tidelog.storage.log import Log
 
 
-class Violation(AssertionError):
-    """The log broke a promise. Carries the seed and how to see it again."""
+class Violation(WorldViolation):
+    """The log broke a promise."""
 
-    def __init__(self, seed: int, problem: str) -> None:
-        super().__init__(f"seed {seed}: {problem}\nreplay: tidelog sim log --seed {seed}")
-        self.seed = seed
-        self.problem = problem
+    world = "log"
 
 
 class Broken(Exception):

@@ -11,9 +11,7 @@ did fails instead of promising too much.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.blocks.block import Block
@@ -28,6 +26,7 @@ from tidelog.errors import (
 )
 from tidelog.sim.log_life import LogLife
 from tidelog.sim.log_model import Broken, LogModel, Violation
+from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.storage.segment import SEGMENT_HEAD_BYTES
 
 STEPS: Final = 100
@@ -59,14 +58,6 @@ SOMETIMES: Final = (
 _CAPACITY: Final = 1 << 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldResult:
-    seed: int
-    events: int
-    checks: int
-    counters: Counter[str]
-
-
 def run_log_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Live through one seed; raises `Violation` when the log breaks a promise."""
     world = _World(seed)
@@ -83,30 +74,12 @@ def run_log_world(seed: int, *, steps: int = STEPS) -> WorldResult:
 def run_log_seeds(
     first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
-    counters: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    events = checks = 0
-    for seed in range(first, first + count):
-        try:
-            result = run_log_world(seed, steps=steps)
-        except Violation as violation:
-            violations.append({"seed": seed, "problem": violation.problem})
-        else:
-            events += result.events
-            checks += result.checks
-            counters.update(result.counters)
-        if progress is not None:
-            progress(seed)
-    return {
-        "seeds": count,
-        "first_seed": first,
-        "events": events,
-        "checks": checks,
-        "violations": violations,
-        "never": [name for name in SOMETIMES if not counters[name]],
-        **{name: counters[name] for name in SOMETIMES},
-    }
+    """Many seeds, as `seeds.run_seeds` reports them."""
+
+    def live(seed: int) -> WorldResult:
+        return run_log_world(seed, steps=steps)
+
+    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
 class _World(LogLife):

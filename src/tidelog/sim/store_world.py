@@ -21,7 +21,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.blocks.block import MadeBlock, make_block
@@ -29,6 +28,7 @@ from tidelog.blocks.header import BlockKind
 from tidelog.errors import ChannelExists, DiskError, DiskFull, LogError, LogPoisoned, SyncFailed, UnknownChannel
 from tidelog.sim.broken_folder import BrokenFolder
 from tidelog.sim.disk import SimDisk
+from tidelog.sim.seeds import WorldResult, WorldViolation, run_seeds
 from tidelog.sim.store_model import ChannelModel, Intent, StoreBroken, StoreModel, stopped
 from tidelog.storage.atomic import COPY_SUFFIX
 from tidelog.storage.log import Log
@@ -72,24 +72,13 @@ SOMETIMES: Final = (
 """What must have happened at least once in a run over many seeds."""
 
 
-class StoreViolation(AssertionError):
-    """The store broke a promise. Carries the seed and how to see it again."""
+class StoreViolation(WorldViolation):
+    """The store broke a promise."""
 
-    def __init__(self, seed: int, problem: str) -> None:
-        super().__init__(f"seed {seed}: {problem}\nreplay: tidelog sim store --seed {seed}")
-        self.seed = seed
-        self.problem = problem
+    world = "store"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreResult:
-    seed: int
-    events: int
-    checks: int
-    counters: Counter[str]
-
-
-def run_store_world(seed: int, *, steps: int = STEPS) -> StoreResult:
+def run_store_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Live through one seed; raises `StoreViolation` when the store breaks a promise."""
     world = _World(seed)
     try:
@@ -100,36 +89,18 @@ def run_store_world(seed: int, *, steps: int = STEPS) -> StoreResult:
     except (LogError, AssertionError, LookupError, ValueError, TypeError) as error:
         problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
         raise StoreViolation(seed, problem) from error
-    return StoreResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
+    return WorldResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
 
 
 def run_store_seeds(
     first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
-    counters: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    events = checks = 0
-    for seed in range(first, first + count):
-        try:
-            result = run_store_world(seed, steps=steps)
-        except StoreViolation as violation:
-            violations.append({"seed": seed, "problem": violation.problem})
-        else:
-            events += result.events
-            checks += result.checks
-            counters.update(result.counters)
-        if progress is not None:
-            progress(seed)
-    return {
-        "seeds": count,
-        "first_seed": first,
-        "events": events,
-        "checks": checks,
-        "violations": violations,
-        "never": [name for name in SOMETIMES if not counters[name]],
-        **{name: counters[name] for name in SOMETIMES},
-    }
+    """Many seeds, as `seeds.run_seeds` reports them."""
+
+    def live(seed: int) -> WorldResult:
+        return run_store_world(seed, steps=steps)
+
+    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
 class _World:

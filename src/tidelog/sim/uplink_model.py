@@ -19,18 +19,16 @@ from tidelog.blocks.block import Block
 from tidelog.blocks.control import FoldSnapshot, RangeLost, RangeVoid, decode_control
 from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
+from tidelog.sim.seeds import WorldViolation
 
 Frame: TypeAlias = tuple[int, int, bytes]
 """Time, CAN id, payload."""
 
 
-class UplinkViolation(AssertionError):
-    """The uplink broke a promise. Carries the seed and how to see it again."""
+class UplinkViolation(WorldViolation):
+    """The uplink broke a promise."""
 
-    def __init__(self, seed: int, problem: str) -> None:
-        super().__init__(f"seed {seed}: {problem}\nreplay: tidelog sim uplink --seed {seed}")
-        self.seed = seed
-        self.problem = problem
+    world = "uplink"
 
 
 class Broken(Exception):

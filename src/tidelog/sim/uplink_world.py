@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.cluster.uplink_channel import fold_log
@@ -26,6 +25,7 @@ from tidelog.edge.journal import JournalOptions
 from tidelog.errors import LogError
 from tidelog.sim.network import Link, Scheduler, Way, Weather
 from tidelog.sim.power import PluggedDisk
+from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.sim.uplink_boat import FOLDER, SimBoat
 from tidelog.sim.uplink_cloud import SimCloud
 from tidelog.sim.uplink_model import Broken, UplinkModel, UplinkViolation
@@ -65,16 +65,7 @@ SOMETIMES: Final = (
 """What must have happened at least once in a run over many seeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UplinkResult:
-    seed: int
-    events: int
-    checks: int
-    simulated_ms: int
-    counters: Counter[str]
-
-
-def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> UplinkResult:
+def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """Live through one seed; raises `UplinkViolation` when a promise is broken."""
     world = _World(seed)
     try:
@@ -85,7 +76,7 @@ def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> UplinkResu
     except (LogError, AssertionError, LookupError, ValueError, TypeError, OverflowError) as error:
         problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
         raise UplinkViolation(seed, problem) from error
-    return UplinkResult(
+    return WorldResult(
         seed=seed,
         events=world.scheduler.events,
         checks=sum(model.checks for model in world.models.values()),
@@ -97,32 +88,12 @@ def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> UplinkResu
 def run_uplink_seeds(
     first: int, count: int, *, duration_ms: int = DURATION_MS, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
-    counters: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    events = checks = simulated_ms = 0
-    for seed in range(first, first + count):
-        try:
-            result = run_uplink_world(seed, duration_ms=duration_ms)
-        except UplinkViolation as violation:
-            violations.append({"seed": seed, "problem": violation.problem})
-        else:
-            events += result.events
-            checks += result.checks
-            simulated_ms += result.simulated_ms
-            counters.update(result.counters)
-        if progress is not None:
-            progress(seed)
-    return {
-        "seeds": count,
-        "first_seed": first,
-        "events": events,
-        "checks": checks,
-        "simulated_hours": round(simulated_ms / 3_600_000, 3),
-        "violations": violations,
-        "never": [name for name in SOMETIMES if not counters[name]],
-        **{name: counters[name] for name in SOMETIMES},
-    }
+    """Many seeds, as `seeds.run_seeds` reports them."""
+
+    def live(seed: int) -> WorldResult:
+        return run_uplink_world(seed, duration_ms=duration_ms)
+
+    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
 class _World:

@@ -1,0 +1,74 @@
+"""What all worlds share: the result of a seed, the violation of a promise, and running many seeds.
+
+A world lives through one seed and gives a `WorldResult`, or raises its own kind of `WorldViolation`. The
+counters say what happened; what a world calls "sometimes" must have happened at least once over many seeds, or
+the run proved less than it seems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+class WorldViolation(AssertionError):
+    """A promise was broken. Carries the seed and how to see it again."""
+
+    world: ClassVar[str]
+    """The name behind `tidelog sim`."""
+
+    def __init__(self, seed: int, problem: str) -> None:
+        super().__init__(f"seed {seed}: {problem}\nreplay: tidelog sim {self.world} --seed {seed}")
+        self.seed = seed
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldResult:
+    seed: int
+    events: int
+    checks: int
+    counters: Counter[str]
+    simulated_ms: int | None = None
+    """None for a world without a clock."""
+
+
+def run_seeds(
+    first: int,
+    count: int,
+    *,
+    live: Callable[[int], WorldResult],
+    sometimes: Sequence[str],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
+    counters: Counter[str] = Counter()
+    violations: list[dict[str, Any]] = []
+    events = checks = 0
+    simulated_ms: int | None = None
+    for seed in range(first, first + count):
+        try:
+            result = live(seed)
+        except WorldViolation as violation:
+            violations.append({"seed": seed, "problem": violation.problem})
+        else:
+            events += result.events
+            checks += result.checks
+            counters.update(result.counters)
+            if result.simulated_ms is not None:
+                simulated_ms = (simulated_ms or 0) + result.simulated_ms
+        if progress is not None:
+            progress(seed)
+    clock = {} if simulated_ms is None else {"simulated_hours": round(simulated_ms / 3_600_000, 3)}
+    return {
+        "seeds": count,
+        "first_seed": first,
+        "events": events,
+        "checks": checks,
+        **clock,
+        "violations": violations,
+        "never": [name for name in sometimes if not counters[name]],
+        **{name: counters[name] for name in sometimes},
+    }
