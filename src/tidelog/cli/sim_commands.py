@@ -120,7 +120,8 @@ def merge_results(into: dict[str, Any], part: dict[str, Any]) -> None:
         elif isinstance(value, bool):
             into[name] = known and value
         elif isinstance(value, int | float):
-            into[name] = max(known, value) if name.endswith("_max") else known + value
+            total = max(known, value) if name.endswith("_max") else known + value
+            into[name] = round(total, 3) if isinstance(total, float) else total
         elif name == "never":
             into[name] = [what for what in known if what in value]  # what no part brought about
         elif isinstance(value, list):
