@@ -9,18 +9,18 @@ its maker honest, and so every decoder still checks what it reads.
 
 from __future__ import annotations
 
-from tidelog.blocks.block import Block
+from tidelog.blocks.block import Block, MadeBlock, raw_body
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, time_outside_span
 from tidelog.errors import BlockCorrupt
 
 
-def decode_block_frames(block: Block, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:
+def decode_block_frames(block: Block | MadeBlock, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:
     """Every frame of the body, those outside the windows included."""
     maker = block.maker
     if maker.kind == BlockKind.FRAMES:
-        return decode_frames(maker, block.raw_body(limits))
+        return decode_frames(maker, raw_body(maker, block.body, limits))
     if maker.kind != BlockKind.FOREIGN:
         raise BlockCorrupt(problem=f"a block of kind {maker.kind} holds no frames")
     # Few processes ever meet a foreign block; the others need not load its decoder.

@@ -41,6 +41,7 @@ CAN_ID_MAX: Final = 0x1FFF_FFFF
 
 _UInt64s = npt.NDArray[np.uint64]
 _NARROW_MAX: Final = 2**32
+_WORTH_COMPRESSING_BYTES: Final = 512
 _EMPTY_TIMES: Final = (0, 0)
 
 _DELTA_HEAD: Final = struct.Struct("<IHBB")
@@ -90,6 +91,12 @@ def encode_frames(
         producer=producer,
         limits=limits,
     )
+
+
+def codec_for(frames: FrameColumns) -> Codec:
+    """zstd, unless the frames are so few that it would only cost time."""
+    plain_bytes = len(frames.payload) + 12 * len(frames)
+    return Codec.ZSTD if plain_bytes >= _WORTH_COMPRESSING_BYTES else Codec.NONE
 
 
 class FrameBuilder:

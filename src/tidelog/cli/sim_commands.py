@@ -29,44 +29,29 @@ def sim() -> None:
     """Run log, store, journal and uplink through simulated faults."""
 
 
-@sim.command("log")
-@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
-@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def sim_log(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
-    """Random appends, syncs, rolls, truncations, crashes and rot of one log."""
-    _run(context, "tidelog.sim.log_world", "run_log_seeds", seeds=seeds, seed=seed, as_json=as_json)
+_WORLDS = {
+    "log": "Random appends, syncs, rolls, truncations, crashes and rot of one log.",
+    "store": "The same for a store: many channels behind one write-ahead file.",
+    "journal": "A boat's journal: leases, sealing, retention, power cuts, full disks and lost files.",
+    "uplink": "Boats and a cloud: bad links, crashes on either side, restored and cloned journals, full disks.",
+}
 
 
-@sim.command("store")
-@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
-@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def sim_store(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
-    """The same for a store: many channels behind one write-ahead file."""
-    _run(context, "tidelog.sim.store_world", "run_store_seeds", seeds=seeds, seed=seed, as_json=as_json)
+def _add_world(name: str, description: str) -> None:
+    """Every world lies in `tidelog.sim.{name}_world` and is run by its `run_{name}_seeds`."""
+
+    @sim.command(name, help=description)
+    @click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
+    @click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @click.pass_context
+    def command(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
+        module, function = f"tidelog.sim.{name}_world", f"run_{name}_seeds"
+        _run(context, module, function, seeds=seeds, seed=seed, as_json=as_json)
 
 
-@sim.command("journal")
-@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
-@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def sim_journal(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
-    """A boat's journal: leases, sealing, retention, power cuts, full disks and lost files."""
-    _run(context, "tidelog.sim.journal_world", "run_journal_seeds", seeds=seeds, seed=seed, as_json=as_json)
-
-
-@sim.command("uplink")
-@click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
-@click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def sim_uplink(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
-    """Boats and a cloud: bad links, crashes on either side, restored and cloned journals, full disks."""
-    _run(context, "tidelog.sim.uplink_world", "run_uplink_seeds", seeds=seeds, seed=seed, as_json=as_json)
+for _name, _description in _WORLDS.items():
+    _add_world(_name, _description)
 
 
 def _run(context: click.Context, module: str, function: str, *, seeds: int, seed: int | None, as_json: bool) -> None:

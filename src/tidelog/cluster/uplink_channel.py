@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidelog.blocks.block import Block, MadeBlock, raw_body
+from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import (
     ControlRecord,
     FoldSnapshot,
@@ -23,7 +23,7 @@ from tidelog.blocks.control import (
     decode_control,
     encode_control,
 )
-from tidelog.blocks.frames import decode_frames
+from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Path
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import (
@@ -119,12 +119,7 @@ class UplinkChannel:
         if lineage is not None and maker.producer != lineage:
             raise ForeignLineage(expected=lineage.hex(), got=maker.producer.hex())
         try:
-            if maker.kind == BlockKind.FRAMES:
-                decode_frames(maker, raw_body(maker, block.body, self._block_limits))
-            else:
-                from tidelog.blocks.foreign import decode_foreign
-
-                decode_foreign(maker, block.body, self._block_limits)
+            decode_block_frames(block, self._block_limits)
         except BadBlock as error:
             raise BlockCorrupt(problem=f"the block does not decode: {error.problem}") from error
 

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.blocks.columns import PAYLOAD_BYTES_MAX, FrameColumns, UInt8s, UInt32s
+from tidelog.blocks.frames import CAN_ID_MAX
 from tidelog.compat.lpj import FILE_MAGIC, create_foreign, disk_error, finish_foreign, open_foreign, read_at, write_all
 from tidelog.errors import BadJournalFile, InvalidConfig, InvalidRecord
 from tidelog.units import KIB, US_PER_MS, US_PER_S, format_time_us, parse_time_us
@@ -33,7 +34,6 @@ from tidelog.units import KIB, US_PER_MS, US_PER_S, format_time_us, parse_time_u
 CHUNK_FRAMES: Final = 8192
 LINE_BYTES_MAX: Final = 16 * KIB
 """A canboat line with the longest payload has less than 6 KiB."""
-CAN_ID_MAX: Final = 0x1FFF_FFFF
 PGN_MAX: Final = 0x3_FFFF
 BROADCAST: Final = 255
 CAN_PAYLOAD_BYTES_MAX: Final = 8

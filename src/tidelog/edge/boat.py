@@ -20,9 +20,10 @@ from tidelog.edge.journal import Journal, JournalOptions, open_journal
 from tidelog.edge.ring import Ring
 from tidelog.edge.sources import Source
 from tidelog.edge.uplink import BoatUplink
-from tidelog.edge.uplink_client import UplinkClient, UplinkTarget, wall_us
+from tidelog.edge.uplink_client import UplinkClient, UplinkTarget
 from tidelog.errors import DiskFull, SourceFailed
 from tidelog.storage.os_disk import OsDisk
+from tidelog.storage.writer import wall_clock_us
 from tidelog.units import US_PER_S
 
 _TICK_S = 0.01
@@ -54,7 +55,7 @@ class Boat:
         self.journal: Journal = open_journal(
             OsDisk(options.journal_dir.parent),
             options.journal_dir.name,
-            now_us=wall_us(),
+            now_us=wall_clock_us(),
             new_lineage=lambda: uuid.uuid4().bytes,
             options=options.journal,
         )
@@ -76,7 +77,7 @@ class Boat:
                 uplink_task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await uplink_task
-            journal.close(wall_us())
+            journal.close(wall_clock_us())
             self._log(f"boat down head={journal.head} acked={journal.acked} frames_refused={self.frames_refused}")
 
     def _start_uplink(self) -> asyncio.Task[None] | None:
@@ -107,7 +108,7 @@ class Boat:
 
     async def _record_from(self, source: Source) -> None:
         while not self._stopping.is_set():
-            now_us = wall_us()
+            now_us = wall_clock_us()
             frames = source.read(now_us)
             for time_us, can_id, payload in frames.rows():
                 self._take(time_us, can_id, payload, now_us)
@@ -118,7 +119,7 @@ class Boat:
             if source.ended and self._all_said():
                 return
             due_us = source.wake_at_us()
-            wait_s = _TICK_S if due_us is None else (due_us - wall_us()) / US_PER_S
+            wait_s = _TICK_S if due_us is None else (due_us - wall_clock_us()) / US_PER_S
             await self._pause(min(max(wait_s, 0.0), _TICK_S))
 
     def _take(self, time_us: int, can_id: int, payload: bytes, now_us: int) -> None:

@@ -26,8 +26,8 @@ from typing import Any
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import ControlRecord, LineageOpened, RangeLost, RangeVoid, encode_control
-from tidelog.blocks.frames import CAN_ID_MAX, FrameBuilder, encode_frames
-from tidelog.blocks.header import Codec, Path
+from tidelog.blocks.frames import CAN_ID_MAX, FrameBuilder, codec_for, encode_frames
+from tidelog.blocks.header import Path
 from tidelog.edge import sealing
 from tidelog.edge.declared import Declared
 from tidelog.edge.journal_options import JournalOptions as JournalOptions
@@ -52,7 +52,6 @@ META_NAME = "journal.meta"
 FRESH = "fresh"
 SEALED = "sealed"
 SEQ_MAX = 2**63 - 1
-_SMALL_BLOCK_BYTES = 512
 
 
 class Journal:
@@ -265,13 +264,12 @@ class Journal:
     def _encoded(self, frames: FrameColumns, seq: int) -> list[MadeBlock]:
         made = []
         for part in sealing.cut(frames, self.options.flush_frames_max):
-            worth_it = len(part.payload) + 12 * len(part) >= _SMALL_BLOCK_BYTES
             made.append(
                 encode_frames(
                     part,
                     base_seq=seq,
                     producer=self.lineage,
-                    codec=Codec.ZSTD if worth_it else Codec.NONE,
+                    codec=codec_for(part),
                     level=self.options.zstd_level,
                 )
             )

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.compat.captures import CAN_ID_MAX, SkipReason
+from tidelog.blocks.frames import CAN_ID_MAX
+from tidelog.compat.captures import SkipReason
 from tidelog.edge.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.errors import InvalidConfig, MissingExtra, SourceFailed
 from tidelog.units import US_PER_S

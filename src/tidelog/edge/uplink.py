@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidelog.blocks.block import Block, MadeBlock
-from tidelog.blocks.frames import encode_frames
-from tidelog.blocks.header import Codec
+from tidelog.blocks.frames import codec_for, encode_frames
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
@@ -36,7 +35,6 @@ from tidelog.edge.journal import Journal
 from tidelog.edge.ring import Ring
 from tidelog.errors import DiskError, LogError
 
-_SMALL_BLOCK_BYTES = 512
 _DISK_RETRY_MS = 1_000
 
 
@@ -162,12 +160,11 @@ class BoatUplink:
                 # Live is so far behind that the ring has moved on: what is missing becomes a hole.
                 self.sender.disconnected(now_ms=now_ms)
                 return [*out, Disconnect("Live fell out of the ring; the gap goes by Backfill")]
-            worth_it = len(frames.payload) + 12 * len(frames) >= _SMALL_BLOCK_BYTES
             made = encode_frames(
                 frames,
                 base_seq=seqs.start,
                 producer=self._journal.lineage,
-                codec=Codec.ZSTD if worth_it else Codec.NONE,
+                codec=codec_for(frames),
                 level=1,
             )
             self._live_frames_sent += len(seqs)

@@ -21,6 +21,7 @@ import grpc
 from tidelog.core.uplink.messages import BackfillData, BackfillGone, LiveData, LiveStatus, ToBoat
 from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, Out
 from tidelog.errors import BadMessage, InvalidConfig
+from tidelog.storage.writer import wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
@@ -67,11 +68,6 @@ class UplinkTarget:
         return grpc.aio.secure_channel(self.address, credentials, options=options)
 
 
-def wall_us() -> int:
-    """What the journal's stamps are made of; deadlines use the monotonic clock."""
-    return time.time_ns() // 1000
-
-
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -106,7 +102,7 @@ class UplinkClient:
                 self._wake.clear()
                 if self._crash is not None:
                     raise self._crash
-                self._carry_out(self._uplink.poll(self._clock_ms(), now_us=wall_us()))
+                self._carry_out(self._uplink.poll(self._clock_ms(), now_us=wall_clock_us()))
                 now_ms = self._clock_ms()
                 wait_s = min((self._uplink.wake_at_ms(now_ms) - now_ms) / 1000, _IDLE_S)
                 with contextlib.suppress(TimeoutError):
@@ -133,7 +129,7 @@ class UplinkClient:
 
     def received(self, connection: _Connection, message: ToBoat) -> None:
         if connection is self._connection:
-            self._carry_out(self._uplink.receive(message, self._clock_ms(), now_us=wall_us()))
+            self._carry_out(self._uplink.receive(message, self._clock_ms(), now_us=wall_clock_us()))
             self._wake.set()
 
     def broke(self, connection: _Connection, reason: str) -> None:

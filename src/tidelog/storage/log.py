@@ -44,6 +44,7 @@ from tidelog.storage.epochs import EpochHistory
 from tidelog.storage.files import FileCache
 from tidelog.storage.index import SegmentIndex
 from tidelog.storage.options import LogOptions
+from tidelog.storage.reserve import Reserve
 from tidelog.storage.segment import (
     INDEX_SUFFIX,
     SEGMENT_HEAD_BYTES,
@@ -144,7 +145,7 @@ class Log:
         self._dirty = False
         self._poison: str | None = None
         self._closed = False
-        self._unchecked_bytes = 0
+        self._reserve = Reserve(disk, reserve_bytes=options.reserve_bytes)
         self._truncations = 0
         self._floors: dict[str, int] = {}
         self._watchers: list[Callable[[], None]] = []
@@ -312,7 +313,7 @@ class Log:
 
     def _write(self, blocks: list[Block], size: int) -> None:
         segment = self.segments[-1]
-        self._keep_reserve(segment.path, size)
+        self._reserve.check(segment.path, size)
         buffers = [buffer for block in blocks for buffer in block.buffers if len(buffer)]
         with self.files.use(segment.path) as file:
             try:
@@ -328,23 +329,6 @@ class Log:
         self._dirty = True
         for block in blocks:
             segment.index.add(block.maker, block.leader, block.windows, block.size)
-
-    def _keep_reserve(self, path: str, size: int) -> None:
-        # Asking the file system costs as much as a small write, so ask once per quarter of the reserve.
-        reserve = self.options.reserve_bytes
-        self._unchecked_bytes += size
-        if not reserve or (self._unchecked_bytes < reserve // 4 and not self._near_full):
-            return
-        free = self.disk.free_bytes()
-        self._near_full = free < 2 * reserve
-        if free < reserve + size:
-            raise DiskFull(
-                operation="append to", path=path, reason=f"{free} bytes are free, {reserve} are kept in reserve"
-            )
-        self._unchecked_bytes = 0
-
-    _near_full = True
-    """Ask before every write until the disk is known to have room."""
 
     def sync(self) -> None:
         """Make what was flushed durable. After an error this log never acks again (L4)."""

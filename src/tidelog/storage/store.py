@@ -29,7 +29,6 @@ from tidelog.errors import (
     ChannelExists,
     DamagedRange,
     DiskError,
-    DiskFull,
     LogClosed,
     LogError,
     LogPoisoned,
@@ -44,6 +43,7 @@ from tidelog.storage.disk import Buffer, Disk, FolderLock
 from tidelog.storage.files import FileCache
 from tidelog.storage.log import Log
 from tidelog.storage.recovery import StoreKnowledge, open_log
+from tidelog.storage.reserve import Reserve
 from tidelog.storage.store_parts import (
     CHANNELS_FOLDER,
     INTERNALS,
@@ -96,8 +96,7 @@ class Store:
         self._by_log: dict[int, StoreChannel] = {}
         self._wal: WalWriter | None = None
         self._old_wals: list[int] = []
-        self._unchecked_bytes = 0
-        self._near_full = True
+        self._reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
         self._hints_due_us: int | None = None
         self._poison: str | None = None
         self._checkpoint_due_us: int | None = None
@@ -303,7 +302,7 @@ class Store:
         now_us: int,
     ) -> None:
         try:
-            self._keep_reserve(wal, sum(map(len, entries)))
+            self._reserve.check(wal.path, sum(map(len, entries)))
             wal.write(entries)
         except DiskError as error:
             if wal.undo_failed:
@@ -331,19 +330,6 @@ class Store:
             if channel.log is not None:
                 channel.log.note_durable(channel.waiting[-1].offsets.stop)
             channel.waiting.clear()
-
-    def _keep_reserve(self, wal: WalWriter, size: int) -> None:
-        """Appends leave room for entries, tables and truncations (S4). Asks now and then, as a log does."""
-        reserve = self.options.log.reserve_bytes
-        self._unchecked_bytes += size
-        if not reserve or (self._unchecked_bytes < reserve // 4 and not self._near_full):
-            return
-        free = self.disk.free_bytes()
-        self._near_full = free < 2 * reserve
-        if free < reserve + size:
-            reason = f"{free} bytes are free, {reserve} are kept in reserve"
-            raise DiskFull(operation="append to", path=wal.path, reason=reason)
-        self._unchecked_bytes = 0
 
     def _commit_directly(self, channel: StoreChannel, now_us: int) -> LogError | None:
         """Write what is staged to the segment and sync that instead (S1)."""

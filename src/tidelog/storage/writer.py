@@ -72,10 +72,7 @@ class Append:
         return self._future is None or self._future.set_running_or_notify_cancel()
 
     def stage(self, now_us: int) -> Block | None:
-        if isinstance(self.block, Block):
-            staged: Block | None = self.log.stage_stamped(self.block)
-        else:
-            staged = self.log.stage(self.block, epoch=self.epoch, now_us=now_us, path=self.path, windows=self.windows)
+        staged = _stage(self.log, self.block, self.epoch, self.path, self.windows, now_us)
         self.offsets = staged.offsets if staged else range(self.log.log_end, self.log.log_end)
         return staged
 
@@ -107,6 +104,15 @@ class Append:
         if self._error is not None:
             raise self._error
         return self.offsets
+
+
+def _stage(
+    log: Log, block: MadeBlock | Block, epoch: int, path: int, windows: Sequence[range], now_us: int
+) -> Block | None:
+    """Take over a stamped block, or stamp a made one."""
+    if isinstance(block, Block):
+        return log.stage_stamped(block)
+    return log.stage(block, epoch=epoch, now_us=now_us, path=path, windows=windows)
 
 
 class CommitTarget(Protocol):
@@ -389,10 +395,7 @@ class LogWriter:
         if log.options.fsync is Fsync.ALWAYS:
 
             def commit_one(now_us: int) -> range:
-                if isinstance(made, Block):
-                    staged: Block | None = log.stage_stamped(made)
-                else:
-                    staged = log.stage(made, epoch=epoch, now_us=now_us, path=path, windows=windows)
+                staged = _stage(log, made, epoch, path, windows, now_us)
                 log.commit(now_us)
                 return staged.offsets if staged else range(log.log_end, log.log_end)
 
