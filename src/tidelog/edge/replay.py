@@ -25,8 +25,8 @@ import numpy.typing as npt
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import CaptureReader, SkipReason, read_canboat_raw, read_candump, sniff
 from tidelog.compat.lpj import LpjReader
-from tidelog.edge.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.errors import BadBlock, BadJournalFile, InvalidConfig, LogError, NotALog
+from tidelog.nmea.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.units import US_PER_S
 
 GAP_US_MAX: Final = 5 * US_PER_S

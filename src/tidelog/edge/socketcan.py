@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import CAN_ID_MAX
 from tidelog.compat.captures import SkipReason
-from tidelog.edge.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.errors import InvalidConfig, MissingExtra, SourceFailed
+from tidelog.nmea.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.units import US_PER_S
 
 if TYPE_CHECKING:

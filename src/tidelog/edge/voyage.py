@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.edge.devices import Name, Product, introductions
+from tidelog.nmea.devices import Name, Product, introductions
 from tidelog.units import US_PER_MS, US_PER_S
 
 Floats = npt.NDArray[np.float64]

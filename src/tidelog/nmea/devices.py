@@ -21,7 +21,7 @@ import numpy as np
 
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import parts_from_can_id
-from tidelog.edge.pgns import ISO_ADDRESS_CLAIM, PRODUCT_INFORMATION
+from tidelog.nmea.pgns import ISO_ADDRESS_CLAIM, PRODUCT_INFORMATION
 from tidelog.units import format_time_us
 
 SOURCES_MAX: Final = 252

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.edge.bus_frames import Row, can_id, capture_path, fast_packet, transport
 from tidelog.compat.captures import read_canboat_raw, read_candump
-from tidelog.edge.fast_packet import REORDER_US, TIMEOUT_US, FastPacketAssembler, FastPacketDrop
-from tidelog.edge.pgns import FAST_PACKET_PGNS, pgn_of
-from tidelog.edge.transport import ADDRESSED_TIMEOUT_US, TransportDrop
 from tidelog.errors import InvalidConfig
+from tidelog.nmea.fast_packet import REORDER_US, TIMEOUT_US, FastPacketAssembler, FastPacketDrop
+from tidelog.nmea.pgns import FAST_PACKET_PGNS, pgn_of
+from tidelog.nmea.transport import ADDRESSED_TIMEOUT_US, TransportDrop
 
 GNSS = 129029
 START_US = 1_700_000_000_000_000

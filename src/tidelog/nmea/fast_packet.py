@@ -26,9 +26,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidelog.edge.pgns import FAST_PACKET_PGNS, ISO_TRANSPORT_CONTROL, ISO_TRANSPORT_DATA, pgn_of
-from tidelog.edge.transport import Row, TransportAssembler, TransportDrop
 from tidelog.errors import InvalidConfig
+from tidelog.nmea.pgns import FAST_PACKET_PGNS, ISO_TRANSPORT_CONTROL, ISO_TRANSPORT_DATA, pgn_of
+from tidelog.nmea.transport import Row, TransportAssembler, TransportDrop
 from tidelog.units import US_PER_MS
 
 FAST_PACKET_BYTES_MAX: Final = 223

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.blocks.columns import PAYLOAD_BYTES_MAX
-from tidelog.edge.pgns import ISO_TRANSPORT_DATA, pgn_of
+from tidelog.nmea.pgns import ISO_TRANSPORT_DATA, pgn_of
 from tidelog.units import US_PER_MS
 
 Row = tuple[int, int, bytes]

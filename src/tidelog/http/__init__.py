@@ -1,0 +1,1 @@
+"""HTTP that boat and cloud share: who may ask, frames as JSON, event streams, metrics, the OpenAPI document."""
