@@ -18,7 +18,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Record frames, pull the plug, recover, verify (about 20 s)
+demo: setup ## Boat to cloud on this machine: cuts, kills, every frame compared (about 35 s)
 	$(BIN)/tidelog demo
 
 test: setup lint ## Lint, types, layers and every fast test: what CI runs
@@ -46,6 +46,8 @@ sim: setup ## Log, store, journal and uplink through 2,000 seeds of faults each
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json
 	$(BIN)/tidelog bench journal --json
+	$(BIN)/tidelog bench uplink --json
+	$(BIN)/tidelog bench fleet --json
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60

@@ -67,10 +67,27 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
         ("2h", 7_200 * US_PER_S),
         ("7d", 604_800 * US_PER_S),
         (" 5 S ", 5 * US_PER_S),
+        ("1h30m", 5_400 * US_PER_S),
+        ("1h2m3.5s", 3_723_500_000),
+        ("100\u00b5s", 100),
+        ("PT5M", 300 * US_PER_S),
+        ("PT1H30M", 5_400 * US_PER_S),
+        ("P7D", 604_800 * US_PER_S),
+        ("P1W2DT3H4M5S", 788_645 * US_PER_S),
+        ("PT0.5S", 500_000),
+        ("PT0S", 0),
     ],
 )
 def test_durations_are_read_as_people_write_them(text: str, duration_us: int) -> None:
     assert parse_duration_us(text) == duration_us
+
+
+@pytest.mark.parametrize(
+    "text", ["P", "PT", "P1Y", "P1M", "PT1.5H", "P1D2", "P1DT", "PT1M1H", "-PT5M", "1h30", "1h 30m", "1h30x", "30m1"]
+)
+def test_what_is_neither_go_nor_iso_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="is not a duration; write it like 30s, 1h30m or PT1H30M"):
+        parse_duration_us(text)
 
 
 @pytest.mark.parametrize("text", ["", " ", "s", "MiB", "-5s", "+5", "1e3", "1,5", "5.", ".5", "1 2", "0x10", "5\x00"])

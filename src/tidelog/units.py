@@ -21,9 +21,16 @@ US_PER_S = 1_000_000
 
 _SIZES = {"": 1, "b": 1, "k": KIB, "kb": 1000, "kib": KIB, "m": MIB, "mb": 10**6, "mib": MIB}
 _SIZES |= {"g": GIB, "gb": 10**9, "gib": GIB, "t": 1024 * GIB, "tb": 10**12, "tib": 1024 * GIB}
-_DURATIONS_US = {"us": 1, "ms": US_PER_MS, "s": US_PER_S, "m": 60 * US_PER_S, "h": 3600 * US_PER_S}
-_DURATIONS_US |= {"d": 86_400 * US_PER_S, "": US_PER_S}
-_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
+_DURATIONS_US = {"us": 1, "µs": 1, "μs": 1, "ms": US_PER_MS, "s": US_PER_S, "m": 60 * US_PER_S}
+_DURATIONS_US |= {"h": 3600 * US_PER_S, "d": 86_400 * US_PER_S, "": US_PER_S}
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-zµμ]*)\s*")
+_SEVERAL = re.compile(r"\s*(?:[0-9]{1,30}(?:\.[0-9]{1,30})?(?:us|µs|μs|ms|s|m|h|d))+\s*", re.IGNORECASE)
+_ONE_OF_SEVERAL = re.compile(r"([0-9.]+)([^0-9.\s]+)")
+_ISO_DURATION = re.compile(
+    r"\s*P(?=[0-9T])(?:([0-9]{1,30})W)?(?:([0-9]{1,30})D)?"
+    r"(?:T(?=[0-9])(?:([0-9]{1,30})H)?(?:([0-9]{1,30})M)?(?:([0-9]{1,30}(?:\.[0-9]{1,30})?)S)?)?\s*"
+)
+_ISO_UNITS_US = tuple(days * 86_400 * US_PER_S for days in (7, 1)) + tuple(s * US_PER_S for s in (3600, 60, 1))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,8 +40,18 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_us(text: str) -> int:
-    """`30s`, `500 ms`, `2h`, `7d` to microseconds; a bare number is seconds."""
-    return _parse(text, _DURATIONS_US, what="duration", example="30s")
+    """`30s`, `500 ms`, `7d`, `1h30m` (as Go writes it) and `PT1H30M` (ISO 8601) to microseconds.
+
+    A bare number is seconds. Years and months are refused: they have no fixed length.
+    """
+    iso = _ISO_DURATION.fullmatch(text)
+    if iso is not None:
+        return round(sum(Fraction(part or 0) * unit for part, unit in zip(iso.groups(), _ISO_UNITS_US, strict=True)))
+    if _SEVERAL.fullmatch(text):
+        parts = _ONE_OF_SEVERAL.findall(text)
+        if len(parts) > 1:
+            return round(sum(Fraction(number) * _DURATIONS_US[unit.lower()] for number, unit in parts))
+    return _parse(text, _DURATIONS_US, what="duration", example="30s, 1h30m or PT1H30M")
 
 
 def _parse(text: str, units: dict[str, int], *, what: str, example: str) -> int:

@@ -9,7 +9,6 @@ import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,12 +134,10 @@ class TightCommitter(Committer):
 
     is_full = False
 
-    def submit(self, append: Append) -> Future[range]:
-        if not self.is_full:
-            return super().submit(append)
-        refused: Future[range] = Future()
-        refused.set_exception(DiskFull(operation="write", path="segment", reason="no space left"))
-        return refused
+    def submit_noted(self, append: Append) -> None:
+        if self.is_full:
+            raise DiskFull(operation="write", path="segment", reason="no space left")
+        super().submit_noted(append)
 
 
 class CloudParty:
@@ -155,9 +152,11 @@ class CloudParty:
         revocations: RevocationList | None = None,
         insecure_dev: bool = False,
         ask_for_certificates: bool = True,
+        client_authority: bytes | None = None,
     ) -> None:
         self.folder = folder
         self.fleet = fleet
+        self._client_authority = client_authority
         self.port = 0
         self._limits = limits or ReceiverLimits()
         self._revocations = revocations
@@ -193,7 +192,7 @@ class CloudParty:
                 return True
             pair = (self.fleet.node.key, self.fleet.node.certificate)
             if self._ask_for_certificates:
-                authority = self.fleet.boats.certificate_pem
+                authority = self._client_authority or self.fleet.boats.certificate_pem
                 credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=True)
             else:
                 credentials = grpc.ssl_server_credentials([pair])
@@ -309,6 +308,7 @@ class BoatParty:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+            self.uplink.disconnected(time.monotonic_ns() // 1_000_000)
         self._task = None
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -11,7 +12,7 @@ from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import LineageOpened, encode_control
 from tidelog.blocks.frames import encode_frames
-from tidelog.cluster.uplink_channel import UplinkChannel, fold_log
+from tidelog.cluster.uplink_channel import UplinkChannel, fold_log, held_block
 from tidelog.core.uplink.messages import (
     BackfillData,
     BackfillDone,
@@ -31,8 +32,8 @@ from tidelog.storage.recovery import open_log
 A, B, NEW = b"a" * 16, b"b" * 16, b"n" * 16
 
 
-def block(start: int, stop: int, lineage: bytes = A) -> MadeBlock:
-    frames = FrameColumns.from_rows((seq, seq, b"%04d" % seq) for seq in range(start, stop))
+def block(start: int, stop: int, lineage: bytes = A, *, salt: int = 0) -> MadeBlock:
+    frames = FrameColumns.from_rows((seq, seq, b"%04d%d" % (seq, salt)) for seq in range(start, stop))
     return encode_frames(frames, base_seq=start, producer=lineage)
 
 
@@ -48,7 +49,8 @@ class Cloud:
         return open_log(self.disk, "c", now_us=0, options=options)
 
     def _channel(self) -> UplinkChannel:
-        return UplinkChannel(instance="boat-001", fold=fold_log(self.log.blocks()), limits=ReceiverLimits())
+        held = functools.partial(held_block, self.log)
+        return UplinkChannel(instance="boat-001", fold=fold_log(self.log.blocks()), limits=ReceiverLimits(), held=held)
 
     def receive(self, message: Any, *, commit: bool = True) -> list[Any]:
         appends, replies = self.channel.receive(message, new_lineage=NEW, now_ms=0)
@@ -77,8 +79,8 @@ class Cloud:
     def live(self, start: int, stop: int, **more: Any) -> list[Any]:
         return self.receive(LiveData(session=self.session, seqs=range(start, stop), block=block(start, stop)), **more)
 
-    def backfill(self, start: int, stop: int) -> list[Any]:
-        made = block(start, stop)
+    def backfill(self, start: int, stop: int, *, salt: int = 0) -> list[Any]:
+        made = block(start, stop, salt=salt)
         return self.receive(BackfillData(session=self.session, seqs=range(start, stop), block=made))
 
     @property
@@ -255,3 +257,35 @@ def test_acks_on_a_timer_end_with_the_connection() -> None:
     assert len(cloud.channel.wake(5_000)) == 1
     cloud.channel.disconnected(1)
     assert cloud.channel.wake_at_ms() is None
+
+
+# --- two frames under one number (F6) ------------------------------------------------------------
+
+
+def test_a_block_with_another_frame_under_a_held_seq_is_refused_and_fills_nothing() -> None:
+    cloud = Cloud()
+    cloud.hello(100)
+    cloud.backfill(41, 81)
+    (refusal,) = cloud.backfill(71, 91, salt=1)
+    assert refusal.code == "conflicting_frames"
+    assert cloud.channel.receiver.holes() == [range(1, 41), range(81, 101)]
+    assert cloud.hello(100).fork
+
+
+def test_the_same_frames_in_another_cut_are_no_conflict() -> None:
+    cloud = Cloud()
+    cloud.hello(100)
+    for start in range(41, 81, 10):
+        cloud.backfill(start, start + 10)
+    (ack,) = cloud.backfill(1, 101)
+    assert (ack.cursor, ack.remaining) == (100, ())
+
+
+def test_frames_are_compared_after_a_restart_too() -> None:
+    cloud = Cloud()
+    cloud.hello(100)
+    cloud.backfill(41, 81)
+    cloud.restart()
+    cloud.hello(100)
+    (refusal,) = cloud.backfill(31, 51, salt=1)
+    assert refusal.code == "conflicting_frames"

@@ -8,7 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.cluster.parties import (
@@ -27,7 +29,8 @@ from tests.cluster.parties import (
     target,
     wait_until,
 )
-from tidelog.wire.certificates import DAY_US, Signer
+from tests.wire.certificates import crafted, sha1_signed
+from tidelog.wire.certificates import DAY_US, Signer, certificate_pem, key_pem
 
 NAME = "boat-001"
 URI = f"spiffe://fleet/boat/{NAME}"
@@ -63,6 +66,10 @@ def crafted_certificates(fleet: Fleet, tmp_path: Path) -> dict[str, tuple[Creden
     future_us = fleet.now_us + DAY_US
     made = fleet.crafted
     server_only = [ExtendedKeyUsageOID.SERVER_AUTH]
+    signer = fleet.signer()
+    own_key = ec.generate_private_key(ec.SECP256R1())
+    own = crafted(common_names=[NAME], uris=[URI], key=own_key)
+    _, without_intermediate = chained(signer)
     return {
         "uri and common name differ": (made(common_names=[NAME], uris=["spiffe://fleet/boat/boat-002"]), {DENIED}),
         "two common names": (made(common_names=[NAME, "boat-002"]), {DENIED}),
@@ -79,14 +86,54 @@ def crafted_certificates(fleet: Fleet, tmp_path: Path) -> dict[str, tuple[Creden
         "not yet valid": (made(common_names=[NAME], uris=[URI], begins_us=future_us), {UNAVAILABLE}),
         "other authority of the same name": (fleet.issue(NAME, authority=impostor), {UNAVAILABLE}),
         "server certificate": (made(common_names=[NAME], uris=[URI], usages=server_only), {UNAVAILABLE}),
+        **{f"common name {name!r}": (made(common_names=[name]), {DENIED}) for name in BAD_NAMES},
+        **{f"uri for {name!r}": (made(uris=[f"spiffe://fleet/boat/{name}"]), {DENIED}) for name in BAD_NAMES},
+        **{f"uri {uri!r}": (made(common_names=[NAME], uris=[uri]), {DENIED}) for uri in BAD_URIS},
+        "uri and common name differ in case": (made(common_names=[NAME.upper()], uris=[URI]), {DENIED}),
+        "an authority's own": (made(common_names=[NAME], uris=[URI], ca=True), {DENIED, UNAVAILABLE}),
+        "self-signed": (Credentials(certificate_pem(own), key_pem(own_key)), {UNAVAILABLE}),
+        "SHA-1": (sha1_credentials(signer), {DENIED, UNAVAILABLE}),
+        "intermediate that is not sent": (without_intermediate, {UNAVAILABLE}),
         "signed by a boat": (made(common_names=[NAME], uris=[URI], signer=leaf_signer(boat_signer)), {UNAVAILABLE}),
     }
 
 
-def leaf_signer(credentials: Credentials) -> Signer:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
+BAD_NAMES = ("../boat-001", "boat-001/../x", ".", "..", "boat 001", "boat-001\n", "b\u00f6at-001", "-boat", "a" * 64)
+BAD_URIS = (
+    "spiffe://fleet/boat/",
+    "spiffe://fleet/boat/boat-001/",
+    "spiffe://fleet/boat/boat-001?x",
+    "spiffe://fleet/boat/boat%2D001",
+    "spiffe://fleet/BOAT/boat-001",
+    "spiffe://fleet/captain/boat-001",
+    "https://fleet/boat/boat-001",
+    "boat-001",
+)
 
+
+def sha1_credentials(signer: Signer) -> Credentials:
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = sha1_signed(crafted(common_names=[NAME], uris=[URI], key=key, signer=signer), signer.key)
+    return Credentials(certificate_pem(certificate), key_pem(key))
+
+
+def chained(signer: Signer) -> tuple[Credentials, Credentials]:
+    """A boat under an intermediate authority: with the intermediate in its chain, and without."""
+    key, leaf_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    intermediate = crafted(common_names=["intermediate"], ca=True, key=key, signer=signer)
+    leaf = crafted(common_names=[NAME], uris=[URI], key=leaf_key, signer=Signer(intermediate, key))
+    alone = certificate_pem(leaf)
+    chain = Credentials(alone + certificate_pem(intermediate), key_pem(leaf_key), leaf.serial_number)
+    return chain, Credentials(alone, key_pem(leaf_key), leaf.serial_number)
+
+
+def root_authority() -> Signer:
+    """An authority of somebody else's making, which allows intermediates."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return Signer(crafted(common_names=["a root"], ca=True, key=key), key)
+
+
+def leaf_signer(credentials: Credentials) -> Signer:
     key = serialization.load_pem_private_key(credentials.key, None)
     return Signer(x509.load_pem_x509_certificate(credentials.certificate), key)  # type: ignore[arg-type]
 
@@ -230,6 +277,48 @@ def test_stream_with_another_certificate_of_the_same_boat_needs_its_own_handshak
     run(scenario())
 
 
+def test_renewed_certificate_of_the_same_name_goes_on_where_the_old_one_was(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        name = "boat-040"
+        boat = BoatParty(tmp_path / "boat")
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, name))
+            await boat.sail(5)
+            await boat.wait_acked()
+            await boat.hang_up()
+            renewed = fleet.boats.renew(name, now_us=fleet.now_us)
+            boat.record(50)
+            credentials = Credentials(renewed.certificate_pem, fleet.boat(name).key, renewed.serial)
+            assert renewed.serial != fleet.boat(name).serial
+            boat.dial(target(fleet, cloud.port, name, credentials))
+            await boat.sail(5)
+            await boat.wait_acked()
+            assert_equal_logs(boat, cloud, name)
+            assert len(cloud.service.instances[name].channel.receiver.fold.lineages) == 1
+            await boat.close()
+
+    run(scenario())
+
+
+def test_intermediate_is_followed_where_the_authority_allows_it(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        root = root_authority()
+        chain, alone = chained(root)
+        cloud = CloudParty(tmp_path / "cloud", fleet, client_authority=certificate_pem(root.certificate))
+        async with cloud.running():
+            async with dialed(cloud.port, fleet, alone) as channel:
+                assert await codes(channel, 1) == {UNAVAILABLE}, "without the intermediate there is no way to the root"
+            async with dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
+                assert await codes(channel, 1) == {UNAVAILABLE}, "our own boats' authority is not trusted here"
+            assert not cloud.store.names()
+            async with dialed(cloud.port, fleet, chain) as channel:
+                boat = LplexBoat(channel, NAME)
+                await boat.handshake(0)
+                assert await send_frames(boat.live(), range(1, 4)) == 3
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("insecure_dev", [False, True])
 def test_metadata_is_never_trusted_over_tls(tmp_path: Path, fleet: Fleet, insecure_dev: bool) -> None:
     """Even where the server was told not to ask for certificates, which lplex's ACME mode does."""
@@ -270,10 +359,10 @@ def test_revocation_ends_running_streams_and_refuses_new_ones(tmp_path: Path, fl
             await wait_until(lambda: len(stolen.downs) >= 3, "new ones are refused too")
             assert all("certificate_revoked" in reason for reason in stolen.downs)
             async with dialed(cloud.port, fleet, fleet.boat(names[0])) as channel:
-                boat = LplexBoat(channel, names[0])
-                assert await handshake_code(boat) is DENIED
-                assert await code_of(boat.live()) is DENIED
-                assert await code_of(boat.backfill()) is DENIED
+                thief = LplexBoat(channel, names[0])
+                assert await handshake_code(thief) is DENIED
+                assert await code_of(thief.live()) is DENIED
+                assert await code_of(thief.backfill()) is DENIED
             await good.sail(3)
             await good.wait_acked()
             assert not good.downs

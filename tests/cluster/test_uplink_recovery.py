@@ -20,11 +20,11 @@ def test_a_log_that_stopped_is_opened_anew_and_verified_at_the_next_handshake(tm
     try:
         limits = ReceiverLimits()
         service = UplinkService(store=store, committer=committer, limits=limits, new_lineage=lambda: bytes(16))
-        log, _ = service._open_or_create("boat-001")
+        log = service._open_or_create("boat-001").log
         block = encode_messages([Message(time_us=1, value=b"kept")])
         assert committer.commit(Append(log, block, epoch=1)) == range(0, 1)
         log.poison("a failed sync")
-        again, _ = service._open_or_create("boat-001")
+        again = service._open_or_create("boat-001").log
         assert again is not log
         assert committer.commit(Append(again, block, epoch=1)) == range(1, 2)
         assert again.log_end == 2

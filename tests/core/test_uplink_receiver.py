@@ -30,7 +30,15 @@ from tidelog.core.uplink.receiver import (
     Reply,
     UplinkReceiver,
 )
-from tidelog.errors import InvalidConfig, InvalidRecord, LagExceeded, RateExceeded, SessionFenced, TooManyHoles
+from tidelog.errors import (
+    ConflictingFrames,
+    InvalidConfig,
+    InvalidRecord,
+    LagExceeded,
+    RateExceeded,
+    SessionFenced,
+    TooManyHoles,
+)
 
 A, B, NEW = b"a" * 16, b"b" * 16, b"n" * 16
 
@@ -53,8 +61,8 @@ class Cloud:
                 case Append():
                     self.appends.append(effect)
                     self.waiting += 1
-                case Note(fact):
-                    self.notes.append(fact)
+                case Note(facts):
+                    self.notes.extend(facts)
                     self.waiting += 1
                 case Reply(message):
                     self.replies.append(message)
@@ -348,6 +356,77 @@ def test_gaps_have_a_limit_and_the_one_that_extends_a_run_is_taken() -> None:
         cloud.backfill(50, 60)
     cloud.backfill(20, 30)
     cloud.backfill(50, 60)
+
+
+def test_a_boat_with_too_many_holes_can_still_fill_them_all() -> None:
+    """UR5: Live that would add a hole is left out and asked for; Backfill from a hole's start always has room."""
+    cloud = Cloud(holes_max=3)
+    cloud.hello(0)
+    for start in range(1, 60, 10):
+        cloud.live(start, start + 5)
+    assert len(cloud.appends) == 3
+    last = cloud.replies[-1]
+    assert (last.cursor, last.committed_through) == (5, 55)
+    assert last.holes == (range(6, 11), range(16, 21), range(26, 56))
+    while holes := cloud.receiver.holes():
+        newest = holes[-1]
+        cloud.backfill(newest.start, min(newest.start + 3, newest.stop))
+    assert cloud.receiver.cursor == 55
+
+
+def test_a_hello_with_more_ranges_than_are_remembered_is_refused() -> None:
+    cloud = Cloud(hello_ranges_max=10)
+    with pytest.raises(TooManyHoles):
+        cloud.hello(100, void=tuple(range(seq, seq + 1) for seq in range(1, 23, 2)))
+    assert cloud.receiver.session == 0
+
+
+def test_many_declared_ranges_take_few_blocks() -> None:
+    cloud = Cloud()
+    cloud.hello(5_000, commit=False, lost=tuple(range(seq, seq + 1) for seq in range(1, 5_000, 2)))
+    assert cloud.waiting == 5  # lineage, session, and 2,500 lost ranges in three
+    cloud.commit()
+    assert cloud.receiver.holes()[:2] == [range(2, 3), range(4, 5)]
+
+
+def test_a_hole_that_an_lplex_boat_was_not_asked_for_is_not_lost() -> None:
+    """F5: only what a Handshake named can have been looked for."""
+    cloud = Cloud(holes_told_max=1)
+    for _ in range(3):
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        if not cloud.appends:
+            cloud.backfill(40, 60)
+        cloud.backfill(90, 100)
+        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
+    assert [fact.seqs for fact in cloud.notes if isinstance(fact, DeclareLost)] == [range(60, 90)]
+    assert cloud.receiver.holes() == [range(1, 40)]
+
+
+# --- two frames under one number (F6) ------------------------------------------------------------
+
+
+def test_a_tidelog_boat_with_other_frames_is_told_to_fork_at_its_next_handshake() -> None:
+    cloud = Cloud()
+    cloud.hello(0)
+    cloud.live(1, 11)
+    with pytest.raises(ConflictingFrames):
+        cloud.receiver.conflict(10)
+    assert cloud.hello(20).fork
+    assert not cloud.hello(20, lineage=B).fork
+    # Another journal of that lineage is judged by its own past alone.
+    assert not cloud.hello(20, life=b"2", earlier=((b"1", 20),)).fork
+
+
+def test_an_lplex_boat_with_other_frames_has_restarted_and_gets_a_new_lineage() -> None:
+    cloud = Cloud()
+    cloud.hello(0, lineage=None)
+    cloud.live(1, 11)
+    with pytest.raises(ConflictingFrames):
+        cloud.receiver.conflict(10)
+    cloud.receiver.hello(Hello(head=20, journal_bytes=1), new_lineage=B, now_ms=0)
+    assert cloud.receiver.lineage == B
+    assert cloud.receiver.holes() == [range(1, 20)]
+    assert cloud.receiver.fold.lineages[NEW].cursor == 10
 
 
 # --- sessions and limits -------------------------------------------------------------------------

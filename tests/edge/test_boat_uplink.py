@@ -30,7 +30,10 @@ START_US = 1_750_000_000_000_000
 
 
 class Boat:
-    def __init__(self, disk: SimDisk | None = None, *, ring_frames: int = 1_000, **options: Any) -> None:
+    def __init__(
+        self, disk: SimDisk | None = None, *, ring_frames: int = 1_000, daily_bytes: int | None = None, **options: Any
+    ) -> None:
+        self.daily_bytes = daily_bytes
         self.rng = random.Random(1)
         self.disk = disk or SimDisk(random.Random(2))
         self.options = JournalOptions(**({"reserve_bytes": 0, "lease_seqs": 1_000} | options))
@@ -44,7 +47,12 @@ class Boat:
         )
         self.ring = Ring(frames_max=self.ring_frames)
         self.uplink = BoatUplink(
-            journal=self.journal, ring=self.ring, config=SenderConfig(), jitter=lambda: 0.0, now_ms=self.now_ms
+            journal=self.journal,
+            ring=self.ring,
+            config=SenderConfig(),
+            jitter=lambda: 0.0,
+            now_ms=self.now_ms,
+            daily_bytes=self.daily_bytes,
         )
 
     def record(self, frames: int) -> None:
@@ -291,3 +299,58 @@ def test_a_refused_frame_has_no_seq_and_is_not_in_the_ring() -> None:
     with pytest.raises(DiskFull):
         boat.record(20)
     assert boat.ring.seqs.stop == boat.journal.head + 1
+
+
+# --- metered links -------------------------------------------------------------------------------
+
+
+def test_when_the_days_bytes_are_used_up_the_link_rests_until_the_next_day() -> None:
+    boat = Boat(daily_bytes=2_000)
+    boat.connect()
+    outs: list[Any] = []
+    while not any(isinstance(out, Disconnect) for out in outs):
+        boat.record(20)
+        outs = boat.poll()
+        boat.receive(LiveAck(session=1, cursor=boat.journal.head, committed_through=boat.journal.head, holes=()))
+        boat.now_ms += 10
+    assert "until the next day" in outs[-1].reason
+    used = boat.uplink.statistics()
+    assert 2_000 <= used.live_bytes_today < 3_000
+    boat.now_ms += 3_600_000
+    boat.record(20)
+    assert boat.poll() == [], "not a byte, not even a dial"
+    day_ms = 86_400_000
+    boat.now_ms = day_ms - START_US // 1000 % day_ms
+    (connect,) = boat.poll()
+    assert isinstance(connect, Connect)
+
+
+def test_backfill_leaves_live_its_share_of_the_day() -> None:
+    boat = Boat(daily_bytes=20_000)
+    boat.record(1_000)
+    boat.journal.flush(START_US)
+    boat.record(1)
+    boat.connect(holes=(range(1, 1_001),), live_start=1_001)
+    first = boat.poll()
+    assert [type(out) for out in first] == [LiveData, BackfillData], "Live goes first"
+    share = boat.uplink._meter.backfill_left(START_US)
+    assert share is not None
+    boat.uplink._meter.spend(START_US, backfill=share)
+    boat.receive(BackfillAck(session=1, cursor=0, answered=1, remaining=(range(1, 500),)))
+    boat.receive(LiveAck(session=1, cursor=0, committed_through=1_001, holes=(range(1, 500),)))
+    boat.record(5)
+    assert [type(out) for out in boat.poll()] == [LiveData]
+    assert boat.uplink.wake_at_ms(boat.now_ms) > boat.now_ms, "and it does not spin"
+
+
+def test_what_was_sent_today_is_known_after_a_restart() -> None:
+    boat = Boat(daily_bytes=50_000)
+    boat.connect()
+    boat.record(100)
+    boat.poll()
+    boat.now_ms += 5_000
+    assert any(isinstance(out, LiveStatus) for out in boat.poll())
+    used = boat.uplink.statistics().live_bytes_today
+    boat.journal.close(START_US)
+    boat.open()
+    assert boat.uplink.statistics().live_bytes_today == used > 0

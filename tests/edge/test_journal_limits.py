@@ -49,6 +49,23 @@ def fill(journal: Journal, numbers: range, now_us: int = START_US) -> None:
         journal.seal_all(now_us)
 
 
+@pytest.mark.parametrize("keep_unacked", [True, False])
+def test_age_removes_what_nobody_will_ever_ack_and_says_so(keep_unacked: bool) -> None:
+    journal = limited(new_disk(), retention=Retention(max_age_ms=60_000), keep_unacked=keep_unacked)
+    fill(journal, range(1, 301))
+    later_us = START_US + 61 * SECOND_US
+    fill(journal, range(301, 401), later_us)
+    journal.sweep_retention(later_us)
+    kept = [seq for seq, _ in held(journal)]
+    assert kept[-1] == 400
+    if keep_unacked:
+        assert kept[0] == 1
+    else:
+        assert 250 < kept[0] <= 301
+        gone = [record for record in controls(journal) if isinstance(record, RangeLost)]
+        assert {seq for record in gone for seq in range(record.start, record.end)} == set(range(1, kept[0]))
+
+
 def test_retention_keeps_what_is_not_acked() -> None:
     journal = limited(new_disk(), retention=Retention(max_bytes=4096))
     fill(journal, range(1, 501))

@@ -49,3 +49,13 @@ def test_an_empty_ring_holds_nothing() -> None:
     made = Ring()
     assert made.seqs == range(1, 1)
     assert made.frames(range(1, 2)) is None
+
+
+def test_a_ring_that_has_turned_over_gives_the_right_frames() -> None:
+    for count in range(1, 30):
+        turned = ring(count, frames_max=7)
+        for start in turned.seqs:
+            for stop in range(start + 1, turned.seqs.stop + 1):
+                frames = turned.frames(range(start, stop))
+                assert frames is not None
+                assert list(frames.rows()) == [(seq * 10, seq, bytes([seq])) for seq in range(start, stop)]

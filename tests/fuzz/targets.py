@@ -179,7 +179,7 @@ def run_index(data: bytes) -> None:
     assert index.pack() == packed, "an index that is taken says the same when packed again"
     for entry in {0, len(index.entry_positions) - 1} if index.entry_positions else set():
         index.entry_end(entry)
-        index.entry_may_hold(entry, seq=1, time_us=1)
+        index.first_entry_in(entry, seqs=(1, 2), times_us=(1, None))
     index.entry_before(5)
 
 

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from tidelog.blocks.block import MadeBlock
+from tidelog.blocks.columns import FrameColumns
+from tidelog.blocks.control import LineageOpened, encode_control
+from tidelog.blocks.decode import decode_block_frames
+from tidelog.blocks.header import BlockLimits
+from tidelog.cli.sim_commands import run_seeds
 from tidelog.cluster import uplink_channel
 from tidelog.cluster.uplink_channel import UplinkChannel
 from tidelog.core.uplink import receiver as receiver_module
@@ -15,40 +21,54 @@ from tidelog.core.uplink.fold import ChannelFold, LineageFold
 from tidelog.core.uplink.messages import Hello
 from tidelog.core.uplink.receiver import Append, UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
+from tidelog.edge.carry import CarryOver
 from tidelog.edge.declared import Declared
 from tidelog.edge.journal import META_NAME, Journal
+from tidelog.edge.ring import Ring
 from tidelog.edge.uplink import BoatUplink
-from tidelog.errors import SessionFenced
+from tidelog.errors import BadBlock, SessionFenced
+from tidelog.sim.network import Scheduler
 from tidelog.sim.uplink_model import UplinkViolation
-from tidelog.sim.uplink_world import run_uplink_seeds, run_uplink_world
+from tidelog.sim.uplink_world import SHORT_MS, run_uplink_world
 from tidelog.storage.log import Log
 
-FAST_SEEDS = 100
-SLOW_SEEDS = 1_000
+FAST_SEEDS = 300
+SLOW_SEEDS = 2_000
+SLOW_EVENTS = 10_000_000
 MUTATION_SEEDS = 60
 
 
-def check_lane(first: int, count: int) -> None:
-    result = run_uplink_seeds(first, count)
+def check_lane(function: str, first: int, count: int) -> int:
+    """Run these seeds on all cores; returns how many events there were."""
+    result = run_seeds("tidelog.sim.uplink_world", function, first=first, count=count)
     assert result["violations"] == [], "replay with: tidelog sim uplink --seed N"
     assert result["never"] == [], "the run proves less than it says"
     assert result["seeds"] == count
-    assert result["events"] > 100 * count
     assert result["simulated_hours"] > count / 40
+    return int(result["events"])
 
 
+@pytest.mark.timeout(300)
 def test_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
-    check_lane(0, FAST_SEEDS)
+    assert check_lane("run_short_uplink_seeds", 0, FAST_SEEDS) > 1_000 * FAST_SEEDS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(3_600)
 def test_many_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
-    check_lane(10_000, SLOW_SEEDS)
+    assert check_lane("run_uplink_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
+
+
+def test_a_call_that_has_nothing_to_do_any_more_is_no_event() -> None:
+    scheduler = Scheduler()
+    scheduler.after(5, lambda: None)
+    scheduler.after(6, lambda: False)
+    scheduler.run_until(10)
+    assert scheduler.events == 1
 
 
 def test_a_seed_replays_the_same_life() -> None:
-    assert run_uplink_world(7) == run_uplink_world(7)
+    assert run_uplink_world(7, duration_ms=SHORT_MS) == run_uplink_world(7, duration_ms=SHORT_MS)
 
 
 def test_a_violation_names_its_seed_and_how_to_see_it_again() -> None:
@@ -62,7 +82,7 @@ def test_a_violation_names_its_seed_and_how_to_see_it_again() -> None:
 def first_violation(seeds: int = MUTATION_SEEDS, *, first: int = 0) -> str:
     for seed in range(first, first + seeds):
         try:
-            run_uplink_world(seed)
+            run_uplink_world(seed, duration_ms=SHORT_MS)
         except UplinkViolation as violation:
             return violation.problem
     return ""
@@ -124,8 +144,8 @@ def test_a_trim_without_a_snapshot_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 def _empty_snapshot(channel: UplinkChannel, now_ms: int) -> uplink_channel.LogAppend:
     channel.receiver.snapshot()
-    record = uplink_channel.LineageOpened(lineage="00" * 16, reason="no snapshot at all")
-    return uplink_channel.LogAppend(uplink_channel.encode_control([record], time_us=1000 * now_ms))
+    record = LineageOpened(lineage="00" * 16, reason="no snapshot at all")
+    return uplink_channel.LogAppend(encode_control([record], time_us=1000 * now_ms))
 
 
 def test_a_seq_used_again_after_a_power_cut_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +194,7 @@ def test_holes_that_are_told_in_the_handshake_only_are_noticed(monkeypatch: pyte
 
 def _only_in_the_handshake(holes_are: Callable[..., None]) -> Callable[..., None]:
     def told(core: UplinkSender, holes: tuple[range, ...]) -> None:
-        if core._live_sent == 0 and core._backfill_sent == 0:
+        if core._live_sent == 0 and core._backfill_answered == 0 and not core._backfill_flight.seqs():
             holes_are(core, holes)
 
     return told
@@ -233,3 +253,59 @@ def test_lost_ranges_that_the_fold_ignores_are_noticed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(receiver_module, "apply_fact", forgetful)
     assert first_violation(200)
+
+
+def test_a_ring_that_gives_what_it_no_longer_has_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring too small for a burst: the newest frames under older numbers."""
+    frames: Callable[[Ring, range], FrameColumns | None] = Ring.frames
+
+    def some_frames(ring: Ring, seqs: range) -> FrameColumns | None:
+        held = ring.seqs
+        start = max(held.start, min(seqs.start, held.stop - len(seqs)))
+        return frames(ring, range(start, start + len(seqs)))
+
+    monkeypatch.setattr(Ring, "frames", some_frames)
+    assert "6: seq" in first_violation(400)
+
+
+def test_a_body_that_is_not_checked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a hostile boat sends one."""
+
+    def unchecked(block: MadeBlock, limits: BlockLimits) -> FrameColumns:
+        try:
+            return decode_block_frames(block, limits)
+        except BadBlock:
+            return FrameColumns.from_rows([])
+
+    monkeypatch.setattr(uplink_channel, "decode_block_frames", unchecked)
+    monkeypatch.setattr(uplink_channel, "check_block_frames", unchecked)
+    assert first_violation()
+
+
+def test_an_lplex_boat_that_starts_over_in_its_old_lineage_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose: Callable[..., bytes] = UplinkReceiver._choose_lineage
+
+    def choose_the_known(core: UplinkReceiver[Any], hello: Hello, *arguments: Any) -> bytes:
+        known = core._appended.current
+        return known if known is not None and hello.lineage is None else choose(core, hello, *arguments)
+
+    monkeypatch.setattr(UplinkReceiver, "_choose_lineage", choose_the_known)
+    assert first_violation(200)
+
+
+def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5: what the boat has not flushed yet is no less there."""
+    done: Callable[..., list[Any]] = UplinkReceiver.backfill_done
+
+    def at_once(core: UplinkReceiver[Any], session: int) -> list[Any]:
+        core._backfilled_through = 2**62
+        return done(core, session)
+
+    monkeypatch.setattr(UplinkReceiver, "backfill_done", at_once)
+    monkeypatch.setattr(receiver_module, "_PASSES_BEFORE_LOST", 1)
+    assert "F5:" in first_violation(200)
+
+
+def test_frames_that_a_fork_leaves_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CarryOver, "pending", property(lambda carry: False))
+    assert "C1:" in first_violation(200)

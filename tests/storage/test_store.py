@@ -513,10 +513,12 @@ def test_every_channel_is_scrubbed_in_the_background_within_the_rate() -> None:
     disk.flip_bit(rotten.segments[0].path, rotten.segments[0].index.size - 100, 3)
     store.maintain(0)
     seconds = 0
-    while store.scrubber.rounds < 2:
-        seconds += 1
-        assert seconds < 60
-        assert store.maintain(seconds * US_PER_S) <= (seconds + 1) * US_PER_S
+    for rounds in (1, 2):
+        while store.scrubber.rounds < rounds:
+            seconds += 1
+            assert seconds < 700
+            assert store.maintain(seconds * US_PER_S) <= (seconds + 1) * US_PER_S
+    assert seconds > 590, "a round that is over soon is not begun again at once"
     assert store.scrubber.damaged == [(names[3], range(0, 2))]
     assert rotten.damaged() == [range(0, 2)]
-    assert store.scrubber.bytes_checked <= seconds * 64 * KIB + 20_000
+    assert 0 < store.scrubber.bytes_checked <= 60 * 64 * KIB

@@ -67,6 +67,28 @@ def crafted(
     return builder.sign(signer.key if signer else key, hashes.SHA256())
 
 
+def sha1_signed(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """The same certificate, signed anew with SHA-1, which the library refuses to do: so it is put together by hand."""
+    sha256, sha1 = bytes.fromhex("300a06082a8648ce3d040302"), bytes.fromhex("300906072a8648ce3d0401")
+    contents = certificate.tbs_certificate_bytes
+    assert contents.count(sha256) == 1
+    contents = _der(0x30, _der_contents(contents).replace(sha256, sha1))
+    signature = key.sign(contents, ec.ECDSA(hashes.SHA1()))
+    return x509.load_der_x509_certificate(_der(0x30, contents + sha1 + _der(0x03, b"\0" + signature)))
+
+
+def _der(tag: int, contents: bytes) -> bytes:
+    size = len(contents)
+    length = bytes([size]) if size < 0x80 else bytes([0x82]) + size.to_bytes(2, "big")
+    return bytes([tag]) + length + contents
+
+
+def _der_contents(encoded: bytes) -> bytes:
+    """What is inside a sequence whose length takes two bytes."""
+    assert encoded[1] in (0x81, 0x82)
+    return encoded[2 + (encoded[1] & 0x7F) :]
+
+
 def pem(**contents: object) -> bytes:
     return certificate_pem(crafted(**contents))  # type: ignore[arg-type]
 

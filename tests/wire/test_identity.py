@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,7 +218,7 @@ def test_small_curves_and_dsa_are_too_weak() -> None:
     builder = x509.CertificateBuilder(serial_number=1).not_valid_before(crafted().not_valid_before_utc)
     name = crafted(common_names=["b"]).subject
     builder = builder.not_valid_after(crafted().not_valid_after_utc).subject_name(name).issuer_name(name)
-    weak = builder.public_key(dsa.generate_private_key(1024).public_key()).sign(KEY, crafted().signature_hash_algorithm)
+    weak = builder.public_key(dsa.generate_private_key(1024).public_key()).sign(KEY, hashes.SHA256())
     with pytest.raises(WeakCertificate):
         identity_of(der(weak))
     ed = ed25519.Ed25519PrivateKey.generate()

@@ -102,7 +102,11 @@ class Block:
     def parse(cls, data: Buffer, position: int = 0, limits: BlockLimits = DEFAULT_LIMITS) -> Self:
         """Read and verify the block that starts at `position`, without copying its body."""
         view = memoryview(data)[position:]
-        maker, leader, windows = parse_head(view, limits)
+        return cls.with_head(view, *parse_head(view, limits))
+
+    @classmethod
+    def with_head(cls, view: memoryview, maker: Maker, leader: Leader, windows: tuple[range, ...]) -> Self:
+        """Verify the body of the block that starts at `view`, whose head `parse_head` has read and checked."""
         head_bytes = HEAD_BYTES + WINDOW_BYTES * len(windows)
         body = view[head_bytes : head_bytes + ((maker.stored_bytes + 7) & ~7)]
         check_body(view, maker, body)
@@ -167,7 +171,7 @@ def make_block(
         )
     stored = raw
     if codec is Codec.ZSTD:
-        squeezed = zstandard.ZstdCompressor(level=level).compress(raw)
+        squeezed = _squeezed(raw, level)
         if len(squeezed) < len(raw):
             stored = squeezed
         else:
@@ -191,6 +195,33 @@ def make_block(
     return MadeBlock(maker_bytes, parse_maker(maker_bytes, limits), body)
 
 
+# Making a zstd context costs more than using it for a live block, and no two callers may use one at the same time. So
+# those that are idle wait in a list: whoever takes one out has it for itself.
+_idle_compressors: Final[dict[int, list[zstandard.ZstdCompressor]]] = {}
+_idle_decompressors: Final[list[zstandard.ZstdDecompressor]] = []
+
+
+def _squeezed(raw: Buffer, level: int) -> bytes:
+    idle = _idle_compressors.setdefault(level, [])
+    try:
+        compressor = idle.pop()
+    except IndexError:
+        compressor = zstandard.ZstdCompressor(level=level)
+    squeezed = compressor.compress(raw)
+    idle.append(compressor)
+    return squeezed
+
+
+def _inflated(stored: Buffer, size: int) -> bytes:
+    try:
+        decompressor = _idle_decompressors.pop()
+    except IndexError:
+        decompressor = zstandard.ZstdDecompressor()
+    raw = decompressor.decompress(stored, max_output_size=size)
+    _idle_decompressors.append(decompressor)  # one that failed is not used again
+    return raw
+
+
 def raw_body(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -> Buffer:
     """The body as it was before compression. Sizes are compared before anything is inflated (H1)."""
     stored = memoryview(body)[: maker.stored_bytes]
@@ -212,7 +243,7 @@ def raw_body(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -
     if frame.window_size > max(limits.raw_bytes_max, 1 << 20):
         raise BlockTooLarge(problem=f"the zstd frame asks for a window of {frame.window_size} bytes")
     try:
-        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=maker.raw_bytes)
+        raw = _inflated(stored, maker.raw_bytes)
     except zstandard.ZstdError as error:
         raise BlockCorrupt(problem=f"the body does not inflate: {error}") from error
     if len(raw) != maker.raw_bytes:

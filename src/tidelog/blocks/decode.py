@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tidelog.blocks.block import Block, MadeBlock, raw_body
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.frames import decode_frames
+from tidelog.blocks.frames import check_frames, decode_frames
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, time_outside_span
 from tidelog.errors import BlockCorrupt
 
@@ -31,6 +31,14 @@ def decode_block_frames(block: Block | MadeBlock, limits: BlockLimits = DEFAULT_
     if len(times) and (int(times.min()) < maker.time_min_us or int(times.max()) > maker.time_max_us):
         raise time_outside_span()
     return frames
+
+
+def check_block_frames(block: Block | MadeBlock, limits: BlockLimits = DEFAULT_LIMITS) -> None:
+    """Raise whatever `decode_block_frames` would, without making the frames where that is cheaper."""
+    if block.maker.kind == BlockKind.FRAMES:
+        check_frames(block.maker, raw_body(block.maker, block.body, limits))
+    else:
+        decode_block_frames(block, limits)
 
 
 def counted_frames(block: Block, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from array import array
 from enum import IntEnum
-from typing import Final, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -231,6 +231,15 @@ def decode_frames(maker: Maker, raw: Buffer) -> FrameColumns:
     raise BlockCorrupt(problem=f"frame form {maker.form} is unknown; a newer Tidelog wrote this block")
 
 
+def check_frames(maker: Maker, raw: Buffer) -> None:
+    """Raise whatever `decode_frames` would. Of delta planes a fifth of its price: payloads can be anything, so they are
+    counted and not put in order."""
+    if maker.form == FrameForm.DELTA_PLANES:
+        _delta_columns(maker, raw)
+    else:
+        decode_frames(maker, raw)
+
+
 PlainColumns = tuple[npt.NDArray[np.unsignedinteger], UInt32s, Int32s, UInt8s]
 
 
@@ -273,7 +282,18 @@ def _decode_plain(maker: Maker, raw: Buffer) -> FrameColumns:
     return FrameColumns(times_us=times.view(np.int64), can_ids=can_ids, payload_offsets=offsets, payload=payload)
 
 
-def _decode_delta(maker: Maker, raw: Buffer) -> FrameColumns:
+class _DeltaColumns(NamedTuple):
+    """A delta body, checked, up to its payloads."""
+
+    times_us: npt.NDArray[np.int64]
+    group_of: npt.NDArray[np.unsignedinteger]
+    group_ids: UInt32s
+    group_lengths: Int32s
+    lengths: Int32s
+    payload_at: int
+
+
+def _delta_columns(maker: Maker, raw: Buffer) -> _DeltaColumns:
     count = maker.record_count
     group_lengths, group_ids, index_bytes, time_bytes, position = _decode_delta_head(count, raw)
     group_of = _from_planes(raw, position, count, index_bytes)
@@ -288,14 +308,22 @@ def _decode_delta(maker: Maker, raw: Buffer) -> FrameColumns:
     if count and int(group_of.max()) >= len(group_ids):
         raise BlockCorrupt(problem="a frame names a group that does not exist")
     lengths = group_lengths[group_of]
-    offsets = np.zeros(count + 1, dtype=np.int32)
     # The sum is bounded by the body: each payload byte lies in it once, compared just below.
     total = int(lengths.sum(dtype=np.int64))
     if total != len(raw) - position:
         raise BlockCorrupt(problem=f"payloads need {total} bytes, the body has {len(raw) - position}")
-    np.cumsum(lengths, out=offsets[1:])
-    payload = _decode_payload(raw, position, group_of, group_lengths, lengths, offsets)
-    return FrameColumns(times_us=times, can_ids=group_ids[group_of], payload_offsets=offsets, payload=payload)
+    return _DeltaColumns(times, group_of, group_ids, group_lengths, lengths, position)
+
+
+def _decode_delta(maker: Maker, raw: Buffer) -> FrameColumns:
+    columns = _delta_columns(maker, raw)
+    offsets = np.zeros(maker.record_count + 1, dtype=np.int32)
+    np.cumsum(columns.lengths, out=offsets[1:])
+    payload = _decode_payload(
+        raw, columns.payload_at, columns.group_of, columns.group_lengths, columns.lengths, offsets
+    )
+    can_ids = columns.group_ids[columns.group_of]
+    return FrameColumns(times_us=columns.times_us, can_ids=can_ids, payload_offsets=offsets, payload=payload)
 
 
 def _decode_delta_head(count: int, raw: Buffer) -> tuple[Int32s, UInt32s, int, int, int]:
@@ -316,10 +344,12 @@ def _from_planes(raw: Buffer, position: int, count: int, width: int) -> npt.NDAr
     planes = np.frombuffer(raw, dtype=np.uint8, count=count * width, offset=position).reshape(width, count)
     if width == 1:
         return planes.reshape(count)
-    whole = 2 if width == 2 else 4 if width <= 4 else 8
-    values = np.zeros((count, whole), dtype=np.uint8)
-    values[:, :width] = planes.T
-    return cast("npt.NDArray[np.unsignedinteger]", values.view(f"<u{whole}").reshape(count))
+    # Plane by plane, each of them in one piece: several times faster than gathering the bytes of each value.
+    whole = np.dtype(np.uint16 if width == 2 else np.uint32 if width <= 4 else np.uint64)
+    values: npt.NDArray[np.unsignedinteger] = np.zeros(count, dtype=whole)
+    for place in range(width):
+        values |= np.left_shift(planes[place], 8 * place, dtype=whole)
+    return values
 
 
 def _decode_payload(

@@ -14,7 +14,7 @@ from tidelog.cli.output import print_json, print_table
 
 @click.group(cls=LazyGroup)
 def bench() -> None:
-    """Measure the log and the journal."""
+    """Measure the log, the journal, the uplink and a fleet."""
 
 
 @bench.command("log")
@@ -31,6 +31,22 @@ def bench_log(quick: bool, as_json: bool) -> None:
 def bench_journal(quick: bool, as_json: bool) -> None:
     """What journaling a busy bus costs a boat: processor time and memory."""
     _report("tidelog.bench.journal_bench", quick=quick, as_json=as_json)
+
+
+@bench.command("uplink")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
+@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
+def bench_uplink(quick: bool, as_json: bool) -> None:
+    """One boat and one cloud over mTLS, against bare gRPC, rsync and lplex."""
+    _report("tidelog.bench.uplink_bench", quick=quick, as_json=as_json)
+
+
+@bench.command("fleet")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
+@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
+def bench_fleet(quick: bool, as_json: bool) -> None:
+    """Fifty busy boats into one cloud process, then a thousand silent ones."""
+    _report("tidelog.bench.fleet_bench", quick=quick, as_json=as_json)
 
 
 def _report(module: str, *, quick: bool, as_json: bool) -> None:

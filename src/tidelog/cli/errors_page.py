@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 
 from tidelog import errors
+from tidelog.errors import identity, replication, storage
 
 _HEADING = """\
 # Errors
@@ -26,10 +27,11 @@ Every error that Tidelog raises on purpose. This page is written from the code; 
 
 
 def error_classes() -> list[type[errors.LogError]]:
-    """Every error a caller can meet, in the order in which `tidelog.errors` tells its story."""
+    """Every error a caller can meet, in the order in which its module tells of it."""
     return [
         value
-        for value in vars(errors).values()
+        for module in (storage, replication, identity)
+        for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, errors.LogError) and value is not errors.LogError
     ]
 

@@ -29,9 +29,10 @@ _COMMANDS = {
     "cloud": LazyCommand("tidelog.cli.processes", "cloud", "Take the journals of many boats and keep them."),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
     "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke the certificates of boats and nodes."),
+    "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure the log and the journal."),
     "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run log, store, journal and uplink through faults."),
-    "demo": LazyCommand("tidelog.cli.demo", "demo", "Record frames, pull the plug, recover, verify."),
+    "demo": LazyCommand("tidelog.cli.demo", "demo", "A boat ships a voyage to a cloud through cuts and kills."),
 }
 
 
@@ -41,14 +42,14 @@ def cli() -> None:
     """One replicated log, from a boat's bus to a Spark table."""
 
 
-def main() -> None:
-    """Entry point of the `tidelog` command."""
+def main(first: Sequence[str] = ()) -> None:
+    """Entry point of the `tidelog` command, and with `first` of those that are one of its commands."""
     if not __debug__:
         _say("Tidelog's asserts guard your data; run it without -O and without PYTHONOPTIMIZE.")
         sys.exit(EXIT_UNUSABLE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text in any encoding
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run([*first, *sys.argv[1:]]))
 
 
 def run(arguments: Sequence[str]) -> int:

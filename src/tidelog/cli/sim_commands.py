@@ -7,6 +7,7 @@ as JSON it is flat: `violations` is their number, `first_violation` says what th
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -19,7 +20,7 @@ from tidelog.cli.output import print_facts, print_json
 
 PARALLEL_ABOVE_SEEDS = 100
 PROVING_SEEDS = 200
-PROCESSES = 2
+PROCESSES = os.cpu_count() or 1
 _CHUNKS_PER_PROCESS = 8
 _NOT_COUNTERS = frozenset({"first_seed", "seed"})
 
@@ -77,7 +78,7 @@ def _run(context: click.Context, module: str, function: str, *, seeds: int, seed
 
 
 def run_seeds(module: str, function: str, *, first: int, count: int) -> dict[str, Any]:
-    """Results of the seeds [first, first + count), from two processes where that is worth their start."""
+    """Results of the seeds [first, first + count), from a process per core where that is worth their start."""
     if count <= PARALLEL_ABOVE_SEEDS:
         return _run_part(module, function, first, count)
     step = -(-count // (PROCESSES * _CHUNKS_PER_PROCESS))

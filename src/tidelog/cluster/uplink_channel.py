@@ -3,16 +3,17 @@
 Assembles the receiver core with a log's blocks; still no I/O of its own. What is to be appended comes
 out as `LogAppend`s for whoever commits (a `Committer` in a node, the simulator's own hand), who then
 calls `committed`. Blocks are checked here before they count: kind, lineage, seqs; a block that does
-not decode is refused and fills no hole.
+not decode is refused and fills no hole, and neither does one that has other frames than the log under a seq (F6).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidelog.blocks.block import Block, MadeBlock
+from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import (
     ControlRecord,
     FoldSnapshot,
@@ -23,7 +24,7 @@ from tidelog.blocks.control import (
     decode_control,
     encode_control,
 )
-from tidelog.blocks.decode import decode_block_frames
+from tidelog.blocks.decode import check_block_frames, decode_block_frames
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Path
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import (
@@ -52,7 +53,13 @@ from tidelog.core.uplink.receiver import (
     Via,
     apply_fact,
 )
-from tidelog.errors import BadBlock, BlockCorrupt, ForeignLineage, LogError
+from tidelog.errors import BadBlock, BlockCorrupt, DiskError, ForeignLineage, LogError
+from tidelog.storage.log import Log
+
+_OVERLAPS_COMPARED = 8
+
+Held: TypeAlias = Callable[[bytes, int], Block | None]
+"""The committed block of a lineage in which this seq counts, if it can be read."""
 
 _PATHS = {Via.LIVE: Path.LIVE, Via.BACKFILL: Path.BACKFILL}
 
@@ -64,6 +71,8 @@ class LogAppend:
     made: MadeBlock
     windows: tuple[range, ...] = ()
     path: Path = Path.UNKNOWN
+    frames: FrameColumns | None = None
+    """Its frames, all of them: it was decoded to be checked anyway."""
 
 
 Outcome: TypeAlias = tuple[list[LogAppend], list[ToBoat]]
@@ -71,9 +80,16 @@ Outcome: TypeAlias = tuple[list[LogAppend], list[ToBoat]]
 
 class UplinkChannel:
     def __init__(
-        self, *, instance: str, fold: ChannelFold, limits: ReceiverLimits, block_limits: BlockLimits = DEFAULT_LIMITS
+        self,
+        *,
+        instance: str,
+        fold: ChannelFold,
+        limits: ReceiverLimits,
+        held: Held,
+        block_limits: BlockLimits = DEFAULT_LIMITS,
     ) -> None:
         self.instance = instance
+        self._held = held
         self.receiver: UplinkReceiver[MadeBlock] = UplinkReceiver(fold=fold, limits=limits)
         self._block_limits = block_limits
 
@@ -82,8 +98,9 @@ class UplinkChannel:
     ) -> Outcome:
         """Take one message. A refusal is an answer, changes nothing, and ends the session."""
         try:
+            frames = self._checked_frames(message)
             effects = self._effects(message, new_lineage, now_ms)
-            return self._split(effects, 1000 * now_ms if now_us is None else now_us)
+            return self._split(effects, 1000 * now_ms if now_us is None else now_us, frames)
         except LogError as error:
             session = 0 if isinstance(message, Hello) else message.session
             return [], [Refused(session=session, code=error.code, detail=str(error))]
@@ -94,12 +111,8 @@ class UplinkChannel:
             case Hello():
                 return receiver.hello(message, new_lineage=new_lineage, now_ms=now_ms)
             case LiveData():
-                receiver.check_session(message.session)
-                self._check(message.block, message.seqs)
                 return receiver.live(message, now_ms=now_ms)
             case BackfillData():
-                receiver.check_session(message.session)
-                self._check(message.block, message.seqs)
                 return receiver.backfill(message)
             case BackfillGone():
                 return receiver.gone(message)
@@ -109,8 +122,12 @@ class UplinkChannel:
                 receiver.status(message)
                 return []
 
-    def _check(self, block: MadeBlock, seqs: range) -> None:
-        """Claims are compared with the bytes: a lying count or a damaged body fills no hole."""
+    def _checked_frames(self, message: ToCloud[MadeBlock]) -> FrameColumns | None:
+        """The frames that came. Claims are compared with the bytes: a lying count or a damaged body fills no hole."""
+        if not isinstance(message, LiveData | BackfillData):
+            return None
+        self.receiver.check_session(message.session)
+        block, seqs = message.block, message.seqs
         maker = block.maker
         if maker.kind not in (BlockKind.FRAMES, BlockKind.FOREIGN) or maker.seqs != seqs or not seqs:
             raise BlockCorrupt(problem=f"a block of kind {maker.kind} does not hold seqs [{seqs.start}, {seqs.stop})")
@@ -118,10 +135,30 @@ class UplinkChannel:
         # Of foreign blocks too: the fold over the log knows the lineage of a block from its producer alone.
         if lineage is not None and maker.producer != lineage:
             raise ForeignLineage(expected=lineage.hex(), got=maker.producer.hex())
+        overlaps = self.receiver.held_in(seqs)[-_OVERLAPS_COMPARED:]
         try:
-            decode_block_frames(block, self._block_limits)
+            if isinstance(message, BackfillData) and not overlaps:
+                check_block_frames(block, self._block_limits)
+                return None  # nobody needs them now, and putting them in order is most of the price
+            frames = decode_block_frames(block, self._block_limits)
         except BadBlock as error:
             raise BlockCorrupt(problem=f"the block does not decode: {error.problem}") from error
+        for part in overlaps:
+            self._compare(frames, seqs, part.stop - 1)
+        return frames
+
+    def _compare(self, frames: FrameColumns, seqs: range, seq: int) -> None:
+        """F6: the newest frame that both have must be the same one. Two histories that parted stay apart, so it tells
+        for all those before it; the rest of the stored block is compared along."""
+        stored = self._held(self.receiver.lineage or b"", seq)
+        if stored is None:
+            return  # trimmed, or damaged on disk: nothing to compare with
+        counted = next(part for part in stored.counted_seqs() if seq in part)
+        both = range(max(counted.start, seqs.start), seq + 1)
+        base = stored.maker.base_seq
+        ours = decode_block_frames(stored.made(), self._block_limits).slice(both.start - base, both.stop - base)
+        if not ours.equals(frames.slice(both.start - seqs.start, both.stop - seqs.start)):
+            self.receiver.conflict(seq)
 
     def committed(self, count: int, *, now_ms: int) -> list[ToBoat]:
         """The next `count` appends are committed and durable."""
@@ -145,18 +182,28 @@ class UplinkChannel:
         record = FoldSnapshot(state=self.receiver.snapshot())
         return LogAppend(encode_control([record], time_us=1000 * now_ms))
 
-    def _split(self, effects: Sequence[Effect[MadeBlock]], now_us: int) -> Outcome:
+    def _split(self, effects: Sequence[Effect[MadeBlock]], now_us: int, frames: FrameColumns | None = None) -> Outcome:
         appends: list[LogAppend] = []
         replies: list[ToBoat] = []
         for effect in effects:
             match effect:
                 case Append(block, windows, via):
-                    appends.append(LogAppend(block, windows, _PATHS[via]))
-                case Note(fact):
-                    appends.append(LogAppend(encode_control([_record(self.instance, fact)], time_us=now_us)))
+                    appends.append(LogAppend(block, windows, _PATHS[via], frames))
+                case Note(facts):
+                    records = [_record(self.instance, fact) for fact in facts]
+                    appends.append(LogAppend(encode_control(records, time_us=now_us)))
                 case Reply(message):
                     replies.append(message)
         return appends, replies
+
+
+def held_block(log: Log, lineage: bytes, seq: int) -> Block | None:
+    """The committed block in which this seq of a lineage counts."""
+    found = log.blocks(end=log.durable_end, from_seq=seq, before_seq=seq + 1, producer=lineage, skip_damaged=True)
+    try:
+        return next((block for block in found if any(seq in part for part in block.counted_seqs())), None)
+    except DiskError:
+        return None
 
 
 def fold_log(blocks: Iterable[Block]) -> ChannelFold:

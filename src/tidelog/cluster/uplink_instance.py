@@ -1,24 +1,43 @@
 """One boat in the cloud: its channel, its log and its one session, on the event loop.
 
 What is to be appended goes to the store's committer thread, and what it commits comes back to the loop in order.
-Acks are cumulative, so each stream's outbox holds only the newest: a boat that does not read costs nothing.
+What is of no concern to the protocol (events, devices, readers) is reported to the `InstanceWatch`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.blocks.block import MadeBlock
-from tidelog.cluster.uplink_channel import UplinkChannel
-from tidelog.core.uplink.fold import ChannelFold
-from tidelog.core.uplink.messages import BackfillAck, Hello, LiveAck, Refused, ToBoat, ToCloud, Welcome
+from tidelog.blocks.frames import encode_frames
+from tidelog.cluster.channel_log import FLOOR, OpenedLog, Snapshot
+from tidelog.cluster.cloud_view import InstanceStatus
+from tidelog.cluster.instance_watch import InstanceWatch
+from tidelog.cluster.lplex_frames import FRAMES_MAX, FrameGatherer
+from tidelog.cluster.replication_events import CHECKPOINT_FRAMES, stop_reason
+from tidelog.cluster.state_file import SavedState
+from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel, held_block
+from tidelog.cluster.uplink_session import Session
+from tidelog.core.uplink.fold import LineageFold
+from tidelog.core.uplink.messages import (
+    BackfillAck,
+    BackfillData,
+    Hello,
+    LiveAck,
+    LiveData,
+    LiveStatus,
+    Refused,
+    ToBoat,
+    ToCloud,
+    Welcome,
+)
 from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.errors import BadMessage, LogError, SessionFenced, WaitTimedOut
+from tidelog.errors import LogError, RateExceeded, SessionFenced, WaitTimedOut
 from tidelog.storage.log import Log
 from tidelog.storage.writer import Append, Committer, wall_clock_us
 from tidelog.units import MIB
@@ -26,69 +45,15 @@ from tidelog.wire import uplink_codec as codec
 
 _HANDSHAKE_S: Final = 30.0
 _WAITING_BYTES_MAX: Final = 8 * MIB
+_SEEDS_MAX: Final = 1_024
+"""An lplex boat introduces each of at most 252 devices with two frames."""
 
 
 def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Outbox:
-    """The newest answer of one stream; a newer one replaces it. One stream at a time reads it."""
-
-    def __init__(self) -> None:
-        self._message: bytes | None = None
-        self._ready = asyncio.Event()
-        self._refusal: Refused | None = None
-        self._finishing = False
-        self.in_use = False
-
-    def open(self) -> None:
-        if self.in_use:
-            raise BadMessage(problem="this session has such a stream already")
-        self.in_use, self._finishing = True, False
-
-    def put(self, message: bytes) -> None:
-        self._message = message
-        self._ready.set()
-
-    def close(self, refusal: Refused) -> None:
-        self._refusal = self._refusal or refusal
-        self._ready.set()
-
-    def finish(self) -> None:
-        """Nothing more is to be answered: what is left goes out, then the stream ends."""
-        self._finishing = True
-        self._ready.set()
-
-    async def wait_message(self) -> bytes | Refused | None:
-        """The newest answer; else why there will be none, None for a stream that the boat ended itself."""
-        while True:
-            await self._ready.wait()
-            message, self._message = self._message, None
-            if message is not None:
-                return message
-            if self._refusal is not None or self._finishing:
-                return self._refusal
-            self._ready.clear()
-
-
-@dataclass(slots=True)
-class Session:
-    number: int
-    serial: int | None = None
-    """Serial number of the certificate that opened it; None in insecure development."""
-    live: Outbox = field(default_factory=Outbox)
-    backfill: Outbox = field(default_factory=Outbox)
-    over: bool = False
-    """Refused or fenced. A boat that does not read would not hear of it, so nothing more is taken from it."""
-
-    def close(self, refusal: Refused) -> None:
-        self.over = True
-        self.live.close(refusal)
-        self.backfill.close(refusal)
-
-
-OpenLog = Callable[[str], tuple[Log, ChannelFold]]
+OpenLog = Callable[[str], OpenedLog]
 """Opens a boat's log and folds it; slow for a long one, so it runs in a thread."""
 
 
@@ -99,33 +64,55 @@ class Instance:
         self,
         *,
         name: str,
-        log: Log,
-        fold: ChannelFold,
+        opened: OpenedLog,
         committer: Committer,
         limits: ReceiverLimits,
         new_lineage: Callable[[], bytes],
         open_log: OpenLog,
+        watch: InstanceWatch,
+        save_soon: Callable[[Instance], None] = lambda _: None,
     ) -> None:
         self.name = name
-        self.log = log
+        self.watch = watch
         self._committer = committer
         self._limits = limits
         self._new_lineage = new_lineage
         self._open_log = open_log
+        self._save_soon = save_soon
         self._loop = asyncio.get_running_loop()
         # A cloud of one node raises its epoch whenever it opens a channel (R1).
-        self._epoch = log.epochs.newest + 1
-        self.channel = UplinkChannel(instance=name, fold=fold, limits=limits)
+        self._epoch = opened.log.epochs.newest + 1
+        self._use(opened)
         self.session: Session | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
         self._recovering = asyncio.Lock()
         self._submitted = 0
         self._settled_count = 0
+        self._settled: deque[tuple[LogAppend, Append]] = deque()
+        """Committed or refused, in the order of submission, and not looked at yet."""
+        self._settling_is_due = False
         self._settling: list[tuple[int, asyncio.Event]] = []
         self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._failure: LogError | None = None
+        self._frames = FrameGatherer(frames_max=min(FRAMES_MAX, limits.burst_frames))
+        self._frames_session: Session | None = None
+        self._frames_wait_for = 0
+        """How many appends must be settled before the next block of gathered frames is due."""
+        self._flush_is_due = False
+
+    def _use(self, opened: OpenedLog) -> None:
+        self.log: Log = opened.log
+        held = functools.partial(held_block, opened.log)
+        self.channel = UplinkChannel(instance=self.name, fold=opened.fold, limits=self._limits, held=held)
+        self.committed_end = opened.log.log_end
+        """The committed fold is that of the log up to here."""
+        self.snapshot = opened.snapshot
+        self._snapshot_append: LogAppend | None = None
+        self.bytes_since_snapshot = opened.bytes_since_snapshot
+
+    # --- sessions --------------------------------------------------------------------------------
 
     async def hello(self, hello: Hello) -> Welcome:
         """Open a session; answers once it is committed."""
@@ -133,17 +120,21 @@ class Instance:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await self._recover()
                 await self._room.wait()
-                return await self._open_session(hello)
+                welcome = await self._open_session(hello)
         except TimeoutError:
             raise WaitTimedOut(waiting_for="the session to be committed", deadline_s=_HANDSHAKE_S) from None
+        self.watch.journal_bytes, self.watch.head_said = hello.journal_bytes, hello.head
+        self._save_soon(self)
+        return welcome
 
     def _open_session(self, hello: Hello) -> asyncio.Future[Welcome]:
         refusal = self.handle(hello)
         if refusal is not None:
             raise RefusedError(refusal)
         newest = self.channel.receiver.session
-        if self.session is not None:
+        if self.session is not None and not self.session.over:
             fenced = SessionFenced(session=self.session.number, newest=newest)
+            self.watch.add_event("fenced", session=self.session.number, by=newest)
             self.session.close(Refused(session=self.session.number, code=fenced.code, detail=str(fenced)))
         if self._welcome is not None and not self._welcome.done():
             # Two Handshakes at once: the newer one wins here too.
@@ -151,14 +142,54 @@ class Instance:
         self._welcome = self._loop.create_future()
         return self._welcome
 
+    def refuse(self, session: Session, refusal: Refused) -> None:
+        """End a session for a reason that the boat is told."""
+        if not session.over:
+            self.watch.events.refused(wall_clock_us(), refusal.code)
+            session.close(refusal)
+
+    @property
+    def connected(self) -> bool:
+        session = self.session
+        return session is not None and session.live.in_use and not session.over
+
+    def live_started(self, session: Session) -> None:
+        session.streams += 1
+        session.had_live, session.live_frames = True, 0
+        self.watch.add_event("live_start", boat_head_seq=self._head())
+
+    def live_stopped(self, session: Session) -> None:
+        detail: dict[str, object] = {"frames_received": session.live_frames}
+        if session.refusal is not None:
+            detail["reason"] = stop_reason(session.refusal.code)
+        self.watch.add_event("live_stop", **detail)
+        self._stream_ended(session)
+
+    def backfill_started(self, session: Session) -> None:
+        session.streams += 1
+        session.backfill_blocks = 0
+        self.watch.add_event("backfill_start", holes=len(self.channel.receiver.holes()))
+
+    def backfill_stopped(self, session: Session) -> None:
+        self.watch.add_event("backfill_stop", blocks_received=session.backfill_blocks)
+        self._stream_ended(session)
+
+    def _stream_ended(self, session: Session) -> None:
+        """A session without streams is over, once it had a Live one: the boat shakes hands again (U2)."""
+        session.streams -= 1
+        if session.streams == 0 and session.had_live:
+            self.channel.disconnected(session.number)
+            gone = SessionFenced(session=session.number, newest=self.channel.receiver.session)
+            session.close(Refused(session=session.number, code=gone.code, detail=str(gone)))
+            self._save_soon(self)
+
     async def _recover(self) -> None:
         """After a refused append: it is in the receiver's mind but not in the log, so start again from the log."""
         async with self._recovering:
             if self._failure is None:
                 return
             await self.wait_settled()
-            self.log, fold = await asyncio.to_thread(self._open_log, self.name)
-            self.channel = UplinkChannel(instance=self.name, fold=fold, limits=self._limits)
+            self._use(await asyncio.to_thread(self._open_log, self.name))
             self._failure = None
 
     async def wait_settled(self) -> None:
@@ -172,51 +203,100 @@ class Instance:
         """Wait while too much is on its way to the disk: the stream's own flow control then slows the boat."""
         await self._room.wait()
 
+    # --- messages --------------------------------------------------------------------------------
+
+    def take(self, session: Session, message: ToCloud[MadeBlock]) -> Refused | None:
+        """Handle a message of one of this session's streams."""
+        match message:
+            case LiveData():
+                refusal = self.flush_frames() or self.handle(message)
+                if refusal is None:
+                    self._count_live(session, len(message.seqs))
+                return refusal
+            case BackfillData():
+                session.backfill_blocks += 1
+                return self.handle(message)
+            case LiveStatus():
+                refusal = self.flush_frames() or self.handle(message)
+                if refusal is None:
+                    self.watch.journal_bytes = message.journal_bytes
+                    self.watch.head_said = max(self.watch.head_said, message.head)
+                return refusal
+        return self.handle(message)
+
     def handle(self, message: ToCloud[MadeBlock]) -> Refused | None:
         if self._failure is not None:
             return Refused(session=0, code=self._failure.code, detail=str(self._failure))
-        lineage = self._new_lineage()
+        lineage = self._new_lineage() if isinstance(message, Hello) else b""
         appends, replies = self.channel.receive(message, new_lineage=lineage, now_ms=now_ms(), now_us=wall_clock_us())
         for append in appends:
-            request = Append(self.log, append.made, epoch=self._epoch, path=append.path, windows=append.windows)
-            self._submitted += 1
-            self._waiting_bytes += request.size
-            try:
-                future = self._committer.submit(request)
-            except LogError as error:
-                future = Future()
-                future.set_exception(error)
-            future.add_done_callback(self._settled_elsewhere(request.size))
+            self._submit(append)
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._room.clear()
         return self.deliver(replies)
 
-    def _settled_elsewhere(self, size: int) -> Callable[[Future[range]], None]:
-        def to_the_loop(future: Future[range]) -> None:
-            self._loop.call_soon_threadsafe(self._settled, future, size)
+    def _submit(self, append: LogAppend) -> None:
+        request = Append(
+            self.log,
+            append.made,
+            epoch=self._epoch,
+            path=append.path,
+            windows=append.windows,
+            on_settled=functools.partial(self._settled_elsewhere, append),
+        )
+        self._submitted += 1
+        self._waiting_bytes += request.size
+        try:
+            self._committer.submit_noted(request)
+        except LogError as error:
+            request.failed(error)
 
-        return to_the_loop
+    def _settled_elsewhere(self, append: LogAppend, request: Append) -> None:
+        """In the committer's thread. One commit settles many: the loop is woken once and takes them together."""
+        self._settled.append((append, request))
+        if not self._settling_is_due:
+            self._settling_is_due = True
+            self._loop.call_soon_threadsafe(self._take_settled)
 
-    def _settled(self, future: Future[range], size: int) -> None:
+    def _take_settled(self) -> None:
         """Back on the loop, in the order of submission."""
-        self._settled_count += 1
-        self._waiting_bytes -= size
-        error = future.exception()
-        if error is not None:
-            assert isinstance(error, LogError), "the committer fails with typed errors only"
-            self._fail(error)
-        elif self._failure is None:
-            self.deliver(self.channel.committed(1, now_ms=now_ms()))
+        self._settling_is_due = False
+        committed: list[LogAppend] = []
+        while self._settled:
+            append, request = self._settled.popleft()
+            self._settled_count += 1
+            self._waiting_bytes -= request.size
+            if request.error is not None:
+                assert isinstance(request.error, LogError), "the committer fails with typed errors only"
+                self._committed(committed)
+                committed = []
+                self._fail(request.error)
+            elif self._failure is None:
+                self.committed_end = request.offsets.stop
+                self.bytes_since_snapshot += request.size
+                if append is self._snapshot_append:
+                    self._snapshot_written(request.offsets)
+                committed.append(append)
+        self._committed(committed)
         while self._settling and self._settling[0][0] <= self._settled_count:
             self._settling.pop(0)[1].set()
         if self._waiting_bytes < _WAITING_BYTES_MAX // 2:
             self._room.set()
+        if self._frames and self._settled_count >= self._frames_wait_for:
+            self._flush_soon()
+
+    def _committed(self, appends: list[LogAppend]) -> None:
+        if appends:
+            self.deliver(self.channel.committed(len(appends), now_ms=now_ms()))
+            for append in appends:
+                self.watch.committed(append)
 
     def _fail(self, error: LogError) -> None:
         """Everything is refused from here to the next Handshake, which starts from the log again."""
         self._failure = self._failure or error
+        self._frames.drop()
         if self.session is not None:
-            self.session.close(Refused(session=self.session.number, code=error.code, detail=str(error)))
+            self.refuse(self.session, Refused(session=self.session.number, code=error.code, detail=str(error)))
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_exception(error)
 
@@ -235,8 +315,124 @@ class Instance:
                     return reply
         return None
 
-    def wake(self) -> None:
-        self.deliver(self.channel.wake(now_ms()))
+    def wake(self, at_ms: int) -> None:
+        due_ms = self.channel.wake_at_ms()
+        if due_ms is not None and due_ms <= at_ms:
+            self.deliver(self.channel.wake(at_ms))
+
+    # --- single frames of an lplex boat ----------------------------------------------------------
+
+    def take_frame(self, session: Session, frame: codec.LplexFrame) -> Refused | None:
+        """Gather one frame. It goes into the log at once, or with others when what is on its way is committed."""
+        if not frame.seq:
+            session.seeds += 1
+            if session.seeds > _SEEDS_MAX:
+                raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=_SEEDS_MAX)
+            self.watch.seed(frame)
+            return None
+        if session is not self._frames_session or not self._frames.fits(frame.seq):
+            refusal = self.flush_frames()
+            if refusal is not None:
+                return refusal
+            self._frames_session = session
+        self._frames.add(frame)
+        self._count_live(session, 1)
+        if not self._flush_is_due and self._settled_count >= self._frames_wait_for:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush_soon)
+        return None
+
+    def flush_frames(self) -> Refused | None:
+        """Make a block of what is gathered."""
+        session = self._frames_session
+        if not self._frames or session is None:
+            return None
+        if session.over or session is not self.session:
+            self._frames.drop()  # refused or fenced meanwhile: nothing more is taken from it
+            return None
+        base_seq, frames = self._frames.take()
+        before, start, count = self._submitted, 0, len(frames)
+        refusal: Refused | None = None
+        while count:
+            part = frames.slice(start, start + count)
+            producer = self.channel.receiver.lineage or b""
+            made = encode_frames(part, base_seq=base_seq + start, producer=producer)
+            refusal = self.handle(LiveData(session=session.number, seqs=made.maker.seqs, block=made))
+            if refusal is None:
+                start += count
+                count = len(frames) - start
+            elif refusal.code == RateExceeded.code and count > 1:
+                count //= 2  # what the rate allows is taken, frame by frame if need be
+            else:
+                break
+        if self._submitted > before:
+            self._frames_wait_for = self._submitted
+        return refusal
+
+    def _flush_soon(self) -> None:
+        self._flush_is_due = False
+        if self._settled_count < self._frames_wait_for:
+            return  # a block went meanwhile; the rest follows when it is committed
+        refusal = self.flush_frames()
+        if refusal is not None and self._frames_session is not None:
+            self.refuse(self._frames_session, refusal)
+
+    def _count_live(self, session: Session, count: int) -> None:
+        before = session.live_frames
+        session.live_frames += count
+        if before // CHECKPOINT_FRAMES != session.live_frames // CHECKPOINT_FRAMES:
+            self.watch.add_event(
+                "checkpoint",
+                frames_received=session.live_frames,
+                cursor=self.channel.receiver.cursor,
+                boat_head_seq=self._head(),
+            )
+
+    # --- what others ask -------------------------------------------------------------------------
+
+    def _current(self) -> LineageFold:
+        fold = self.channel.receiver.fold
+        return fold.lineages.get(fold.current or b"") or LineageFold()
+
+    def _head(self) -> int:
+        return max(self._current().head, self.watch.head_said)
+
+    def status(self) -> InstanceStatus:
+        """As of what is committed."""
+        fold, current, watch = self.channel.receiver.fold, self._current(), self.watch
+        return InstanceStatus(
+            id=self.name,
+            connected=self.connected,
+            cursor=current.cursor,
+            head=self._head(),
+            journal_bytes=watch.journal_bytes,
+            holes=tuple(current.holes()),
+            lost=tuple(current.lost),
+            void=tuple(current.void),
+            lineage=fold.current.hex() if fold.current else "",
+            session=fold.session,
+            last_seen_us=watch.last_seen_us,
+            frames_received=watch.frames_by_live + watch.frames_by_backfill,
+            frames_by_live=watch.frames_by_live,
+            frames_by_backfill=watch.frames_by_backfill,
+        )
+
+    def saved_state(self) -> SavedState:
+        snapshot = self.snapshot.offsets.start if self.snapshot is not None else None
+        return SavedState(status=self.status(), log_end=self.committed_end, snapshot=snapshot)
+
+    async def write_snapshot(self) -> None:
+        """Append a record of the fold, so that the log start may pass what came before it (F3)."""
+        if self._failure is None and self._snapshot_append is None:
+            self._snapshot_append = self.channel.snapshot(wall_clock_us() // 1000)
+            self._submit(self._snapshot_append)
+            await self.wait_settled()
+
+    def _snapshot_written(self, offsets: range) -> None:
+        self.snapshot = Snapshot(offsets=offsets, time_us=wall_clock_us())
+        self._snapshot_append = None
+        self.bytes_since_snapshot = 0
+        self.log.set_floor(FLOOR, offsets.start)
 
 
 class RefusedError(Exception):

@@ -134,6 +134,16 @@ class RangeSet:
             return None
         return max(start, self._starts[index])
 
+    def start_of_run(self, end: int) -> int:
+        """Where the run that reaches up to `end` begins: `end` itself if the position before it is missing."""
+        index = bisect_left(self._starts, end) - 1
+        return self._starts[index] if index >= 0 and self._ends[index] >= end else end
+
+    def end_before(self, position: int) -> int:
+        """The end of the last range that begins below `position`; 0 if there is none."""
+        index = bisect_left(self._starts, position) - 1
+        return self._ends[index] if index >= 0 else 0
+
     # --- questions about the whole ---------------------------------------------------------------
 
     @property

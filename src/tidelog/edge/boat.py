@@ -1,4 +1,4 @@
-"""The boat process: a source of frames, the journal, the ring, and the uplink, on one event loop.
+"""The boat process: a source of frames, the journal, the ring, the uplink and HTTP, on one event loop.
 
 A shell: it moves frames from the source into the journal and the ring, wakes what is due, and stops
 cleanly. The journal's flush and sync run on the loop, once a second; frames wait in the source meanwhile.
@@ -14,27 +14,51 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tidelog.blocks.columns import FrameColumns
 from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.boat_http import BoatHttp, BoatView
 from tidelog.edge.journal import Journal, JournalOptions, open_journal
 from tidelog.edge.ring import Ring
 from tidelog.edge.sources import Source
 from tidelog.edge.uplink import BoatUplink
-from tidelog.edge.uplink_client import UplinkClient, UplinkTarget
+from tidelog.edge.uplink_client import UplinkClient
+from tidelog.edge.uplink_target import UplinkTarget
 from tidelog.errors import DiskFull, SourceFailed
+from tidelog.http.feed import FrameFeed
+from tidelog.http.server import HttpOptions
+from tidelog.nmea.devices import DeviceRegistry, introductions_again
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.writer import wall_clock_us
 from tidelog.units import US_PER_S
 
 _TICK_S = 0.01
 _SOURCE_BACKOFF_S = 5.0
+_DEVICES_CHECK_MS = 1_000
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoatOptions:
     journal_dir: Path
-    target: UplinkTarget | None = None
-    """None records only."""
+    target: UplinkTarget | Callable[[], UplinkTarget] | None = None
+    """None records only. A function is asked at every dial, so that it may read renewed certificates."""
+    daily_bytes: int | None = None
+    """Most bytes that the uplink may use in a day."""
+    daily_reset_hour: int = 0
+    """The hour (UTC) at which that day begins."""
+    instance: str = ""
+    """The boat's name in the cloud."""
+    http: HttpOptions | None = None
+    """None serves no HTTP."""
+    device_idle_ms: int | None = 300_000
+    """A device that was silent for so long is no longer listed."""
+    bus_silence_ms: int | None = None
+    """A bus that was silent for so long is reported as unhealthy."""
     ring_frames: int = 65_536
     journal: JournalOptions = field(default_factory=JournalOptions)
     sender: SenderConfig = field(default_factory=SenderConfig)
@@ -61,7 +85,15 @@ class Boat:
         )
         self.ring = Ring(frames_max=options.ring_frames)
         self.uplink: BoatUplink | None = None
+        self.feed = FrameFeed()
+        self.devices = DeviceRegistry()
+        self.http: BoatHttp | None = None
         self._client: UplinkClient | None = None
+        self._problem: str | None = None
+        self._heard_ms = _now_ms()
+        self._bus_us = wall_clock_us()
+        """The newest frame's time."""
+        self._devices_checked_ms = _now_ms()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -71,8 +103,12 @@ class Boat:
         self._log(f"boat up lineage={journal.lineage.hex()} head={journal.head} journal={self._options.journal_dir}")
         uplink_task = self._start_uplink()
         try:
+            await self._start_http()
             await self._record()
         finally:
+            self.feed.close()
+            if self.http is not None:
+                await self.http.stop()
             if uplink_task is not None:
                 uplink_task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -89,10 +125,58 @@ class Boat:
             ring=self.ring,
             config=self._options.sender,
             jitter=random.random,
-            now_ms=time.monotonic_ns() // 1_000_000,
+            now_ms=_now_ms(),
+            daily_bytes=self._options.daily_bytes,
+            reset_hour=self._options.daily_reset_hour,
         )
-        self._client = UplinkClient(uplink=self.uplink, target=target, log=self._log)
+        self._client = UplinkClient(uplink=self.uplink, target=target, seeds=self._introductions, log=self._log)
         return asyncio.ensure_future(self._client.run())
+
+    def _introductions(self) -> list[tuple[int, bytes]]:
+        """What the devices on the bus said of themselves, for an lplex cloud."""
+        return introductions_again(self.devices.devices())
+
+    async def _start_http(self) -> None:
+        options = self._options
+        if options.http is None:
+            return
+        view = BoatView(
+            instance=options.instance,
+            journal=self.journal,
+            feed=self.feed,
+            devices=self.devices.devices,
+            uplink=lambda: None if self.uplink is None else self.uplink.statistics(),
+            now_us=wall_clock_us,
+            now_ms=_now_ms,
+            frames_refused=lambda: self.frames_refused,
+            written=lambda: self.journal.written,
+            ring=lambda: (len(self.ring.seqs), options.ring_frames),
+            problem=self._what_is_wrong,
+            extra=self._metering,
+        )
+        self.http = BoatHttp(view, options.http, log=self._log)
+        await self.http.start()
+
+    def _what_is_wrong(self) -> str | None:
+        limit_ms = self._options.bus_silence_ms
+        silent_ms = _now_ms() - self._heard_ms
+        if self._problem is None and limit_ms is not None and silent_ms > limit_ms:
+            return f"no frame came from the bus for {silent_ms // 1000} s"
+        return self._problem
+
+    def _metering(self) -> dict[str, Any]:
+        if self.uplink is None:
+            return {}
+        statistics = self.uplink.statistics()
+        return {
+            "metering": {
+                "live_bytes_today": statistics.live_bytes_today,
+                "backfill_bytes_today": statistics.backfill_bytes_today,
+                "live_bytes_total": statistics.live_bytes_total,
+                "backfill_bytes_total": statistics.backfill_bytes_total,
+                "daily_bytes": statistics.daily_bytes,
+            }
+        }
 
     async def _record(self) -> None:
         while not self._stopping.is_set():
@@ -101,6 +185,7 @@ class Boat:
                 await self._record_from(source)
                 return
             except SourceFailed as error:
+                self._problem = f"the bus cannot be read: {error}"
                 self._log(f"source failed reason={str(error)!r} retry_s={_SOURCE_BACKOFF_S:g}")
             finally:
                 source.close()
@@ -110,27 +195,51 @@ class Boat:
         while not self._stopping.is_set():
             now_us = wall_clock_us()
             frames = source.read(now_us)
-            for time_us, can_id, payload in frames.rows():
-                self._take(time_us, can_id, payload, now_us)
-            if len(frames) and self._client is not None:
-                self._client.notify()
+            if len(frames):
+                self._take(frames, now_us)
             if now_us >= self.journal.wake_at_us():
                 self._wake_journal(now_us)
+            self._forget_idle_devices()
             if source.ended and self._all_said():
                 return
             due_us = source.wake_at_us()
             wait_s = _TICK_S if due_us is None else (due_us - wall_clock_us()) / US_PER_S
             await self._pause(min(max(wait_s, 0.0), _TICK_S))
 
-    def _take(self, time_us: int, can_id: int, payload: bytes, now_us: int) -> None:
-        try:
-            seq = self.journal.record(time_us, can_id, payload, now_us)
-        except DiskFull as error:
-            if not self.frames_refused:
-                self._log(f"recording stopped reason={str(error)!r}")
-            self.frames_refused += 1
-            return
-        self.ring.append(seq, time_us, can_id, payload)
+    def _take(self, frames: FrameColumns, now_us: int) -> None:
+        """Into the journal and the ring, then to whoever listens. What the journal refuses got no seq."""
+        seqs: list[int] = []
+        for time_us, can_id, payload in frames.rows():
+            try:
+                seq = self.journal.record(time_us, can_id, payload, now_us)
+            except DiskFull as error:
+                self._refuse(len(frames) - len(seqs), error)
+                break
+            self.ring.append(seq, time_us, can_id, payload)
+            seqs.append(seq)
+        else:
+            self._problem = None
+        self._heard_ms, self._bus_us = _now_ms(), int(frames.times_us[-1])
+        if seqs and self._client is not None:
+            self._client.notify()
+        changes = self.devices.receive(frames)
+        if seqs and self.http is not None:
+            self.feed.publish(seqs[0], frames.slice(0, len(seqs)))
+            self.feed.publish_devices(changes)
+
+    def _refuse(self, count: int, error: DiskFull) -> None:
+        if not self.frames_refused:
+            self._log(f"recording stopped reason={str(error)!r}")
+        self.frames_refused += count
+        self._problem = f"the journal cannot be written: {error}"
+
+    def _forget_idle_devices(self) -> None:
+        idle_ms, now_ms = self._options.device_idle_ms, _now_ms()
+        if idle_ms is not None and now_ms - self._devices_checked_ms > _DEVICES_CHECK_MS:
+            self._devices_checked_ms = now_ms
+            # By the clock of the bus: a replayed capture may be years old.
+            bus_us = self._bus_us + 1000 * (now_ms - self._heard_ms)
+            self.feed.publish_devices(self.devices.forget_idle(bus_us, 1000 * idle_ms))
 
     def _wake_journal(self, now_us: int) -> None:
         try:

@@ -21,7 +21,7 @@ J4  A power cut loses what was recorded since the last flush: at most a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.columns import FrameColumns
@@ -45,6 +45,7 @@ from tidelog.errors import (
 from tidelog.storage.atomic import read_mark, write_mark
 from tidelog.storage.disk import Disk
 from tidelog.storage.log import READ_BYTES, Log
+from tidelog.storage.reading import Search
 from tidelog.storage.recovery import open_log
 from tidelog.units import US_PER_MS
 
@@ -98,6 +99,14 @@ class Journal:
         self.declared = Declared()
         self.live_floor: int | None = None
         """Blocks at or above this offset are not sealed yet: Live is still reading them."""
+        self.kept: dict[str, Any] = {}
+        """What others keep in the meta file, by name; see `keep`."""
+        self.orphans: set[bytes] = set()
+        """Older lineages of which it is not known what the cluster holds: the meta file was lost."""
+        self.written = (0, 0)
+        """Blocks and bytes written since it was opened, in their fresh form."""
+        self.unsealed_since: tuple[int, int] | None = None
+        """First offset not sealed and its append time, as `sealing` last read them: it asks every second."""
 
     # --- recording -------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class Journal:
         self._save_meta(leased_end=leased_end)
         self._leased_end = leased_end
 
-    def _save_meta(self, *, leased_end: int, clean: bool = False) -> None:
+    def _save_meta(self, *, leased_end: int, clean: bool = False, kept: dict[str, Any] | None = None) -> None:
         self.declared.forget_through(self.acked)
         meta = self.declared.to_meta() | {
             "format": 1,
@@ -200,10 +209,18 @@ class Journal:
             "leased_end": leased_end,
             "head": self._durable_head,
             "acks": {lineage.hex(): seq for lineage, seq in self._acks.items()},
+            "orphans": [lineage.hex() for lineage in sorted(self.orphans)],
+            "kept": kept or self.kept,
             "clean": clean,
         }
         write_mark(self.disk, f"{self.folder}/{META_NAME}", meta)
         self._acks_saved = dict(self._acks)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remember this across restarts; durable when it returns. Not even in memory when the disk refuses."""
+        kept = self.kept | {name: value}
+        self._save_meta(leased_end=self._leased_end, kept=kept)
+        self.kept = kept
 
     def flush(self, now_us: int) -> None:
         """Write and sync what was recorded. After `DiskFull` the frames stay in memory for the next try."""
@@ -251,6 +268,8 @@ class Journal:
             for block in made:
                 fresh.stage(block, epoch=self.epoch, now_us=now_us, path=Path.LIVE)
             fresh.commit(now_us)
+            blocks, size = self.written
+            self.written = blocks + len(made), size + sum(len(part) for block in made for part in block.buffers)
         finally:
             # A refusal in the middle leaves whole blocks behind: writing them again would double them.
             written = fresh.log_end - start
@@ -330,6 +349,12 @@ class Journal:
             seq = min(seq, self.head)
         self._acks[lineage] = max(self._acks.get(lineage, 0), seq)
 
+    def acked_of(self, lineage: bytes) -> int:
+        return self._acks.get(lineage, 0)
+
+    def lineages(self) -> list[bytes]:
+        return list(self._acks)
+
     def size_bytes(self) -> int:
         return self.fresh.statistics().bytes + self.sealed.statistics().bytes
 
@@ -341,8 +366,10 @@ class Journal:
                 self._save_meta(leased_end=self._leased_end)
             except DiskFull:
                 pass  # retention is what makes room
-        self.sealed.set_floor("acked", self._acked_offset())
+        self.sealed.set_floor("acked", sealing.needed_offset(self))
         self.sealed.sweep_retention(now_us)
+        while self.options.is_outlived(self.sealed.segments[0].index, now_us) and self._force_out_oldest(now_us):
+            pass  # no cloud is there to ack it
         limit = self.options.disk_bytes_max
         while limit is not None and self.size_bytes() > limit:
             if len(self.sealed.segments) == 1:
@@ -352,18 +379,9 @@ class Journal:
             if not self._force_out_oldest(now_us):
                 break
 
-    def _acked_offset(self) -> int:
-        """The first offset that the cluster may still need, of any lineage in this journal."""
-        needed = self.sealed.log_end
-        for lineage, acked in self._acks.items():
-            found = next(self.sealed.blocks(from_seq=acked + 1, producer=lineage, skip_damaged=True), None)
-            if found is not None:
-                needed = min(needed, found.leader.base_offset)
-        return needed
-
     def _make_room(self, now_us: int) -> bool:
         """The disk is full: drop what the cluster holds; give up what it does not only when memory is full too."""
-        self.sealed.set_floor("acked", self._acked_offset())
+        self.sealed.set_floor("acked", sealing.needed_offset(self))
         if self.sealed.trim(self.sealed.segments[0].index.end_offset, now_us).segments:
             return True
         return self._buffered() >= self.options.buffer_frames_max and self._force_out_oldest(now_us)
@@ -374,11 +392,9 @@ class Journal:
             return False
         end_offset = oldest.index.end_offset
         lost = [
-            RangeLost(
-                lineage=lineage.hex(), start=part.start, end=part.stop, reason="the journal reached its disk limit"
-            )
-            for lineage, acked in self._acks.items()
-            if (part := self._unacked_seqs(oldest.base_offset, end_offset, lineage, acked))
+            RangeLost(lineage=lineage.hex(), start=part.start, end=part.stop, reason="the journal reached its limit")
+            for lineage in self._acks
+            if (part := sealing.needed_seqs(self, oldest.base_offset, end_offset, lineage))
         ]
         if lost:
             # Said before it is done: a power cut between the two must not make the loss a silent one.
@@ -390,11 +406,6 @@ class Journal:
         self.sealed.set_floor("acked", None)
         self.sealed.trim(end_offset, now_us)
         return True
-
-    def _unacked_seqs(self, start: int, end: int, lineage: bytes, acked: int) -> range:
-        blocks = self.sealed.blocks(start, end, from_seq=acked + 1, producer=lineage, skip_damaged=True)
-        seqs = [block.maker.seqs for block in blocks]
-        return range(max(seqs[0].start, acked + 1), seqs[-1].stop) if seqs else range(0)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -413,37 +424,27 @@ class Journal:
                     raise
                 # Sealed between the question and the answer: ask again.
 
-    def blocks(
-        self,
-        *,
-        from_seq: int | None = None,
-        from_time_us: int | None = None,
-        producer: bytes | None = None,
-        skip_damaged: bool = False,
-    ) -> Iterator[Block]:
-        """Blocks in offset order that hold a record at or after each bound given (B2).
+    def blocks(self, *, skip_damaged: bool = False, **wanted: Unpack[Search]) -> Iterator[Block]:
+        """Blocks in offset order that reach into each range given, of seqs or times (B2).
 
         When sealing overtakes a reader, the next block may begin with records that it has seen already.
         """
-        wanted: dict[str, Any] = {
-            "from_seq": from_seq,
-            "from_time_us": from_time_us,
-            "producer": producer,
-            "skip_damaged": skip_damaged,
-        }
         offset, stop = self.log_start, self.log_end
         while offset < stop:
             sealed_end = self.sealed.log_end
             log, end = (self.sealed, min(stop, sealed_end)) if offset < sealed_end else (self.fresh, stop)
             try:
-                for block in log.blocks(offset, end, **wanted):
+                for block in log.blocks(offset, end, skip_damaged=skip_damaged, **wanted):
+                    if log is self.fresh and offset < self.sealed.log_end:
+                        break  # a search steps over what was sealed meanwhile, and the sealed form still has it
                     yield block
                     offset = block.offsets.stop
             except OffsetOutOfRange:
                 if log is self.sealed or offset >= self.sealed.log_end:
                     raise
             else:
-                offset = max(offset, end)
+                if log is self.sealed or offset >= self.sealed.log_end:
+                    offset = max(offset, end)
 
     def statistics(self) -> JournalStatistics:
         return JournalStatistics(
@@ -486,7 +487,7 @@ class Journal:
             older = sealing.lineages(self.sealed) | sealing.lineages(self.fresh)
             self._acks = dict.fromkeys(sorted(older), 0)
             self.lineage = self._new_lineage()
-            self._acks[self.lineage] = 0
+            self._acks[self.lineage], self.orphans = 0, older
             self.declared.open_life(self._new_lineage(), self.head)
             self._lease()
             reason = "the journal's meta file was lost" if older else "new journal"
@@ -497,6 +498,8 @@ class Journal:
         self._acks = {bytes.fromhex(lineage): int(seq) for lineage, seq in meta["acks"].items()}
         self._durable_head = max(last, known)
         self.declared = Declared.from_meta(meta)
+        self.kept = meta.get("kept", {})
+        self.orphans = {bytes.fromhex(lineage) for lineage in meta.get("orphans", [])}
         records: list[ControlRecord] = []
         lineage = self.lineage.hex()
         # What the cluster holds may have been trimmed; what it does not hold is gone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidelog.errors import InvalidConfig
+from tidelog.storage.index import SegmentIndex
 from tidelog.storage.options import Fsync, LogOptions, Retention
 from tidelog.units import MIB
 
@@ -29,9 +30,13 @@ class JournalOptions:
     disk_bytes_max: int | None = None
     """Checked after every flush: what is over the limit goes at the next `wake`, acked or not."""
     retention: Retention = field(default_factory=Retention)
+    keep_unacked: bool = True
+    """Retention keeps what is not acked, however old. False where no cloud will ever ack: age then removes it."""
     retention_interval_ms: int = 10_000
     fresh_segment_bytes: int = 1 * MIB
     sealed_segment_bytes: int = 16 * MIB
+    segment_age_max_ms: int | None = None
+    """A sealed segment is also ended at this age, so that retention by age can take it sooner."""
     reserve_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
@@ -53,6 +58,14 @@ class JournalOptions:
         if problems:
             raise InvalidConfig(section="journal", problems=problems)
 
+    def is_outlived(self, oldest: SegmentIndex, now_us: int) -> bool:
+        """Whether a segment is to go for its age though it may hold what is not acked."""
+        max_age_ms = self.retention.max_age_ms
+        dated = oldest.append_max_us >= oldest.append_min_us
+        return bool(
+            not self.keep_unacked and max_age_ms and dated and now_us - oldest.append_max_us > max_age_ms * 1000
+        )
+
     def fresh_log(self) -> LogOptions:
         return LogOptions(
             segment_bytes_max=self.fresh_segment_bytes, fsync=Fsync.ALWAYS, reserve_bytes=self.reserve_bytes
@@ -64,6 +77,7 @@ class JournalOptions:
         segment_bytes = self.sealed_segment_bytes if limit is None else min(self.sealed_segment_bytes, limit // 4)
         return LogOptions(
             segment_bytes_max=segment_bytes,
+            segment_age_max_ms=self.segment_age_max_ms,
             fsync=Fsync.ALWAYS,
             retention=self.retention,
             reserve_bytes=self.reserve_bytes,

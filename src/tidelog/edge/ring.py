@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from tidelog.blocks.columns import FrameColumns
 
 Row = tuple[int, int, bytes]
@@ -13,13 +11,22 @@ class Ring:
     """Frames by seq, the newest `frames_max` of them. Seqs must follow each other; a jump starts anew."""
 
     def __init__(self, *, frames_max: int = 65_536) -> None:
-        self._rows: deque[Row] = deque(maxlen=frames_max)
+        self._frames_max = frames_max
+        self._rows: list[Row] = []
         self._next_seq = 1
+        self._write_at = 0
+        """Where the next row goes, once the list has its full length: over the oldest."""
 
     def append(self, seq: int, time_us: int, can_id: int, payload: bytes) -> None:
         if seq != self._next_seq:
             self._rows.clear()
-        self._rows.append((time_us, can_id, payload))
+            self._write_at = 0
+        row = (time_us, can_id, payload)
+        if len(self._rows) < self._frames_max:
+            self._rows.append(row)
+        else:
+            self._rows[self._write_at] = row
+            self._write_at = (self._write_at + 1) % self._frames_max
         self._next_seq = seq + 1
 
     @property
@@ -31,6 +38,10 @@ class Ring:
         held = self.seqs
         if seqs.start < held.start or seqs.stop > held.stop:
             return None
-        first = seqs.start - held.start
-        # Indexing a deque from its nearer end is cheap: Live asks for the newest.
-        return FrameColumns.from_rows(self._rows[first + place] for place in range(len(seqs)))
+        first = self._write_at + seqs.start - held.start
+        rows = self._rows[first : first + len(seqs)]
+        if len(rows) < len(seqs):
+            # They go on at the front of the list, where the oldest were overwritten.
+            start = max(first - len(self._rows), 0)
+            rows += self._rows[start : start + len(seqs) - len(rows)]
+        return FrameColumns.from_rows(rows)

@@ -1,4 +1,4 @@
-"""Turning runs of small fresh blocks into large delta-plane blocks (B3), and finding the newest seq."""
+"""Turning runs of small fresh blocks into large delta-plane blocks (B3), finding the newest seq, and what is needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seal(journal: Journal, now_us: int, *, everything: bool = False) -> int:
     written = 0
     for run in _runs(fresh, start, end, options.seal_frames):
         short = run[-1].offsets.stop == end and sum(block.counted for block in run) < options.seal_frames // 2
-        if short and not everything and not _is_due(journal, run[0], now_us):
+        if short and not everything and not _is_due(journal, run[0].leader.append_time_us, now_us):
             break  # a short rest is better sealed later, with what comes after it
         _seal_run(journal, run)
         written += 1
@@ -48,16 +48,20 @@ def seal(journal: Journal, now_us: int, *, everything: bool = False) -> int:
 
 
 def _is_old(journal: Journal, offset: int, now_us: int) -> bool:
-    try:
-        first = journal.fresh.read(offset, bytes_max=1)
-    except DamagedRange:
-        return True
-    return bool(first) and _is_due(journal, first[0], now_us)
+    if journal.unsealed_since is None or journal.unsealed_since[0] != offset:
+        try:
+            first = journal.fresh.read(offset, bytes_max=1)
+        except DamagedRange:
+            return True
+        if not first:
+            return False
+        journal.unsealed_since = offset, first[0].leader.append_time_us
+    return _is_due(journal, journal.unsealed_since[1], now_us)
 
 
-def _is_due(journal: Journal, block: Block, now_us: int) -> bool:
+def _is_due(journal: Journal, append_time_us: int, now_us: int) -> bool:
     # A block from the future was written before the clock was set back: it is not known to be young.
-    return not 0 <= now_us - block.leader.append_time_us < journal.options.seal_age_ms * US_PER_MS
+    return not 0 <= now_us - append_time_us < journal.options.seal_age_ms * US_PER_MS
 
 
 def _runs(fresh: Log, start: int, end: int, frames_max: int) -> Iterator[list[Block]]:
@@ -207,3 +211,23 @@ def _opens(block: Block, lineage: bytes) -> bool:
 def lineages(log: Log) -> set[bytes]:
     """Every lineage that has frames in a log. Reads all of it: only for a journal that lost its meta file."""
     return {block.maker.producer for block in log.blocks(skip_damaged=True) if block.maker.base_seq}
+
+
+def needed_offset(journal: Journal) -> int:
+    """The first sealed offset that the cluster may still need, of any lineage in this journal."""
+    sealed = journal.sealed
+    needed = sealed.log_end
+    for lineage in journal.lineages():
+        acked = journal.acked_of(lineage)
+        found = next(sealed.blocks(from_seq=acked + 1, producer=lineage, skip_damaged=True), None)
+        if found is not None:
+            needed = min(needed, found.leader.base_offset)
+    return needed
+
+
+def needed_seqs(journal: Journal, start: int, end: int, lineage: bytes) -> range:
+    """The seqs between two offsets that the cluster does not hold, from the first to the last."""
+    acked = journal.acked_of(lineage)
+    blocks = journal.sealed.blocks(start, end, from_seq=acked + 1, producer=lineage, skip_damaged=True)
+    seqs = [block.maker.seqs for block in blocks]
+    return range(max(seqs[0].start, acked + 1), seqs[-1].stop) if seqs else range(0)

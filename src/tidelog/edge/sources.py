@@ -1,4 +1,4 @@
-"""Where a boat's frames come from: a CAN bus, a file, or a simulated voyage.
+"""Where a boat's frames come from: a CAN bus or several, a file, or a simulated voyage.
 
 All are a `Source` and are driven by their caller's clock: `read` gives what is due, `wake_at_us` says when
 to ask again. Nothing here waits, so tests and simulators pass any time they like. Frames come out
@@ -7,6 +7,8 @@ whole (fast packets assembled) and in the order in which they are to be journale
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -15,13 +17,14 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.edge.replay import ReplayOptions, ReplaySource, ReplayStatistics
 from tidelog.edge.socketcan import SocketCanOptions, SocketCanSource, SocketCanStatistics
 from tidelog.edge.voyage import Voyage
-from tidelog.errors import InvalidConfig
+from tidelog.errors import InvalidConfig, SourceFailed
 from tidelog.units import US_PER_MS, US_PER_S
 
 VOYAGE_TICK_US: Final = 10 * US_PER_MS
 VOYAGE_LEAP_US: Final = 60 * US_PER_S
 VOYAGE_STEP_BACK_US: Final = US_PER_S
 VOYAGE_FRAMES_PER_READ: Final = 8192
+BUS_RETRY_US: Final = 5 * US_PER_S
 
 
 class Source(Protocol):
@@ -98,7 +101,67 @@ class VoyageSource:
         pass
 
 
+class MergedSource:
+    """Several sources as one, such as the two buses of a boat. Which one a frame came from is not kept.
+
+    Frames of one read are merged by time; those of one bus stay in their order. A bus that breaks is opened again
+    after a pause, while the others go on.
+    """
+
+    def __init__(
+        self, buses: Mapping[str, Callable[[], Source]], *, log: Callable[[str], None] = lambda _: None
+    ) -> None:
+        if not buses:
+            raise InvalidConfig(section="interfaces", problems=["there is no bus to listen on; name at least one"])
+        self._open = dict(buses)
+        self._sources: dict[str, Source] = {}
+        self._retry_at_us = dict.fromkeys(buses, 0)
+        self._log = log
+        self._closed = False
+
+    @property
+    def ended(self) -> bool:
+        return self._closed or (
+            len(self._sources) == len(self._open) and all(source.ended for source in self._sources.values())
+        )
+
+    def read(self, now_us: int) -> FrameColumns:
+        parts = []
+        for name in self._open:
+            try:
+                source = self._opened(name, now_us)
+                if source is not None:
+                    parts.append(source.read(now_us))
+            except SourceFailed as error:
+                self._log(f"source failed reason={str(error)!r} retry_s={BUS_RETRY_US / US_PER_S:g}")
+                self._retry_at_us[name] = now_us + BUS_RETRY_US
+                failed = self._sources.pop(name, None)
+                if failed is not None:
+                    failed.close()
+        heard = [part for part in parts if len(part)]
+        if len(heard) == 1:
+            return heard[0]
+        return FrameColumns.from_rows(heapq.merge(*(part.rows() for part in heard), key=lambda row: row[0]))
+
+    def wake_at_us(self) -> int | None:
+        moments = [source.wake_at_us() for source in self._sources.values()]
+        moments += [self._retry_at_us[name] for name in self._open if name not in self._sources]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def close(self) -> None:
+        self._closed = True
+        for source in self._sources.values():
+            source.close()
+
+    def _opened(self, name: str, now_us: int) -> Source | None:
+        # A clock that was set back must not keep a bus closed for longer than the pause.
+        if name not in self._sources and not 0 < self._retry_at_us[name] - now_us <= BUS_RETRY_US:
+            self._sources[name] = self._open[name]()
+        return self._sources.get(name)
+
+
 __all__ = [
+    "MergedSource",
     "ReplayOptions",
     "ReplaySource",
     "ReplayStatistics",

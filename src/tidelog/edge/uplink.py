@@ -3,7 +3,8 @@
 Assembles the sender core with what the boat holds; still no I/O of its own but the journal's. Whoever
 drives it (the gRPC shell, the simulator) calls `poll`, carries out what comes back in order, and passes
 in the cloud's answers. Live takes frames from the ring before they are flushed, so no delay is added;
-Backfill takes the journal's blocks as they lie there, byte for byte.
+Backfill takes the journal's blocks as they lie there, byte for byte. An lplex cloud gets the same frames in its own
+forms.
 
 What a caller must keep: a frame is in the ring before the next `poll` after it was recorded. `now_ms` never
 goes back; `now_us` is what the boat's clock says, which may, and is only for what the journal writes.
@@ -11,15 +12,18 @@ goes back; `now_us` is what the boat's clock says, which may, and is only for wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidelog.blocks.block import Block, MadeBlock
+from tidelog.blocks.columns import FrameColumns
+from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.frames import codec_for, encode_frames
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
+    BackfillDone,
     BackfillGone,
     Hello,
     LiveAck,
@@ -30,12 +34,21 @@ from tidelog.core.uplink.messages import (
     ToCloud,
     Welcome,
 )
+from tidelog.core.uplink.metering import Meter
 from tidelog.core.uplink.sender import Dial, Hangup, Link, SenderConfig, SendStatus, UplinkSender
+from tidelog.edge.carry import CarryOver
 from tidelog.edge.journal import Journal
+from tidelog.edge.lplex_cloud import lplex_blocks
 from tidelog.edge.ring import Ring
 from tidelog.errors import DiskError, LogError
+from tidelog.wire.uplink_codec import LplexBlock
 
 _DISK_RETRY_MS = 1_000
+_METER_RETRY_MS = 60_000
+_CARRY_INTERVAL_MS = 1_000
+_LPLEX_FRAME_BYTES = 20
+_METER = "meter"
+_DECLARED_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,22 @@ class Disconnect:
     reason: str
 
 
-Out: TypeAlias = Connect | Disconnect | ToCloud[MadeBlock]
+@dataclass(frozen=True, slots=True)
+class LiveFrames:
+    """Send these to an lplex cloud, one by one."""
+
+    frames: FrameColumns
+    base_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignBlock:
+    """Send this to an lplex cloud by Backfill."""
+
+    block: LplexBlock
+
+
+Out: TypeAlias = Connect | Disconnect | LiveFrames | ForeignBlock | ToCloud[MadeBlock]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +93,47 @@ class UplinkStatistics:
     backfill_bytes_sent: int
     reconnects: int
     last_ack_ms: int | None
+    live_bytes_today: int
+    backfill_bytes_today: int
+    live_bytes_total: int
+    backfill_bytes_total: int
+    """Of this journal, over all its lives."""
+    daily_bytes: int | None
+    """The budget, if there is one."""
 
 
 class BoatUplink:
+    """`on_carried` hears of frames that were recorded again in the current lineage; see `edge.carry`."""
+
     def __init__(
-        self, *, journal: Journal, ring: Ring, config: SenderConfig, jitter: Callable[[], float], now_ms: int
+        self,
+        *,
+        journal: Journal,
+        ring: Ring,
+        config: SenderConfig,
+        jitter: Callable[[], float],
+        now_ms: int,
+        daily_bytes: int | None = None,
+        reset_hour: int = 0,
+        on_carried: Callable[[range, FrameColumns], None] = lambda seqs, frames: None,
     ) -> None:
         self._journal = journal
         self._ring = ring
+        self._carry = CarryOver(journal)
+        self._carry_at_ms = now_ms
+        self._on_carried = on_carried
+        self._meter = Meter(daily_bytes=daily_bytes, reset_hour=reset_hour, state=journal.kept.get(_METER))
         self.sender = UplinkSender(config=config, jitter=jitter, now_ms=now_ms)
         self._sent_through = journal.declared.opened_head
         """The newest seq that the cloud can know of from this journal (B7)."""
         self._disk_retry_ms: int | None = None
         """The journal could not be flushed or read; no use in trying again before."""
+        self._meter_retry_ms: int | None = None
+        """Backfill has used its share of the day's bytes; Live may leave some of its own."""
+        self._reading: Iterator[Block] | None = None
+        """Backfill's place in the journal."""
+        self._read_next = (b"", 0)
+        """Lineage and seq that come next there."""
         self._live_frames_sent = 0
         self._backfill_blocks_sent = 0
         self._backfill_bytes_sent = 0
@@ -92,6 +148,11 @@ class BoatUplink:
             backfill_bytes_sent=self._backfill_bytes_sent,
             reconnects=self.sender.reconnects,
             last_ack_ms=self.sender.last_ack_ms,
+            live_bytes_today=self._meter.live_today,
+            backfill_bytes_today=self._meter.backfill_today,
+            live_bytes_total=self._meter.live_total,
+            backfill_bytes_total=self._meter.backfill_total,
+            daily_bytes=self._meter.daily_bytes,
         )
 
     # --- what leaves -----------------------------------------------------------------------------
@@ -105,12 +166,42 @@ class BoatUplink:
                 case Dial():
                     out.append(Connect(self._hello()))
                 case SendStatus(session):
+                    self._journal.kept[_METER] = self._meter.to_state()
                     size = self._journal.size_bytes()
                     out.append(LiveStatus(session=session, head=self._journal.head, journal_bytes=size))
                 case Hangup(reason):
                     self.sender.disconnected(now_ms=now_ms)
                     return [*out, Disconnect(reason)]
-        return out + self._poll_live(now_ms) + self._poll_backfill(now_ms, now_us)
+        if self.sender.link is Link.UP and self._meter.left(now_us) == 0:
+            return [*out, self._rest(now_ms, now_us)]
+        self._carry_some(now_ms, now_us)
+        return out + self._poll_live(now_ms, now_us) + self._poll_backfill(now_ms, now_us)
+
+    def _rest(self, now_ms: int, now_us: int) -> Disconnect:
+        """Not a byte more today; what is recorded meanwhile goes by Backfill tomorrow."""
+        rest_ms = (self._meter.next_day_us(now_us) - now_us) // 1000
+        self.sender.rest_until(now_ms + rest_ms, now_ms=now_ms)
+        self._journal.kept[_METER] = self._meter.to_state()
+        return Disconnect("the day's bytes are used up; the link rests until the next day")
+
+    def _may_carry(self) -> bool:
+        sender = self.sender
+        return sender.link is Link.UP and self._carry.pending and sender.live_position() > self._journal.head
+
+    def _carry_some(self, now_ms: int, now_us: int) -> None:
+        """Frames of an older lineage get new numbers, a few at a time and only while Live has nothing to send."""
+        if not self._may_carry() or now_ms < self._carry_at_ms:
+            return
+        self._carry_at_ms = now_ms + _CARRY_INTERVAL_MS
+        try:
+            carried = self._carry.step(now_us)
+        except DiskError:
+            return  # they are safe where they are; the next step tries again
+        if carried is not None:
+            seqs, frames = carried
+            for seq, row in zip(seqs, frames.rows(), strict=True):
+                self._ring.append(seq, *row)
+            self._on_carried(seqs, frames)
 
     def wake_at_ms(self, now_ms: int) -> int:
         """When to poll next if nothing arrives, from the bus or from the cloud."""
@@ -119,14 +210,14 @@ class BoatUplink:
             sender.wake_at_ms(),
             sender.live_ready_at_ms(self._journal.head, now_ms=now_ms),
             self._backfill_ready_at_ms(now_ms),
+            self._carry_at_ms if self._may_carry() else None,
         )
         return max(now_ms, min(moment for moment in moments if moment is not None))
 
     def _backfill_ready_at_ms(self, now_ms: int) -> int | None:
         ready_ms = self.sender.backfill_ready_at_ms(now_ms=now_ms)
-        if ready_ms is None or self._disk_retry_ms is None:
-            return ready_ms
-        return max(ready_ms, self._disk_retry_ms)
+        waits = (ready_ms, self._disk_retry_ms, self._meter_retry_ms)
+        return None if ready_ms is None else max(moment for moment in waits if moment is not None)
 
     def _hello(self) -> Hello:
         journal = self._journal
@@ -137,8 +228,10 @@ class BoatUplink:
             life=journal.declared.life,
             sent_through=self._sent_through,
             earlier=tuple(journal.declared.earlier),
-            lost=journal.declared.lost.freeze(),
-            void=journal.declared.void.freeze(),
+            # The oldest first: the rest is said once the cursor has passed these.
+            lost=journal.declared.lost.freeze()[:_DECLARED_MAX],
+            void=journal.declared.void.freeze()[:_DECLARED_MAX],
+            orphans=tuple(sorted(journal.orphans)),
         )
         self._spoke_of(journal.declared.lost.end - 1)
         self._spoke_of(journal.declared.void.end - 1)
@@ -147,7 +240,7 @@ class BoatUplink:
     def _spoke_of(self, seq: int) -> None:
         self._sent_through = max(self._sent_through, seq)
 
-    def _poll_live(self, now_ms: int) -> list[Out]:
+    def _poll_live(self, now_ms: int, now_us: int) -> list[Out]:
         out: list[Out] = []
         while True:
             seqs = self.sender.next_live(self._journal.head, now_ms=now_ms)
@@ -156,10 +249,15 @@ class BoatUplink:
             if isinstance(seqs, Hangup):
                 return [*out, Disconnect(seqs.reason)]
             frames = self._ring.frames(seqs)
+            if self.sender.speaks_lplex:
+                out += self._lplex_live(seqs, frames, now_us)
+                continue
             if frames is None:
                 # Live is so far behind that the ring has moved on: what is missing becomes a hole.
                 self.sender.disconnected(now_ms=now_ms)
                 return [*out, Disconnect("Live fell out of the ring; the gap goes by Backfill")]
+            self._live_frames_sent += len(frames)
+            self._spoke_of(seqs.stop - 1)
             made = encode_frames(
                 frames,
                 base_seq=seqs.start,
@@ -167,15 +265,38 @@ class BoatUplink:
                 codec=codec_for(frames),
                 level=1,
             )
-            self._live_frames_sent += len(seqs)
-            self._spoke_of(seqs.stop - 1)
+            self._meter.spend(now_us, live=sum(map(len, made.buffers)))
             out.append(LiveData(session=self.sender.session, seqs=seqs, block=made))
+
+    def _lplex_live(self, seqs: range, frames: FrameColumns | None, now_us: int) -> list[Out]:
+        """A new lplex cloud asks for all of the past over Live, so what has left the ring comes from the journal."""
+        runs = [(seqs.start, frames)] if frames is not None else self._journal_runs(seqs)
+        for _, run in runs:
+            self._live_frames_sent += len(run)
+            self._meter.spend(now_us, live=len(run.payload) + _LPLEX_FRAME_BYTES * len(run))
+        self._spoke_of(seqs.stop - 1)
+        return [LiveFrames(run, base_seq) for base_seq, run in runs]
+
+    def _journal_runs(self, seqs: range) -> list[tuple[int, FrameColumns]]:
+        """What the journal has of these, each run with its first seq; what is gone is left out."""
+        runs: list[tuple[int, FrameColumns]] = []
+        for block in self._journal.blocks(
+            from_seq=seqs.start, before_seq=seqs.stop, producer=self._journal.lineage, skip_damaged=True
+        ):
+            held = block.maker.seqs
+            both = range(max(held.start, seqs.start), min(held.stop, seqs.stop))
+            frames = decode_block_frames(block.made()).slice(both.start - held.start, both.stop - held.start)
+            runs.append((both.start, frames))
+        return runs
 
     def _poll_backfill(self, now_ms: int, now_us: int) -> list[Out]:
         out: list[Out] = []
         if self._disk_retry_ms is not None and now_ms >= self._disk_retry_ms:
             self._disk_retry_ms = None
-        while (hole := self._next_hole(now_ms, now_us)) is not None:
+        while self.sender.is_missing_any() and self._backfill_is_affordable(now_ms, now_us):
+            hole = self._next_hole(now_ms, now_us)
+            if hole is None:
+                break
             try:
                 block = self._first_in(hole)
             except DiskError:
@@ -184,18 +305,48 @@ class BoatUplink:
                 break
             start = block.maker.seqs.start if block else hole.stop
             if start > hole.start:
-                gone = range(hole.start, min(start, hole.stop))
-                self._spoke_of(gone.stop - 1)
-                self.sender.backfilled(gone, size_bytes=0, now_ms=now_ms)
-                out.append(BackfillGone(session=self.sender.session, seqs=gone))
+                out += self._gone(range(hole.start, min(start, hole.stop)), now_ms)
                 continue
             assert block is not None
-            self.sender.backfilled(block.maker.seqs, size_bytes=block.size, now_ms=now_ms)
             self._spoke_of(block.maker.seqs.stop - 1)
-            self._backfill_blocks_sent += 1
-            self._backfill_bytes_sent += block.size
-            out.append(BackfillData(session=self.sender.session, seqs=block.maker.seqs, block=block.made()))
+            send = self._foreign if self.sender.speaks_lplex else self._raw
+            out += send(block, now_ms, now_us)
+        if self.sender.take_backfill_end():
+            out.append(BackfillDone(session=self.sender.session))
         return out
+
+    def _backfill_is_affordable(self, now_ms: int, now_us: int) -> bool:
+        if self._meter_retry_ms is not None and now_ms < self._meter_retry_ms:
+            return False
+        self._meter_retry_ms = now_ms + _METER_RETRY_MS if self._meter.backfill_left(now_us) == 0 else None
+        return self._meter_retry_ms is None
+
+    def _gone(self, seqs: range, now_ms: int) -> list[Out]:
+        if self.sender.speaks_lplex:
+            self.sender.cannot_fill(seqs)
+            return []
+        self._spoke_of(seqs.stop - 1)
+        self.sender.backfilled(seqs, size_bytes=0, now_ms=now_ms)
+        return [BackfillGone(session=self.sender.session, seqs=seqs)]
+
+    def _raw(self, block: Block, now_ms: int, now_us: int) -> list[Out]:
+        seqs = block.maker.seqs
+        self._count_backfilled(seqs, block.size, now_ms, now_us)
+        return [BackfillData(session=self.sender.session, seqs=seqs, block=block.made())]
+
+    def _foreign(self, block: Block, now_ms: int, now_us: int) -> list[Out]:
+        out: list[Out] = []
+        for foreign in lplex_blocks(decode_block_frames(block.made()), block.maker.base_seq):
+            seqs = range(foreign.base_seq, foreign.base_seq + foreign.frame_count)
+            self._count_backfilled(seqs, len(foreign.data), now_ms, now_us)
+            out.append(ForeignBlock(foreign))
+        return out
+
+    def _count_backfilled(self, seqs: range, size_bytes: int, now_ms: int, now_us: int) -> None:
+        self.sender.backfilled(seqs, size_bytes=size_bytes, now_ms=now_ms)
+        self._meter.spend(now_us, backfill=size_bytes)
+        self._backfill_blocks_sent += 1
+        self._backfill_bytes_sent += size_bytes
 
     def _next_hole(self, now_ms: int, now_us: int) -> range | None:
         """The newest hole that the journal can speak for. What its disk has not taken yet is not gone."""
@@ -213,9 +364,23 @@ class BoatUplink:
 
     def _first_in(self, hole: range) -> Block | None:
         """The first block of the journal that holds a seq of the hole."""
-        blocks = self._journal.blocks(from_seq=hole.start, producer=self._journal.lineage, skip_damaged=True)
-        block = next(blocks, None)
+        block = self._next_in_line(hole.start)
+        if block is None:
+            lineage = self._journal.lineage
+            self._reading = self._journal.blocks(from_seq=hole.start, producer=lineage, skip_damaged=True)
+            block = next(self._reading, None)
+        self._read_next = (self._journal.lineage, block.maker.seqs.stop if block is not None else 0)
         return block if block is not None and block.maker.seqs.start < hole.stop else None
+
+    def _next_in_line(self, seq: int) -> Block | None:
+        """The block after the one that was read last, if it holds this seq: finding a place costs more than reading."""
+        if self._reading is None or self._read_next != (self._journal.lineage, seq):
+            return None
+        try:
+            block = next(self._reading, None)
+        except LogError:
+            return None  # whoever looks for the place anew hears why
+        return block if block is not None and seq in block.maker.seqs else None
 
     # --- what arrives ----------------------------------------------------------------------------
 
@@ -228,6 +393,9 @@ class BoatUplink:
                 self.sender.welcomed(message, now_ms=now_ms)
                 self._journal.declared.answered()
                 self._journal.acknowledge(message.cursor)
+                for lineage, cursor in message.orphan_cursors:
+                    self._journal.acknowledge(cursor, lineage)
+                self._journal.orphans.clear()
             case LiveAck():
                 if self.sender.live_acked(message, now_ms=now_ms):
                     self._journal.acknowledge(message.cursor)

@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
 
-from tidelog.core.uplink.messages import BackfillData, BackfillGone, LiveData, LiveStatus, ToBoat
-from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, Out
-from tidelog.errors import BadMessage, InvalidConfig
+from tidelog.core.uplink.messages import BackfillData, BackfillDone, BackfillGone, LiveData, LiveStatus, ToBoat
+from tidelog.edge.lplex_cloud import lplex_frames
+from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, ForeignBlock, LiveFrames, Out
+from tidelog.edge.uplink_target import UplinkTarget as UplinkTarget
+from tidelog.errors import BadMessage
 from tidelog.storage.writer import wall_clock_us
-from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
 _SERVICE: Final = "/lplex.replication.v1.Replication"
@@ -30,42 +30,6 @@ _HANDSHAKE_S: Final = 20.0
 _IDLE_S: Final = 5.0
 _SEED_RATE: Final = 2_000.0
 _SEED_BURST: Final = 500
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 20 * MIB),
-    ("grpc.max_send_message_length", 20 * MIB),
-    # A half-open link is noticed by silence (the sender's business); this only keeps middleboxes awake. lplex
-    # clouds refuse pings more often than every five minutes.
-    ("grpc.keepalive_time_ms", 300_000),
-    ("grpc.enable_retries", 0),
-    # Every dial makes its own connection: never the dead one of the dial before.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UplinkTarget:
-    """Where the cloud is, and who we are. PEM bytes; plaintext only with `insecure_dev`."""
-
-    address: str
-    instance: str
-    certificate: bytes | None = None
-    key: bytes | None = None
-    authority: bytes | None = None
-    server_name: str | None = None
-    insecure_dev: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.insecure_dev and (self.certificate is None or self.key is None or self.authority is None):
-            raise InvalidConfig(section="replication.tls", problems=["cert, key and ca are needed to reach the cloud"])
-
-    def open_channel(self) -> Any:
-        options: list[tuple[str, int | str]] = [*_OPTIONS]
-        if self.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.server_name))
-        if self.insecure_dev:
-            return grpc.aio.insecure_channel(self.address, options=options)
-        credentials = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
-        return grpc.aio.secure_channel(self.address, credentials, options=options)
 
 
 def _now_ms() -> int:
@@ -73,16 +37,21 @@ def _now_ms() -> int:
 
 
 class UplinkClient:
+    """A `target` that can be called is asked at every dial, so that a renewed certificate is used. `seeds` gives the
+    (CAN id, payload) by which an lplex cloud learns the boat's devices."""
+
     def __init__(
         self,
         *,
         uplink: BoatUplink,
-        target: UplinkTarget,
+        target: UplinkTarget | Callable[[], UplinkTarget],
+        seeds: Callable[[], Sequence[tuple[int, bytes]]] = tuple,
         log: Callable[[str], None] = lambda _: None,
         clock_ms: Callable[[], int] = _now_ms,
     ) -> None:
         self._uplink = uplink
-        self._target = target
+        self._target: Callable[[], UplinkTarget] = target if callable(target) else lambda: target
+        self._seeds = seeds
         self._log = log
         self._clock_ms = clock_ms
         self._wake = asyncio.Event()
@@ -118,14 +87,22 @@ class UplinkClient:
         for out in outs:
             match out:
                 case Connect(hello):
-                    first = codec.encode_hello(hello, instance=self._target.instance)
-                    self._connection = _Connection(self, self._target, first)
+                    target = self._target()
+                    first = codec.encode_hello(hello, instance=target.instance)
+                    self._connection = _Connection(self, target, first)
                 case Disconnect(reason):
                     self._log(f"uplink down reason={reason!r}")
                     self._drop()
-                case LiveData() | LiveStatus() | BackfillData() | BackfillGone():
+                case _:
                     if self._connection is not None:
                         self._connection.send(out)
+
+    def seeds(self) -> list[codec.LplexFrame]:
+        time_us = wall_clock_us()
+        return [
+            codec.LplexFrame(seq=0, time_us=time_us, can_id=can_id, payload=payload)
+            for can_id, payload in self._seeds()
+        ]
 
     def received(self, connection: _Connection, message: ToBoat) -> None:
         if connection is self._connection:
@@ -161,8 +138,8 @@ class _Connection:
         self._target = target
         self._hello = hello
         # Bounded by the sender's windows: no more than a few blocks are ever in flight.
-        self._live: asyncio.Queue[bytes] = asyncio.Queue()
-        self._backfill: asyncio.Queue[bytes] = asyncio.Queue()
+        self._live: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._backfill: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._session = 0
         self._answers = 0
         self._task = asyncio.ensure_future(self._run())
@@ -183,6 +160,13 @@ class _Connection:
                 self._backfill.put_nowait(codec.encode_backfill(data))
             case BackfillGone():
                 self._backfill.put_nowait(codec.encode_backfill(message))
+            case LiveFrames(frames, base_seq):
+                for frame in lplex_frames(frames, base_seq):
+                    self._live.put_nowait(codec.encode_live(frame))
+            case ForeignBlock(block):
+                self._backfill.put_nowait(codec.encode_backfill(block))
+            case BackfillDone():
+                self._backfill.put_nowait(None)
 
     def cancel(self) -> None:
         self._task.cancel()
@@ -213,36 +197,42 @@ class _Connection:
         welcome = codec.decode_welcome(answer, rate_frames_per_s=_SEED_RATE, burst_frames=_SEED_BURST)
         self._session = welcome.session
         metadata += (("x-session", str(welcome.session)),)
+        is_lplex = not welcome.session
+        if is_lplex:
+            for seed in self._client.seeds():
+                self._live.put_nowait(codec.encode_live(seed))
         live = channel.stream_stream(f"{_SERVICE}/Live")(metadata=metadata)
-        backfill = channel.stream_stream(f"{_SERVICE}/Backfill")(metadata=metadata)
+        tasks = [_write(live, self._live), self._read_live(live)]
+        # An lplex cloud is asked to take Backfill only when it named holes, and closes the stream after us.
+        if welcome.holes or not is_lplex:
+            backfill = channel.stream_stream(f"{_SERVICE}/Backfill")(metadata=metadata)
+            tasks += [_write(backfill, self._backfill), self._read_backfill(backfill, ends=is_lplex)]
         self._client.received(self, welcome)
         async with asyncio.TaskGroup() as group:
-            group.create_task(_write(live, self._live))
-            group.create_task(_write(backfill, self._backfill))
-            group.create_task(self._read_live(live))
-            group.create_task(self._read_backfill(backfill))
+            for task in tasks:
+                group.create_task(task)
 
     async def _read_live(self, call: Any) -> None:
         async for data in call:
             self._client.received(self, codec.decode_live_ack(data, session=self._session))
         raise _Ended
 
-    async def _read_backfill(self, call: Any) -> None:
+    async def _read_backfill(self, call: Any, *, ends: bool) -> None:
         async for data in call:
             self._answers += 1
             ack = codec.decode_backfill_ack(data, session=self._session, answered=self._answers)
             self._client.received(self, ack)
-        raise _Ended
+        if not ends:
+            raise _Ended
 
 
 class _Ended(Exception):
     """A stream came to its end; so does the connection."""
 
 
-async def _write(call: Any, queue: asyncio.Queue[bytes]) -> None:
-    while True:
-        message = await queue.get()
-        try:
+async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
+    """Send what is queued; None ends our half of the stream."""
+    with contextlib.suppress(asyncio.InvalidStateError):  # the call is over; whoever reads it hears why
+        while (message := await queue.get()) is not None:
             await call.write(message)
-        except asyncio.InvalidStateError:
-            return  # the call is over; whoever reads it hears why
+        await call.done_writing()

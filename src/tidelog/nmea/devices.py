@@ -13,7 +13,7 @@ D3  No frame raises: what is too short to be a claim or a label only counts as a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -184,6 +184,10 @@ class DeviceRegistry:
     def get(self, source: int) -> Device | None:
         return self._devices.get(source)
 
+    def restore(self, devices: Iterable[Device]) -> None:
+        """Start again from devices that were saved."""
+        self._devices = {device.source: device for device in devices if device.source < SOURCES_MAX}
+
     def receive(self, frames: FrameColumns) -> list[DeviceChange]:
         """Fold frames in; what is new about whom, in order. Loops over claims and labels, not over frames."""
         if not len(frames):
@@ -269,9 +273,19 @@ class DeviceRegistry:
 
 def introductions(devices: Sequence[tuple[int, Name, Product]]) -> list[tuple[int, bytes]]:
     """(can_id, payload) of a claim and a label for each (source, name, product), as the devices send them."""
+    return [frame for source, name, product in devices for frame in _introduction(source, name.to_int(), product)]
+
+
+def introductions_again(devices: Iterable[Device]) -> list[tuple[int, bytes]]:
+    """What these devices have said of themselves, to tell somebody who was not there."""
+    return [frame for device in devices for frame in _introduction(device.source, device.name, device.product)]
+
+
+def _introduction(source: int, name: int, product: Product) -> list[tuple[int, bytes]]:
     frames = []
-    for source, name, product in devices:
-        claim = name.to_int().to_bytes(_NAME_BYTES, "little")
+    if name:
+        claim = name.to_bytes(_NAME_BYTES, "little")
         frames.append((6 << 26 | (ISO_ADDRESS_CLAIM | 0xFF) << 8 | source, claim))
+    if product != NO_PRODUCT:
         frames.append((6 << 26 | PRODUCT_INFORMATION << 8 | source, product.to_payload()))
     return frames

@@ -118,7 +118,8 @@ class SimFile:
         node = self._alive("read_at", position | length)
         disk = self._disk
         disk._step("read_at", self._path, position, length)
-        data = bytes(node.content[position : position + length])
+        with memoryview(node.content) as content:
+            data = bytes(content[position : position + length])
         disk._reads += 1
         disk._bytes_read += len(data)
         return data

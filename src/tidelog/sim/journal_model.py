@@ -24,7 +24,7 @@ from tidelog.sim.seeds import WorldViolation
 Frame: TypeAlias = tuple[int, int, bytes]
 """Time, CAN id, payload."""
 
-LIMIT_REASON = "the journal reached its disk limit"
+LIMIT_REASON = "the journal reached its limit"
 
 
 class JournalViolation(WorldViolation):

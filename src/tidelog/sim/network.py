@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-Call = Callable[[], None]
+Call = Callable[[], bool | None]
+"""Returns False when it found that it had nothing to do any more."""
 
 
 class Scheduler:
-    """Calls in order of virtual time."""
+    """Calls in order of virtual time. `events` counts those that had something to do."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -38,10 +39,12 @@ class Scheduler:
 
     def run_until(self, end_ms: int, done: Callable[[], bool] | None = None) -> bool:
         """Run what is due up to `end_ms`; False when the time was up before `done`."""
-        while self._calls and self._calls[0][0] <= end_ms:
-            self.now_ms, _, call = heapq.heappop(self._calls)
+        calls, pop = self._calls, heapq.heappop
+        while calls and calls[0][0] <= end_ms:
+            self.now_ms, _, call = pop(calls)
+            if call() is False:
+                continue
             self.events += 1
-            call()
             if done is not None and done():
                 return True
         self.now_ms = max(self.now_ms, end_ms)
@@ -63,12 +66,14 @@ class Weather:
     spike_chance: float = 0.0
     """A message, and all behind it on its stream, is held up for seconds."""
     spike_ms: int = 0
+    swallows: Way | None = None
+    """New connections lose everything in this direction."""
 
 
 class Connection:
-    """One dialed connection. `deliver` takes (way, message) at the far end."""
+    """One dialed connection. `deliver` takes a message at the far end, or says False when nobody is there."""
 
-    def __init__(self, link: Link, deliver: Callable[[Connection, Way, Any], None]) -> None:
+    def __init__(self, link: Link, deliver: Callable[[Connection, Way, Any], bool]) -> None:
         self._link = link
         self._deliver = deliver
         self.cut = False
@@ -77,10 +82,14 @@ class Connection:
         """Directions whose receiving side has hung up."""
         self.swallowed: set[Way] = set()
         """Directions that lose everything without a word."""
+        self.newest: Any = None
+        """The newest message to the cloud, arrived or not."""
         self._arrives_ms: dict[tuple[Way, str], int] = {}
 
     def send(self, way: Way, stream: str, message: Any) -> None:
         link = self._link
+        if way is Way.UP:
+            self.newest = message
         if self.cut or way in self.swallowed:
             return
         scheduler, weather, rng = link.scheduler, link.weather, link.rng
@@ -90,9 +99,10 @@ class Connection:
         arrives_ms = max(scheduler.now_ms + delay_ms, self._arrives_ms.get((way, stream), 0))
         self._arrives_ms[way, stream] = arrives_ms
 
-        def arrive() -> None:
-            if not self.cut and way not in self.closed and way not in self.swallowed:
-                self._deliver(self, way, message)
+        def arrive() -> bool:
+            if self.cut or way in self.closed or way in self.swallowed:
+                return False
+            return self._deliver(self, way, message)
 
         scheduler.at(arrives_ms, arrive)
 
@@ -110,12 +120,14 @@ class Link:
         self.weather = weather
         self._open: list[Connection] = []
 
-    def dial(self, deliver: Callable[[Connection, Way, Any], None]) -> Connection | None:
+    def dial(self, deliver: Callable[[Connection, Way, Any], bool]) -> Connection | None:
         """A new connection, or None when there is no link."""
         if not self.weather.up:
             return None
         self._open = [known for known in self._open if not known.cut]
         connection = Connection(self, deliver)
+        if self.weather.swallows is not None:
+            connection.swallowed.add(self.weather.swallows)
         self._open.append(connection)
         return connection
 

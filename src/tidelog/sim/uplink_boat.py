@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
+from tidelog.blocks.columns import FrameColumns
 from tidelog.core.uplink.messages import BackfillAck, BackfillData, BackfillGone, LiveAck, LiveData, LiveStatus, Welcome
 from tidelog.core.uplink.sender import Link as LinkState
 from tidelog.core.uplink.sender import SenderConfig
@@ -42,6 +43,7 @@ class SimBoat:
         counters: Counter[str],
         journal_options: JournalOptions,
         sender_config: SenderConfig,
+        ring_frames: int,
         disk: PluggedDisk,
     ) -> None:
         self.name = name
@@ -53,6 +55,7 @@ class SimBoat:
         self.counters = counters
         self.journal_options = journal_options
         self.sender_config = sender_config
+        self.ring_frames = ring_frames
         self.disk = disk
         self.timeline = 0
         self.own: Owned = defaultdict(set)
@@ -67,6 +70,7 @@ class SimBoat:
         self._poll_at_ms: int | None = None
         self._polled_ms = -1
         self._polls_at_once = 0
+        self._forced_out_noted = 0
         self.journal: Journal
         self.ring: Ring
         self.uplink: BoatUplink
@@ -92,7 +96,8 @@ class SimBoat:
                 break
             except DiskFull:
                 self.disk.faults.capacity_bytes = None
-        self.ring = Ring(frames_max=2_000)
+        self._account_for_carried()
+        self.ring = Ring(frames_max=self.ring_frames)
         self.uplink = BoatUplink(
             journal=self.journal,
             ring=self.ring,
@@ -102,6 +107,7 @@ class SimBoat:
         )
         self.connection = None
         self.running = True
+        self._forced_out_noted = 0
         self.check_journal()
         self._life += 1
         self._bus(self._life)
@@ -109,6 +115,27 @@ class SimBoat:
         self.poll()
 
     _life = 0
+
+    def _account_for_carried(self) -> None:
+        """Frames of an older lineage that are recorded again come from no bus; the model hears of them here."""
+        journal, record_many = self.journal, self.journal.record_many
+
+        def record(frames: FrameColumns, now_us: int) -> range:
+            lineage, start = journal.lineage, journal.head + 1
+            seqs = range(start, start + len(frames))
+            for seq, row in zip(seqs, frames.rows(), strict=True):
+                self.model.issue(lineage, seq, row, self.timeline)
+            try:
+                return record_many(frames, now_us)
+            finally:
+                # A power cut may come before they have their numbers, or after it.
+                if journal.head >= start:
+                    self.own[lineage].update(seqs)
+                    self.counters["carried"] += 1
+                else:
+                    self.model.take_back(lineage, seqs, self.timeline)
+
+        journal.record_many = record  # type: ignore[method-assign]
 
     def power_cut(self) -> None:
         """The power fails: what was in memory only is gone, and un-synced writes are torn."""
@@ -152,10 +179,12 @@ class SimBoat:
 
     def note_forced_out(self) -> None:
         """What the disk limit took, and the journal says so, may be lost."""
-        for seqs in self.journal.statistics().forced_lost:
+        forced_lost = self.journal._forced_lost
+        for seqs in forced_lost[self._forced_out_noted :]:
             for lineage, own in self.own.items():
                 self.model.issued[lineage].gone.update(own.intersection(seqs))
                 own.difference_update(seqs)
+        self._forced_out_noted = len(forced_lost)
 
     def journaled(self) -> set[int]:
         """The seqs of the current lineage that the journal holds on disk."""
@@ -170,48 +199,62 @@ class SimBoat:
         found = self.journaled()
         survived = found - self.own[journal.lineage]
         issued = self.model.issued[journal.lineage]
-        if unknown := [seq for seq in survived if self.timeline not in issued.frames.get(seq, {})]:
-            survived.difference_update(unknown)
+        survived &= issued.contents[self.timeline].keys()
         issued.cut -= survived
         self.own[journal.lineage] |= survived
         unflushed = range(journal.durable_head + 1, journal.head + 1)
         # A full disk may have refused to save the newest ack; what the cloud holds may be gone all the same.
         acked = self.model.held[journal.lineage].cursor
-        for seq in self.own[journal.lineage]:
-            if seq > acked and seq not in found and seq not in unflushed:
+        for seq in self.own[journal.lineage] - found:
+            if seq > acked and seq not in unflushed:
                 raise Broken(f"9: the journal dropped seq {seq}, acked is {acked}, without a word")
+
+    def check_carried(self) -> None:
+        """What this machine recorded under older lineages is in the cloud too, under whatever number."""
+        older = [lineage for lineage, own in self.own.items() if own and lineage != self.journal.lineage]
+        known = self.model.held_contents() if older else set()
+        for lineage, issued in self.model.issued.items() if older else ():
+            # What was carried may have been forced out, with a word, under its new number.
+            known |= self.model.contents(lineage, issued.gone, self.timeline)
+        for lineage in older:
+            if left := self.model.contents(lineage, self.own[lineage], self.timeline) - known:
+                raise Broken(f"C1: {len(left)} frames of the older lineage {lineage.hex()[:8]} are not in the cloud")
 
     # --- the bus ---------------------------------------------------------------------------------
 
-    def _bus(self, life: int) -> None:
+    def _bus(self, life: int) -> bool:
         if not self.running or life != self._life:
-            return
+            return False
         frames = self.burst_frames or self.bus_frames
         self.burst_frames = 0
         self.guarded(lambda: self._record(frames))
         pause_ms = self.bus_pause_ms
         self.scheduler.after(1 + pause_ms // 2 + int(self.rng.random() * pause_ms), lambda: self._bus(life))
+        return frames > 0
 
     def _record(self, frames: int) -> None:
-        journal, rng, clock_us = self.journal, self.rng, self.clock_us()
+        journal, clock_us = self.journal, self.clock_us()
+        lineage, own, content = journal.lineage, self.own[journal.lineage], self.rng.randbytes(8 * frames)
         for number in range(frames):
-            frame: Frame = (clock_us + number, rng.choice(_IDS), rng.randbytes(8))
+            payload = content[8 * number : 8 * number + 8]
+            frame: Frame = (clock_us + number, _IDS[payload[0] & 3], payload)
             try:
                 seq = journal.record(*frame, clock_us)
             except DiskFull:
                 self.counters["full"] += 1
                 break
-            self.model.issue(journal.lineage, seq, frame, self.timeline)
-            self.own[journal.lineage].add(seq)
+            self.model.issue(lineage, seq, frame, self.timeline)
+            own.add(seq)
             self.ring.append(seq, *frame)
         if frames:
             self.poll()
 
-    def _tick(self, life: int) -> None:
+    def _tick(self, life: int) -> bool:
         if not self.running or life != self._life:
-            return
+            return False
         self.guarded(self._wake_journal)
         self.scheduler.after(900, lambda: self._tick(life))
+        return True
 
     def _wake_journal(self) -> None:
         try:
@@ -242,10 +285,12 @@ class SimBoat:
             return
         self._poll_at_ms = at_ms
 
-        def due() -> None:
-            if self._poll_at_ms == at_ms:
-                self._poll_at_ms = None
-                self.poll()
+        def due() -> bool:
+            if self._poll_at_ms != at_ms:
+                return False  # another poll came first
+            self._poll_at_ms = None
+            self.poll()
+            return True
 
         self.scheduler.at(at_ms, due)
 
@@ -291,6 +336,7 @@ class SimBoat:
 
     def _hang_up(self, reason: str) -> None:
         self.counters["lag_exit"] += reason.startswith("Live fell behind")
+        self.counters["ring_exit"] += reason.startswith("Live fell out of the ring")
         self.counters["dead_link"] += reason.startswith("no answer")
         if self.connection is not None:
             self.connection.close(Way.DOWN)
@@ -306,11 +352,13 @@ class SimBoat:
             self.uplink.disconnected(self.scheduler.now_ms)
             self._arm()
 
-    def _deliver(self, connection: Connection, way: Way, message: Any) -> None:
+    def _deliver(self, connection: Connection, way: Way, message: Any) -> bool:
         if way is Way.UP:
-            self.cloud.receive(self.name, connection, message)
-        elif self.running and connection is self.connection:
-            self.guarded(lambda: self._receive(message))
+            return self.cloud.receive(self.name, connection, message)
+        if not self.running or connection is not self.connection:
+            return False
+        self.guarded(lambda: self._receive(message))
+        return True
 
     def _receive(self, message: Any) -> None:
         journal, uplink = self.journal, self.uplink

@@ -6,12 +6,16 @@ only then. After a crash, or when the disk refused a commit, the channel is buil
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel, fold_log
+from tidelog.blocks.block import Block
+from tidelog.blocks.header import BlockLimits
+from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel, fold_log, held_block
+from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import BackfillAck, Hello, LiveAck, Refused, ToBoat, Welcome
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import DiskError, DiskFull
@@ -21,10 +25,12 @@ from tidelog.sim.uplink_model import Broken, UplinkModel
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.recovery import open_log
+from tidelog.units import MIB
 
 START_US: Final = 1_750_000_000_000_000
 HONEST_REFUSALS: Final = frozenset({"session_fenced", "lag_exceeded"})
 """All that a boat of ours may ever hear; the rate limit is not among them (U4)."""
+BLOCK_LIMITS: Final = BlockLimits(raw_bytes_max=1 * MIB, stored_bytes_max=1 * MIB, records_max=1 << 16)
 
 
 class SimChannel:
@@ -37,9 +43,10 @@ class SimChannel:
         self.model = model
         self.connection: Connection | None = None
         """That of the newest session."""
-        self.staged = 0
+        self.staged: list[Block] = []
         self.commit_at_ms: int | None = None
         self.snapshot_offset: int | None = None
+        self.snapshot_at = log.log_start
         self.wakes_at_ms = -1
         self.channel = self.fold()
 
@@ -48,24 +55,23 @@ class SimChannel:
         log = self.log
         if log.durable_end != log.log_end:
             raise Broken("the cloud's log was opened and is not durable")
-        self.model.read_log(log.blocks(max(log.log_start, self.model.verified_end)), log.durable_end)
-        channel = UplinkChannel(instance=self.name, fold=fold_log(log.blocks()), limits=self.limits)
+        held = functools.partial(held_block, log)
+        channel = UplinkChannel(
+            instance=self.name, fold=self.fold_again(), limits=self.limits, held=held, block_limits=BLOCK_LIMITS
+        )
         self.channel = channel
+        self.model.touched.update(self.model.held)
         self.check()
         return channel
 
+    def fold_again(self) -> ChannelFold:
+        """The fold over the log as it lies on the disk, which must be what was once committed, byte for byte."""
+        blocks = list(self.log.blocks(self.log.log_start, self.log.durable_end))
+        self.model.read_log(blocks, log_start=self.log.log_start, durable_end=self.log.durable_end)
+        return fold_log(blocks)
+
     def check(self) -> None:
-        """The committed fold and the model's plain account agree (8)."""
-        fold = self.channel.receiver.fold
-        fold.check()
-        self.model.checks += 1
-        for lineage, held in self.model.held.items():
-            known = fold.lineages.get(lineage)
-            cursor = known.cursor if known else 0
-            if cursor != held.cursor:
-                raise Broken(f"8: the cursor of {lineage.hex()[:8]} is {cursor}, the log says {held.cursor}")
-            if known and known.held.count() != len(held.frames):
-                raise Broken(f"8: the fold holds {known.held.count()} frames, the log {len(held.frames)}")
+        self.model.check_fold(self.channel.receiver.fold)
 
 
 class SimCloud:
@@ -87,6 +93,9 @@ class SimCloud:
         self.channels: dict[str, SimChannel] = {}
         self.commit_delay_ms = rng.choice((0, 5, 50))
         self.commit_stall_ms = 0
+        self.index_interval_bytes = rng.choice((64, 512, 4_096))
+        self.snapshot_records = rng.choice((300, 1_000, 4_000))
+        """A log that has grown by so much since its last snapshot gets another one."""
         self.on_down: Callable[[], None] = lambda: None
         self.open()
 
@@ -100,7 +109,7 @@ class SimCloud:
         return START_US + 1000 * self.scheduler.now_ms
 
     def open(self) -> None:
-        options = LogOptions(reserve_bytes=0, segment_bytes_max=16_384, index_interval_bytes=512)
+        options = LogOptions(reserve_bytes=0, segment_bytes_max=16_384, index_interval_bytes=self.index_interval_bytes)
         self.disk.faults.capacity_bytes = self.disk.cut_after = None
         for name, model in self.models.items():
             log = open_log(self.disk, name, now_us=self.now_us(), options=options)
@@ -139,10 +148,13 @@ class SimCloud:
 
     # --- messages --------------------------------------------------------------------------------
 
-    def receive(self, name: str, connection: Connection, message: Any) -> None:
+    def receive(self, name: str, connection: Connection, message: Any) -> bool:
+        """False when the cloud is down."""
         known = self.channels.get(name)
-        if known is not None:
-            self.guarded(lambda: self._receive(known, connection, message))
+        if known is None:
+            return False
+        self.guarded(lambda: self._receive(known, connection, message))
+        return True
 
     def _receive(self, known: SimChannel, connection: Connection, message: Any) -> None:
         now_ms = self.scheduler.now_ms
@@ -161,8 +173,11 @@ class SimCloud:
 
     def _refuse(self, known: SimChannel, connection: Connection, reply: Refused) -> None:
         if reply.code not in HONEST_REFUSALS:
-            raise Broken(f"an honest boat was refused: {reply.code}: {reply.detail}")
-        self.counters["fence" if reply.code == "session_fenced" else "cloud_lag"] += 1
+            if reply.code not in known.model.refusals:
+                raise Broken(f"an honest boat was refused: {reply.code}: {reply.detail}")
+            self.counters[f"refused_{reply.code}"] += 1
+        elif known.model.honest:
+            self.counters["fence" if reply.code == "session_fenced" else "cloud_lag"] += 1
         connection.send(Way.DOWN, "live", reply)
         if self.rng.random() < 0.5:
             connection.close(Way.UP)
@@ -171,7 +186,8 @@ class SimCloud:
     def _answer(self, known: SimChannel, replies: list[ToBoat]) -> None:
         connection = known.connection
         for reply in replies:
-            self._count(reply)
+            if known.model.honest:
+                self._count(reply)
             if connection is not None:
                 connection.send(Way.DOWN, "backfill" if isinstance(reply, BackfillAck) else "live", reply)
 
@@ -188,7 +204,7 @@ class SimCloud:
         block = log.stage(append.made, epoch=epoch, now_us=self.now_us(), path=append.path, windows=append.windows)
         if block is None:
             raise Broken("an append without records")
-        known.staged += 1
+        known.staged.append(block)
         return block.offsets.start
 
     def _commit_later(self, known: SimChannel) -> None:
@@ -197,14 +213,16 @@ class SimCloud:
         delay_ms = int(self.rng.random() * self.commit_delay_ms) + self.commit_stall_ms
         known.commit_at_ms = self.scheduler.now_ms + delay_ms
 
-        def commit() -> None:
-            if self.channels.get(known.name) is known:
-                self.guarded(lambda: self.commit(known))
+        def commit() -> bool:
+            if self.channels.get(known.name) is not known:
+                return False
+            self.guarded(lambda: self.commit(known))
+            return True
 
         self.scheduler.after(delay_ms, commit)
 
     def commit(self, known: SimChannel) -> None:
-        count, known.staged, known.commit_at_ms = known.staged, 0, None
+        staged, known.staged, known.commit_at_ms = known.staged, [], None
         log = known.log
         try:
             log.commit(self.now_us())
@@ -212,11 +230,13 @@ class SimCloud:
             self.counters["full"] += 1
             self._start_over(known)
             return
-        known.model.read_log(log.blocks(known.model.verified_end, log.durable_end), log.durable_end)
-        replies = known.channel.committed(count, now_ms=self.scheduler.now_ms)
+        known.model.take_committed(staged, log.durable_end)
+        replies = known.channel.committed(len(staged), now_ms=self.scheduler.now_ms)
         known.check()
         self._answer(known, replies)
         self._trim(known)
+        if log.durable_end - known.snapshot_at > self.snapshot_records:
+            self.snapshot(known.name)
 
     def _start_over(self, known: SimChannel) -> None:
         """A refused write was taken back: what the channel believes to be on its way is not. Fold the log again."""
@@ -237,11 +257,13 @@ class SimCloud:
             return
         known.wakes_at_ms = wake_at_ms
 
-        def wake() -> None:
+        def wake() -> bool:
             known.wakes_at_ms = -1
-            if self.channels.get(known.name) is known:
-                self._answer(known, known.channel.wake(self.scheduler.now_ms))
-                self.watch(known)
+            if self.channels.get(known.name) is not known:
+                return False
+            self._answer(known, known.channel.wake(self.scheduler.now_ms))
+            self.watch(known)
+            return True
 
         self.scheduler.at(wake_at_ms, wake)
 
@@ -255,6 +277,7 @@ class SimCloud:
 
         def write() -> None:
             known.snapshot_offset = self._stage(known, known.channel.snapshot(self.scheduler.now_ms))
+            known.snapshot_at = known.snapshot_offset
             self._commit_later(known)
 
         self.guarded(write)

@@ -18,26 +18,33 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidelog.cluster.uplink_channel import fold_log
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.journal import JournalOptions
 from tidelog.errors import LogError
-from tidelog.sim.network import Link, Scheduler, Way, Weather
+from tidelog.sim.network import Connection, Link, Scheduler, Way, Weather
 from tidelog.sim.power import PluggedDisk
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.sim.uplink_boat import FOLDER, SimBoat
 from tidelog.sim.uplink_cloud import SimCloud
+from tidelog.sim.uplink_hostile import HostileBoat, HostileModel
+from tidelog.sim.uplink_lplex import LplexBoat, LplexModel
 from tidelog.sim.uplink_model import Broken, UplinkModel, UplinkViolation
 from tidelog.storage.options import Retention
 
-DURATION_MS: Final = 100_000
+DURATION_MS: Final = 228_000
+SHORT_MS: Final = 100_000
+"""A life long enough to meet every fault, for tests that run many seeds in little time."""
 REST_MS: Final = 600_000
 """The time within which everything must come to rest after the last fault."""
+HOSTILE: Final = "hostile"
+LPLEX: Final = "lplex"
 SOMETIMES: Final = (
     "boat_crash",
     "boat_restart",
+    "bomb",
     "burst",
+    "carried",
     "clock_jump",
     "clone",
     "cloud_crash",
@@ -50,10 +57,21 @@ SOMETIMES: Final = (
     "half_open",
     "hole",
     "hole_told_live",
+    "hostile",
     "lag_exit",
+    "late",
     "lost",
+    "lplex_lost",
+    "lplex_restart",
+    "lplex_session",
+    "one_way",
     "reconnect",
+    "refused_block_corrupt",
+    "refused_foreign_lineage",
+    "refused_invalid_record",
+    "refused_rate_exceeded",
     "restore",
+    "ring_exit",
     "silence",
     "snapshot_trim",
     "stall",
@@ -96,6 +114,11 @@ def run_uplink_seeds(
     return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
+def run_short_uplink_seeds(first: int, count: int) -> dict[str, Any]:
+    """Many short lives."""
+    return run_uplink_seeds(first, count, duration_ms=SHORT_MS)
+
+
 class _World:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -105,7 +128,13 @@ class _World:
         self.healed = False
         self.sender_config, limits = _random_protocol(rng)
         names = [f"boat-{number}" for number in range(1, rng.choice((1, 1, 1, 2, 3)) + 1)]
-        self.models = {name: UplinkModel(self.counters) for name in names}
+        self.models: dict[str, UplinkModel] = {name: UplinkModel(self.counters) for name in names}
+        has_hostile, has_lplex = rng.random() < 0.25, rng.random() < 0.25
+        lplex_model = LplexModel(self.counters)
+        if has_hostile:
+            self.models[HOSTILE] = HostileModel(self.counters)
+        if has_lplex:
+            self.models[LPLEX] = lplex_model
         self.cloud = SimCloud(
             scheduler=self.scheduler, rng=rng, limits=limits, models=self.models, counters=self.counters
         )
@@ -116,6 +145,37 @@ class _World:
         self.backups: dict[str, tuple[PluggedDisk, dict[bytes, set[int]]]] = {}
         for boat in self.boats:
             boat.open()
+        self.hostile = self._hostile() if has_hostile else None
+        self.lplex = self._lplex(lplex_model) if has_lplex else None
+
+    def _link(self) -> Link:
+        rng = self.rng
+        return Link(self.scheduler, rng, Weather(delay_ms=rng.choice((1, 20, 300)), jitter_ms=rng.choice((0, 20))))
+
+    def _hostile(self) -> HostileBoat:
+        return HostileBoat(
+            name=HOSTILE,
+            scheduler=self.scheduler,
+            rng=self.rng,
+            link=self._link(),
+            cloud=self.cloud,
+            counters=self.counters,
+            lineages=lambda: [boat.journal.lineage for boat in self.boats],
+        )
+
+    def _lplex(self, model: LplexModel) -> LplexBoat:
+        return LplexBoat(
+            name=LPLEX,
+            scheduler=self.scheduler,
+            rng=self.rng,
+            link=self._link(),
+            cloud=self.cloud,
+            model=model,
+            counters=self.counters,
+        )
+
+    def _guests(self) -> list[HostileBoat | LplexBoat]:
+        return [guest for guest in (self.hostile, self.lplex) if guest is not None]
 
     def _boat(self, name: str, disk: PluggedDisk) -> SimBoat:
         rng = self.rng
@@ -123,12 +183,13 @@ class _World:
             name=name,
             scheduler=self.scheduler,
             rng=rng,
-            link=Link(self.scheduler, rng, Weather(delay_ms=rng.choice((1, 20, 300)), jitter_ms=rng.choice((0, 20)))),
+            link=self._link(),
             cloud=self.cloud,
             model=self.models[name],
             counters=self.counters,
             journal_options=_random_journal(rng),
             sender_config=self.sender_config,
+            ring_frames=rng.choice((450, 800, 2_000)),
             disk=disk,
         )
         self._new_timeline(boat)
@@ -142,10 +203,11 @@ class _World:
 
     def run(self, duration_ms: int) -> None:
         names, weights = zip(*((name, weight) for name, (weight, _) in _FAULTS.items()), strict=True)
-        pause_ms = duration_ms // self.rng.randrange(4, 24)
+        pause_ms = SHORT_MS // self.rng.randrange(4, 24)
         while self.scheduler.now_ms < duration_ms:
             self.scheduler.run_until(self.scheduler.now_ms + 1 + int(self.rng.random() * 2 * pause_ms))
             self.last_fault = f"{self.rng.choices(names, weights)[0]} at {self.scheduler.now_ms} ms"
+            self.counters["faults"] += 1
             boat = self.rng.choice(self.boats)
             _FAULTS[self.last_fault.split(" at ")[0]][1](self, boat)
         self.heal()
@@ -166,11 +228,16 @@ class _World:
         self.cloud.reopen()
         for boat in self.boats:
             boat.disk.faults.capacity_bytes = boat.disk.cut_after = None
-            boat.link.weather.up, boat.link.weather.spike_chance = True, 0.0
+            weather = boat.link.weather
+            weather.up, weather.spike_chance, weather.swallows = True, 0.0, None
             boat.bus_frames = boat.burst_frames = 0
             boat.open()
+        for guest in self._guests():
+            guest.heal()
 
     def at_rest(self) -> bool:
+        if self.lplex is not None and self.lplex.is_restless():
+            return False
         return not any(self._restless(boat) for boat in self.boats)
 
     def _restless(self, boat: SimBoat) -> bool:
@@ -184,10 +251,14 @@ class _World:
         receiver = channel.channel.receiver
         if receiver.session != boat.uplink.sender.session or receiver.lineage != journal.lineage or receiver.holes():
             return True  # the last word of a clone may still be on its way
+        if boat.uplink._carry.pending:
+            return True
         return boat.model.held[journal.lineage].cursor != head or journal.acked != head
 
     def _unrest(self) -> str:
-        boat = next(boat for boat in self.boats if self._restless(boat))
+        boat = next((boat for boat in self.boats if self._restless(boat)), None)
+        if boat is None:
+            return self.lplex.unrest() if self.lplex is not None else "nobody"
         if not boat.running or not self.cloud.running:
             return "something is off"
         receiver = self.cloud.channels[boat.name].channel.receiver
@@ -197,6 +268,8 @@ class _World:
         )
 
     def check_end(self) -> None:
+        if self.lplex is not None:
+            self.lplex.check_end()
         for boat in self.boats:
             journal = boat.journal
             journal.flush(boat.clock_us())
@@ -204,17 +277,19 @@ class _World:
             boat.check_journal()
             known = self.cloud.channels[boat.name]
             boat.model.check_end(journal.lineage, journal.head, boat.journaled(), boat.own[journal.lineage])
+            boat.check_carried()
             if known.channel.receiver.holes():
                 raise Broken(f"holes are left: {known.channel.receiver.holes()}")
-            folded = fold_log(known.log.blocks(known.log.log_start, known.log.durable_end))
-            if folded.to_state() != known.channel.receiver.fold.to_state():
+            if known.fold_again().to_state() != known.channel.receiver.fold.to_state():
                 raise Broken("F1: the fold over the log is not the running fold")
 
     # --- links -----------------------------------------------------------------------------------
 
-    def _cut(self, boat: SimBoat) -> None:
-        """Both sides notice the cut, at their own time or never."""
+    def _cut(self, boat: SimBoat | HostileBoat | LplexBoat) -> None:
+        """Both sides notice the cut, at their own time or never. Something of what was said may come up later."""
         for connection in boat.link.cut():
+            if isinstance(boat, SimBoat) and self.rng.random() < 0.3:
+                self.scheduler.after(self.rng.randrange(30_000), lambda c=connection: self._late(boat, c))  # type: ignore[misc]
             if self.rng.random() < 0.7:
                 delay_ms = self.rng.randrange(2_000)
                 self.scheduler.after(delay_ms, lambda connection=connection: boat.broken(connection))  # type: ignore[misc]
@@ -222,8 +297,20 @@ class _World:
             if channel is not None and self.rng.random() < 0.5:
                 channel.channel.disconnected(channel.channel.receiver.session)
 
+    def _late(self, boat: SimBoat, connection: Connection) -> bool:
+        """A message of a connection that is long gone comes up, perhaps for the second time: it must be fenced.
+
+        Only once the boat has shaken hands anew. Before that it would be a second message in a stream that knows none.
+        """
+        known = self.cloud.channels.get(boat.name)
+        if known is None or known.connection in (None, connection) or connection.newest is None:
+            return False
+        self.counters["late"] += 1
+        self.cloud.receive(boat.name, connection, connection.newest)
+        return True
+
     def _cloud_down(self) -> None:
-        for boat in (*self.boats, *self.clones):
+        for boat in (*self.boats, *self.clones, *self._guests()):
             self._cut(boat)
 
     def flap(self, boat: SimBoat) -> None:
@@ -238,6 +325,30 @@ class _World:
 
     def blip(self, boat: SimBoat) -> None:
         self._cut(boat)
+
+    def one_way(self, boat: SimBoat) -> None:
+        """One direction is dead for a while, for new connections too: the boat dials and dials."""
+        weather = boat.link.weather
+        weather.swallows = self.rng.choice((Way.UP, Way.DOWN))
+        boat.link.half_open(weather.swallows)
+        self.counters["one_way"] += 1
+
+        def back() -> None:
+            weather.swallows = None
+
+        self.scheduler.after(self.rng.randrange(5_000, 60_000), back)
+
+    def guests_link(self, _: SimBoat) -> None:
+        """The link of a boat that is not one of ours is gone for a while, or only its connection."""
+        for guest in self._guests():
+            self._cut(guest)
+            if self.rng.random() < 0.5:
+                guest.link.weather.up = False
+
+                def back(link: Link = guest.link) -> None:
+                    link.weather.up = True
+
+                self.scheduler.after(self.rng.randrange(1_000, 30_000), back)
 
     def half_open(self, boat: SimBoat) -> None:
         self.counters["half_open"] += boat.link.half_open(self.rng.choice((Way.UP, Way.DOWN)))
@@ -334,7 +445,7 @@ class _World:
         self.counters["clock_jump"] += 1
 
     def burst(self, boat: SimBoat) -> None:
-        boat.burst_frames = self.rng.randrange(50, 500)
+        boat.burst_frames = self.rng.choice((self.rng.randrange(50, 300), self.rng.randrange(50, 300), 800))
         self.counters["burst"] += 1
 
     def busy(self, boat: SimBoat) -> None:
@@ -404,6 +515,8 @@ _FAULTS: Final[dict[str, tuple[float, Callable[[_World, SimBoat], None]]]] = {
     "flap": (10, _World.flap),
     "blip": (8, _World.blip),
     "half open": (6, _World.half_open),
+    "one way": (4, _World.one_way),
+    "guests' link": (4, _World.guests_link),
     "slow link": (6, _World.slow_link),
     "boat crash": (8, _World.boat_crash),
     "boat restart": (5, _World.boat_restart),
@@ -438,7 +551,7 @@ def _random_protocol(rng: random.Random) -> tuple[SenderConfig, ReceiverLimits]:
         max_live_lag=lag,
         lag_check_interval=rng.choice((10, 40)),
         min_lag_reconnect_interval_ms=rng.choice((3_000, 30_000)),
-        live_window_blocks=rng.choice((1, 4)),
+        live_window_blocks=rng.choice((1, 2, 4)),
         live_block_frames_max=rng.choice((10, 40, 400)),
         backfill_window_blocks=rng.choice((1, 8)),
         backfill_bytes_per_s=rng.choice((None, None, 20_000)),
@@ -458,9 +571,10 @@ def _random_journal(rng: random.Random) -> JournalOptions:
     return JournalOptions(
         flush_frames_max=flush_frames,
         buffer_frames_max=flush_frames * rng.choice((1, 8)),
-        seal_frames=rng.choice((50, 200, 1_000)),
+        seal_frames=rng.choice((80, 250, 1_000)),
         seal_age_ms=rng.choice((5_000, 60_000)),
-        lease_seqs=rng.choice((20, 100, 400)),
+        lease_seqs=rng.choice((40, 100, 400)),
+        zstd_level=1,
         disk_bytes_max=16_384 if limited else None,
         retention=Retention(max_age_ms=rng.choice((None, 30_000)), max_bytes=rng.choice((None, 10_000))),
         fresh_segment_bytes=4_096,

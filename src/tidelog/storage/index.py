@@ -11,8 +11,10 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from typing import Final, Self
+from typing import Any, Final, Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from fastcrc.crc32 import iscsi as crc32c
 
 from tidelog.blocks.block import counted_records
@@ -24,6 +26,14 @@ _HEAD: Final = struct.Struct("<4sIQQQQQQqqqqIIII")
 _INT64_MAX: Final = 2**63 - 1
 _INT64_MIN: Final = -(2**63)
 _UINT64_MAX: Final = 2**64 - 1
+
+
+Bounds: TypeAlias = tuple[int | None, int | None]
+
+
+def _column(values: array[int]) -> npt.NDArray[Any]:
+    """A copy: an array that lends its memory could not grow."""
+    return np.array(values)
 
 
 class SegmentIndex:
@@ -127,11 +137,19 @@ class SegmentIndex:
         """Where the run of blocks of this entry ends in the file."""
         return self.entry_positions[entry + 1] if entry + 1 < len(self.entry_positions) else self.size
 
-    def entry_may_hold(self, entry: int, *, seq: int | None, time_us: int | None) -> bool:
-        """False only when no record of the entry is at or after that seq and that time."""
-        if seq is not None and self.entry_seq_max[entry] < seq:
-            return False
-        return time_us is None or self.entry_time_max[entry] >= time_us
+    def first_entry_in(self, entry: int, *, seqs: Bounds, times_us: Bounds) -> int | None:
+        """The first entry from `entry` on that may hold a record inside both ranges (from, before)."""
+        may_hold = np.ones(len(self.entry_positions) - entry, bool)
+        for (start, stop), low, high in (
+            (seqs, self.entry_seq_min, self.entry_seq_max),
+            (times_us, self.entry_time_min, self.entry_time_max),
+        ):
+            if start is not None:
+                may_hold &= _column(high)[entry:] >= start
+            if stop is not None:
+                may_hold &= _column(low)[entry:] < stop
+        found = int(may_hold.argmax()) if len(may_hold) else 0
+        return entry + found if len(may_hold) and may_hold[found] else None
 
     # --- the file beside the segment -------------------------------------------------------------
 

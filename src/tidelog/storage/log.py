@@ -22,6 +22,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.errors import (
@@ -451,14 +452,11 @@ class Log:
         start: int | None = None,
         end: int | None = None,
         *,
-        from_seq: int | None = None,
-        from_time_us: int | None = None,
-        producer: bytes | None = None,
         skip_damaged: bool = False,
+        **wanted: Unpack[reading.Search],
     ) -> Iterator[Block]:
-        """Blocks in offset order that hold a record at or after each bound given (B2)."""
-        wanted = reading.Wanted(from_seq=from_seq, from_time_us=from_time_us, producer=producer)
-        return reading.blocks(self, start, end, wanted=wanted, skip_damaged=skip_damaged)
+        """Blocks in offset order that reach into each range given, of seqs or times (B2)."""
+        return reading.blocks(self, start, end, wanted=reading.Wanted(**wanted), skip_damaged=skip_damaged)
 
     def staged_blocks(self) -> Sequence[Block]:
         """Blocks that have offsets and are not in a segment yet, oldest first. Hold the mutex."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from tidelog.blocks.block import Block, counted_records
 from tidelog.blocks.header import HEAD_BYTES, WINDOW_BYTES, BlockKind, parse_head
@@ -21,23 +21,40 @@ if TYPE_CHECKING:
     from tidelog.storage.log import Log, Segment
 
 
+class Search(TypedDict, total=False):
+    """The fields of `Wanted`, for whoever passes them on."""
+
+    from_seq: int | None
+    before_seq: int | None
+    from_time_us: int | None
+    before_time_us: int | None
+    producer: bytes | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which blocks a search is after: those with a record at or after each bound (B2)."""
+    """Which blocks a search is after: those that reach into each range given (B2). Ranges may be open at an end."""
 
     from_seq: int | None = None
+    before_seq: int | None = None
     from_time_us: int | None = None
+    before_time_us: int | None = None
     producer: bytes | None = None
 
     @property
     def by_index(self) -> bool:
-        return self.from_seq is not None or self.from_time_us is not None
+        bounds = (self.from_seq, self.before_seq, self.from_time_us, self.before_time_us)
+        return any(bound is not None for bound in bounds)
 
     def matches(self, block: Block) -> bool:
         maker = block.maker
         if self.from_seq is not None and (not maker.base_seq or block.counted_seqs()[-1].stop <= self.from_seq):
             return False
+        if self.before_seq is not None and (not maker.base_seq or block.counted_seqs()[0].start >= self.before_seq):
+            return False
         if self.from_time_us is not None and maker.time_max_us < self.from_time_us:
+            return False
+        if self.before_time_us is not None and maker.time_min_us >= self.before_time_us:
             return False
         return self.producer is None or maker.producer == self.producer
 
@@ -114,7 +131,7 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
                 if expected > place.offset:
                     if maker.kind == BlockKind.MISSING:
                         break
-                    found.append(Block.parse(data, 0, limits))
+                    found.append(Block.with_head(data, maker, leader, windows))
                     budget -= size
                 position += size
     except (BadBlock, DiskError) as error:
@@ -177,8 +194,12 @@ def _next_entry(log: Log, offset: int, wanted: Wanted) -> int:
         offset = max(offset, log.log_start)
         while offset < log.written_end:
             index = log.segment_of(offset).index
-            for entry in range(index.entry_before(offset), len(index.entry_positions)):
-                if index.entry_may_hold(entry, seq=wanted.from_seq, time_us=wanted.from_time_us):
-                    return max(offset, index.entry_offsets[entry])
+            entry = index.first_entry_in(
+                index.entry_before(offset),
+                seqs=(wanted.from_seq, wanted.before_seq),
+                times_us=(wanted.from_time_us, wanted.before_time_us),
+            )
+            if entry is not None:
+                return max(offset, index.entry_offsets[entry])
             offset = index.end_offset
         return offset

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.errors import SyncFailed
+from tidelog.storage.options import Retention
 
 if TYPE_CHECKING:
     from tidelog.storage.log import Log
@@ -28,9 +29,9 @@ class Sweep:
     """Segments that retention would have removed but a floor kept."""
 
 
-def sweep(log: Log, now_us: int) -> Sweep:
-    """Apply the log's retention options."""
-    limits = log.options.retention
+def sweep(log: Log, now_us: int, limits: Retention | None = None) -> Sweep:
+    """Apply the log's retention options, or these limits instead. Hold the log's mutex."""
+    limits = limits or log.options.retention
     indexes = [segment.index for segment in log.segments]
     bytes_left = sum(index.size for index in indexes)
     records_left = log.log_end - log.log_start

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tidelog.storage.store import Store
 
 _EARNED_MAX_US = 10 * US_PER_S
+_ROUND_MIN_US = 600 * US_PER_S
+"""A round of many small channels is over soon; the next one need not follow at once."""
 
 
 class StoreScrubber:
@@ -23,6 +25,8 @@ class StoreScrubber:
         self._allowance_bytes = 0
         self._channel_id = 0
         self._scrubber: Scrubber | None = None
+        self._round_began_us: int | None = None
+        self._rests = False
         self.bytes_checked = 0
         self.rounds = 0
         self.damaged: list[tuple[str, range]] = []
@@ -33,8 +37,13 @@ class StoreScrubber:
         elapsed_us = 0 if self._last_us is None else min(max(0, now_us - self._last_us), _EARNED_MAX_US)
         self._last_us = now_us
         self._allowance_bytes = min(self._allowance_bytes, 0) + elapsed_us * self._bytes_per_s // US_PER_S
+        # A clock that was set back must not make it rest for longer.
+        if self._round_began_us is None or not 0 <= now_us - self._round_began_us < _ROUND_MIN_US:
+            if self._rests or self._round_began_us is None:
+                self._round_began_us = now_us
+            self._rests = False
         channels_left = len(store.channels)
-        while self._allowance_bytes > 0 and channels_left >= 0:
+        while self._allowance_bytes > 0 and channels_left >= 0 and not self._rests:
             if not self._check_some(store, now_us):
                 channels_left -= 1
 
@@ -69,3 +78,4 @@ class StoreScrubber:
         else:
             self._channel_id = min((part.channel_id for part in store.channels.values()), default=0)
             self.rounds += 1
+            self._rests = True

@@ -31,6 +31,7 @@ RANGES_MAX = 100_000
 LINEAGE_BYTES = 16
 LIFE_BYTES_MAX = 64
 LIVES_MAX = 10_000
+ORPHANS_MAX = 1_000
 _SEQ_MAX = 2**63 - 1
 _MAKER_BYTES = 64
 
@@ -85,6 +86,7 @@ def encode_hello(hello: Hello, *, instance: str) -> bytes:
         life=hello.life,
         sent_through=hello.sent_through,
         earlier=[pb.EarlierLife(life=life, sent_through=through) for life, through in hello.earlier],
+        orphans=hello.orphans,
     )
     return message.SerializeToString()
 
@@ -97,6 +99,8 @@ def decode_hello(data: bytes) -> tuple[str, Hello]:
     lives = [message.life, *(part.life for part in message.earlier)]
     if len(lives) > LIVES_MAX or max(map(len, lives)) > LIFE_BYTES_MAX:
         raise BadMessage(problem=f"at most {LIVES_MAX} lives of {LIFE_BYTES_MAX} bytes are taken")
+    if len(message.orphans) > ORPHANS_MAX or any(len(orphan) != LINEAGE_BYTES for orphan in message.orphans):
+        raise BadMessage(problem=f"at most {ORPHANS_MAX} older lineages of {LINEAGE_BYTES} bytes are taken")
     return message.instance_id, Hello(
         head=_seq(message.head_seq),
         lineage=message.lineage or None,
@@ -106,6 +110,7 @@ def decode_hello(data: bytes) -> tuple[str, Hello]:
         life=message.life,
         sent_through=_seq(message.sent_through),
         earlier=tuple((part.life, _seq(part.sent_through)) for part in message.earlier),
+        orphans=tuple(message.orphans),
     )
 
 
@@ -119,6 +124,7 @@ def encode_welcome(welcome: Welcome) -> bytes:
         rate_limit=welcome.rate_frames_per_s,
         rate_burst=welcome.burst_frames,
         fork=welcome.fork,
+        orphan_cursors=[pb.LineageCursor(lineage=lineage, cursor=seq) for lineage, seq in welcome.orphan_cursors],
     )
     return message.SerializeToString()
 
@@ -135,6 +141,7 @@ def decode_welcome(data: bytes, *, rate_frames_per_s: float, burst_frames: int) 
         rate_frames_per_s=message.rate_limit if message.rate_limit > 0 else rate_frames_per_s,
         burst_frames=message.rate_burst or burst_frames,
         fork=message.fork,
+        orphan_cursors=tuple((part.lineage, _seq(part.cursor)) for part in message.orphan_cursors),
     )
 
 

@@ -31,6 +31,8 @@ class LineageFold:
     head: int = 0
     life: bytes = b""
     """The opening of the boat's journal that spoke last (B7)."""
+    _settled: int = field(default=1, compare=False)
+    """The first seq that was missing when somebody last asked: below it nothing changes any more (UF3)."""
 
     def data(self, seqs: range) -> None:
         if not seqs:
@@ -66,29 +68,48 @@ class LineageFold:
 
     def holes(self) -> list[range]:
         """Missing seqs, ascending."""
-        return self.undecided(range(1, self.head + 1))
+        return self.undecided(range(self.cursor + 1, self.head + 1))
+
+    def newest_holes(self, count: int) -> list[range]:
+        """At most so many holes, the newest, ascending. Costs by what it returns, not by what there is."""
+        found: list[range] = []
+        held, lost, void = self.held, self.lost, self.void
+        stop, floor = self.head + 1, self.cursor + 1
+        while stop > floor and len(found) < count:
+            start = min(held.start_of_run(stop), lost.start_of_run(stop), void.start_of_run(stop))
+            if start == stop:
+                start = max(floor, held.end_before(stop), lost.end_before(stop), void.end_before(stop))
+                found.append(range(start, stop))
+            stop = start
+        return found[::-1]
 
     def missing_in(self, seqs: range) -> list[range]:
         """Parts of `seqs` that are not held as data: what would count if they arrived now."""
         return self.held.gaps(seqs)
 
-    def would_add_range(self, seqs: range) -> bool:
-        """Whether holding `seqs` would make the set of held ranges longer: they touch none of them."""
-        return not self.held.overlap(range(max(seqs.start - 1, 0), seqs.stop + 1))
+    def ranges(self) -> int:
+        """What this fold costs in memory."""
+        return len(self.held) + len(self.lost) + len(self.void)
+
+    def would_split_hole(self, seqs: range) -> bool:
+        """Whether taking `seqs` would leave holes on both sides of them: neither neighbour is decided."""
+        below, above = range(seqs.start - 1, seqs.start), range(seqs.stop, seqs.stop + 1)
+        return seqs.start > 1 and bool(self.undecided(below)) and bool(self.undecided(above))
 
     @property
     def cursor(self) -> int:
         """The last seq up to which nothing is missing, inclusive; 0 for none."""
-        position = 1
+        position = self._settled
         while True:
-            end = max(known.end_of_run(position) for known in (self.held, self.lost, self.void))
+            end = max(self.held.end_of_run(position), self.lost.end_of_run(position), self.void.end_of_run(position))
             if end == position:
+                self._settled = position
                 return position - 1
             position = end
 
     def check(self) -> None:
         """Assert UF1."""
-        parts = [*self.held, *self.lost, *self.void, *self.holes()]
+        parts = [*self.held, *self.lost, *self.void, *self.undecided(range(1, self.head + 1))]
         ordered = sorted(parts, key=lambda part: part.start)
         position = 1
         for part in ordered:
@@ -129,7 +150,10 @@ class ChannelFold:
         """The newest session; an older one is fenced (U2)."""
 
     def lineage(self, lineage: bytes) -> LineageFold:
-        return self.lineages.setdefault(lineage, LineageFold())
+        fold = self.lineages.get(lineage)
+        if fold is None:  # not setdefault, which would make one for nothing on every call
+            fold = self.lineages[lineage] = LineageFold()
+        return fold
 
     def data(self, lineage: bytes, seqs: Sequence[range]) -> None:
         fold = self.lineage(lineage)

@@ -28,6 +28,8 @@ class Hello:
     """Lives since the last one that was answered, each with the newest seq it may have sent."""
     lost: tuple[range, ...] = ()
     void: tuple[range, ...] = ()
+    orphans: tuple[bytes, ...] = ()
+    """Older lineages in the boat's journal of which it no longer knows what the cloud holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Welcome:
     burst_frames: int
     fork: bool = False
     """The boat's journal is behind what is held of its lineage: it must start a new one (B7)."""
+    orphan_cursors: tuple[tuple[bytes, int], ...] = ()
+    """Of each lineage that the Hello asked about: its cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

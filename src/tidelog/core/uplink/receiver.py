@@ -11,16 +11,20 @@ counts has on disk; after a restart or leader change build a new receiver from t
 UR1  The cursor and every ack come from the committed fold only, and never go back.
 UR2  A record is appended at most once: a block counts only where the appended fold has no data.
 UR3  One session per boat: a newer one fences the older (U2).
-UR4  What was refused changed nothing.
+UR4  What was refused changed nothing in the log.
+UR5  Live never splits a hole beyond the limit, and Backfill from the start of a hole never splits one: so however
+     many holes there are, an honest boat can fill them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeAlias
 
+from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
 from tidelog.core.uplink.messages import (
@@ -34,9 +38,20 @@ from tidelog.core.uplink.messages import (
     LiveStatus,
     Welcome,
 )
-from tidelog.errors import InvalidConfig, InvalidRecord, LagExceeded, RateExceeded, SessionFenced, TooManyHoles
+from tidelog.errors import (
+    ConflictingFrames,
+    InvalidConfig,
+    InvalidRecord,
+    LagExceeded,
+    RateExceeded,
+    SessionFenced,
+    TooManyHoles,
+)
 
 _PASSES_BEFORE_LOST = 2
+_FACTS_PER_NOTE = 1_000
+_ACK_HOLES_MAX = 64
+"""Holes named in an ack, the newest: a boat has only a few blocks on their way, and every block costs an ack."""
 _SEQ_END = 2**63
 """One past the largest seq a boat can use."""
 
@@ -57,7 +72,9 @@ class ReceiverLimits:
     ack_interval_ms: int = 5_000
     """An ack leaves at least this often, even when nothing moves."""
     holes_max: int = 100_000
-    """Gaps that are remembered for one lineage."""
+    """Ranges that are remembered for one lineage: held, lost and void."""
+    hello_ranges_max: int = 10_000
+    """Lost and void ranges that one Hello may name: each is a record in the log, and others wait meanwhile."""
     holes_told_max: int = 1_000
     """Holes named in one answer, the newest; the others are named once these are filled."""
 
@@ -67,6 +84,8 @@ class ReceiverLimits:
             problems.append("rate_frames_per_s and burst_frames must be positive")
         if min(self.max_live_lag, self.ack_interval_ms, self.holes_max, self.holes_told_max) <= 0:
             problems.append("max_live_lag, ack_interval_ms, holes_max and holes_told_max must be positive")
+        if self.hello_ranges_max <= 0:
+            problems.append("hello_ranges_max must be positive")
         if problems:
             raise InvalidConfig(section="replication", problems=problems)
 
@@ -113,9 +132,9 @@ class Append(Generic[BlockT]):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Append a control record: the fold must find it in the log (F1)."""
+    """Append these as one block of control records: the fold must find them in the log (F1)."""
 
-    fact: Fact
+    facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +153,7 @@ class _Pending:
     session: int
     in_log: bool
     data: list[range] = field(default_factory=list)
-    fact: Fact | None = None
+    facts: tuple[Fact, ...] = ()
     live_through: int = 0
     answers: bool = False
     """A Backfill message: it counts in `BackfillAck.answered` once settled."""
@@ -156,9 +175,13 @@ class UplinkReceiver(Generic[BlockT]):
         self._answered = 0
         self._backfilled_through = 0
         self._passes: dict[int, int] = {}
+        self._holes_named = RangeSet()
+        """What the Handshake named: an lplex boat hears of no others."""
         self._ack_due_ms: int | None = None
         self._statuses = 0
         self._told = (-1, -1)
+        self._conflicting: dict[bytes, bytes] = {}
+        """Lives, by lineage, that brought other frames under seqs that are held (F6)."""
 
     # --- queries ---------------------------------------------------------------------------------
 
@@ -183,16 +206,16 @@ class UplinkReceiver(Generic[BlockT]):
         """What is missing and not on its way through the log."""
         return self._current(self._appended).holes()
 
-    def lag(self) -> int:
-        current = self._current(self._committed)
-        return max(0, current.head - current.cursor)
+    def held_in(self, seqs: range) -> list[range]:
+        """Parts of `seqs` that the log holds, committed, of the lineage that speaks."""
+        return self._committed.lineage(self._speaking()).held.overlap(seqs)
 
     @staticmethod
     def _current(fold: ChannelFold) -> LineageFold:
         return fold.lineages.get(fold.current or b"") or LineageFold()
 
-    def _holes_told(self) -> tuple[range, ...]:
-        return tuple(self.holes()[-self._limits.holes_told_max :])
+    def _holes_told(self, count: int = _ACK_HOLES_MAX) -> tuple[range, ...]:
+        return tuple(self._current(self._appended).newest_holes(min(count, self._limits.holes_told_max)))
 
     # --- Handshake -------------------------------------------------------------------------------
 
@@ -201,18 +224,18 @@ class UplinkReceiver(Generic[BlockT]):
 
         `new_lineage` is used for a boat that brings none of its own and does not fit the one known.
         """
-        _check_hello(hello)
+        _check_hello(hello, ranges_max=self._limits.hello_ranges_max)
         effects: list[Effect[BlockT]] = []
         known = self._appended.current is not None
         lineage = self._choose_lineage(hello, new_lineage, effects)
-        fork = self._is_rewound(hello)
+        fork = self._is_rewound(hello) or self._is_conflicting(hello)
         self._can_say_gone = hello.lineage is not None
         # Live starts at the head, for new boats too: history comes by Backfill, which has no rate limit.
         # An lplex boat counts its head as not sent yet.
         live_start = hello.head + 1 if self._can_say_gone else max(1, hello.head)
         self._session += 1
         head, life = (0, b"") if fork else (live_start - 1, hello.life)
-        self._note(OpenSession(lineage=lineage, head=head, session=self._session, life=life), effects)
+        self._note([OpenSession(lineage=lineage, head=head, session=self._session, life=life)], effects)
         if not fork:
             # Else the words are those of another journal: the true one may still bring what this one lacks.
             self._note_declared(lineage, hello, effects)
@@ -230,6 +253,7 @@ class UplinkReceiver(Generic[BlockT]):
             rate_frames_per_s=limits.rate_frames_per_s,
             burst_frames=limits.burst_frames,
             fork=fork,
+            orphan_cursors=tuple((orphan, 0) for orphan in hello.orphans),
         )
         return effects
 
@@ -248,39 +272,61 @@ class UplinkReceiver(Generic[BlockT]):
             said_through = dict(hello.earlier).get(fold.life, -1)
         return hello.head < fold.head or said_through < fold.known_end() - 1
 
+    def _is_conflicting(self, hello: Hello) -> bool:
+        return hello.lineage is not None and self._conflicting.get(hello.lineage) == hello.life
+
+    def conflict(self, seq: int) -> None:
+        """The frame that came under `seq` is not the one that is held: two frames have one number (F6).
+
+        Nothing of it is taken. The next Handshake settles it: a boat with lineages is told to fork, one without has
+        restarted, and gets a new lineage.
+        """
+        lineage = self._speaking()
+        self._conflicting[lineage] = self._appended.lineages[lineage].life
+        raise ConflictingFrames(lineage=lineage.hex(), seq=seq)
+
     def _note_declared(self, lineage: bytes, hello: Hello, effects: list[Effect[BlockT]]) -> None:
         fold = self._appended.lineages[lineage]
-        for seqs in hello.void:
-            for part in fold.undecided(seqs):
-                self._note(DeclareVoid(lineage=lineage, seqs=part), effects)
-        for seqs in hello.lost:
-            self._note_missing(lineage, seqs, "the boat no longer has it", effects)
+        void = [DeclareVoid(lineage=lineage, seqs=part) for seqs in hello.void for part in fold.undecided(seqs)]
+        self._note(void, effects)
+        self._note_missing(lineage, hello.lost, "the boat no longer has it", effects)
         if not self._can_say_gone and hello.journal_bytes == 0:
             # Without journal files nothing before its head will ever come (F5).
-            self._note_missing(lineage, range(1, hello.head), "the boat keeps no journal", effects)
+            self._note_missing(lineage, [range(1, hello.head)], "the boat keeps no journal", effects)
 
     def _choose_lineage(self, hello: Hello, new_lineage: bytes, effects: list[Effect[BlockT]]) -> bytes:
         current = self._appended.current
         if hello.lineage is not None:
             if hello.lineage not in self._appended.lineages:
-                self._note(OpenLineage(lineage=hello.lineage, previous=current, reason="new lineage"), effects)
+                self._note([OpenLineage(lineage=hello.lineage, previous=current, reason="new lineage")], effects)
             return hello.lineage
-        if current is not None and hello.head >= self._appended.lineages[current].head:
+        # An lplex boat counts from 1 again after every restart (F6).
+        if current is None:
+            reason = "new boat"
+        elif current in self._conflicting:
+            reason = "other frames came under its seqs"
+            del self._conflicting[current]
+        elif hello.head < self._appended.lineages[current].head:
+            reason = "its seq went backwards"
+        else:
             return current
-        # An lplex boat counts from 1 again after every restart: its head went backwards (F6).
-        reason = "new boat" if current is None else "its seq went backwards"
-        self._note(OpenLineage(lineage=new_lineage, previous=current, reason=reason), effects)
+        self._note([OpenLineage(lineage=new_lineage, previous=current, reason=reason)], effects)
         return new_lineage
 
-    def _note(self, fact: Fact, effects: list[Effect[BlockT]]) -> None:
-        apply_fact(self._appended, fact)
-        self._pending.append(_Pending(lineage=fact.lineage, session=self._session, in_log=True, fact=fact))
-        effects.append(Note(fact))
+    def _note(self, facts: Sequence[Fact], effects: list[Effect[BlockT]]) -> None:
+        """All or nothing of one block of control records; many facts take several."""
+        for start in range(0, len(facts), _FACTS_PER_NOTE):
+            part = tuple(facts[start : start + _FACTS_PER_NOTE])
+            for fact in part:
+                apply_fact(self._appended, fact)
+            self._pending.append(_Pending(lineage=part[0].lineage, session=self._session, in_log=True, facts=part))
+            effects.append(Note(part))
 
-    def _note_missing(self, lineage: bytes, seqs: range, reason: str, effects: list[Effect[BlockT]]) -> None:
+    def _note_missing(self, lineage: bytes, spans: Iterable[range], reason: str, effects: list[Effect[BlockT]]) -> None:
         """Declare lost what of these seqs is not held, void or lost already."""
-        for part in self._appended.lineages[lineage].undecided(seqs):
-            self._note(DeclareLost(lineage=lineage, seqs=part, reason=reason), effects)
+        fold = self._appended.lineages[lineage]
+        parts = RangeSet(part for span in spans for part in fold.undecided(span))
+        self._note([DeclareLost(lineage=lineage, seqs=part, reason=reason) for part in parts], effects)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -288,16 +334,24 @@ class UplinkReceiver(Generic[BlockT]):
         """A run of frames on Live."""
         self.check_session(message.session)
         assert self._bucket is not None
-        self._check_room(message.seqs)
+        _check_seqs(message.seqs, head=_SEQ_END - 1)
         if not self._bucket.take(len(message.seqs), now_ms):
             raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=self._limits.burst_frames)
         self._live_seq = max(self._live_seq, message.seqs.stop - 1)
-        return self._take(message.block, message.seqs, Via.LIVE)
+        if self._has_room(message.seqs):
+            return self._take(message.block, message.seqs, Via.LIVE)
+        # One more hole is one too many. Refusing would keep Backfill from filling those there are, so these frames
+        # are left out: they are missing, and Backfill brings them (UR5).
+        for fold in (self._appended, self._committed):
+            fold.lineage(self._speaking()).announce(message.seqs.stop - 1)
+        return self._settle_answer(Via.LIVE, message.seqs)
 
     def backfill(self, message: BackfillData[BlockT]) -> list[Effect[BlockT]]:
         """A block from the boat's journal, whole: what is held already lies outside its windows."""
         self.check_session(message.session)
-        self._check_room(message.seqs)
+        _check_seqs(message.seqs, head=_SEQ_END - 1)
+        if not self._has_room(message.seqs):
+            raise TooManyHoles(holes_max=self._limits.holes_max)
         self._backfilled_through = max(self._backfilled_through, message.seqs.stop - 1)
         return self._take(message.block, message.seqs, Via.BACKFILL)
 
@@ -306,7 +360,7 @@ class UplinkReceiver(Generic[BlockT]):
         self.check_session(message.session)
         _check_seqs(message.seqs, head=self._appended.lineages[self._speaking()].head)
         effects: list[Effect[BlockT]] = []
-        self._note_missing(self._speaking(), message.seqs, "the boat no longer has it", effects)
+        self._note_missing(self._speaking(), [message.seqs], "the boat no longer has it", effects)
         return effects + self._settle_answer(Via.BACKFILL, range(0))
 
     def backfill_done(self, session: int) -> list[Effect[BlockT]]:
@@ -315,21 +369,18 @@ class UplinkReceiver(Generic[BlockT]):
         effects: list[Effect[BlockT]] = []
         if self._can_say_gone:
             return effects
-        lineage = self._speaking()
-        passes: dict[int, int] = {}
-        for hole in self.holes():
-            if hole.stop - 1 > self._backfilled_through:
-                continue
-            passes[hole.stop] = self._passes.get(hole.stop, 0) + 1
-            if passes[hole.stop] >= _PASSES_BEFORE_LOST:
-                self._note_missing(lineage, hole, "two passes over the boat's journal brought nothing", effects)
-        self._passes = passes
+        # Only those that the Handshake named: it was not asked for the others yet.
+        named, through = self._holes_named, self._backfilled_through
+        holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
+        self._passes = {hole.stop: self._passes.get(hole.stop, 0) + 1 for hole in holes}
+        lost = [hole for hole in holes if self._passes[hole.stop] >= _PASSES_BEFORE_LOST]
+        reason = "two passes over the boat's journal brought nothing"
+        self._note_missing(self._speaking(), lost, reason, effects)
         return effects
 
-    def _check_room(self, seqs: range) -> None:
+    def _has_room(self, seqs: range) -> bool:
         fold = self._appended.lineages[self._speaking()]
-        if len(fold.held) >= self._limits.holes_max and fold.would_add_range(seqs):
-            raise TooManyHoles(holes_max=self._limits.holes_max)
+        return fold.ranges() < self._limits.holes_max or not fold.would_split_hole(seqs)
 
     def _take(self, block: BlockT, seqs: range, via: Via) -> list[Effect[BlockT]]:
         lineage = self._speaking()
@@ -386,8 +437,8 @@ class UplinkReceiver(Generic[BlockT]):
         while self._pending and (count > 0 or not self._pending[0].in_log):
             pending = self._pending.popleft()
             count -= pending.in_log
-            if pending.fact is not None:
-                apply_fact(self._committed, pending.fact)
+            for fact in pending.facts:
+                apply_fact(self._committed, fact)
             if pending.data:
                 self._committed.data(pending.lineage, pending.data)
             if pending.session == self._session:
@@ -407,16 +458,12 @@ class UplinkReceiver(Generic[BlockT]):
         return effects
 
     def _welcome(self, reply: Welcome) -> Welcome:
-        return Welcome(
-            session=reply.session,
-            cursor=self.cursor,
-            holes=self._holes_told(),
-            live_start=reply.live_start,
-            known=reply.known,
-            rate_frames_per_s=reply.rate_frames_per_s,
-            burst_frames=reply.burst_frames,
-            fork=reply.fork,
-        )
+        """The answer, with what is committed by now."""
+        lineages = self._committed.lineages
+        cursors = [(orphan, lineages[orphan].cursor if orphan in lineages else 0) for orphan, _ in reply.orphan_cursors]
+        holes = self._holes_told(self._limits.holes_told_max)
+        self._holes_named = RangeSet(holes)
+        return replace(reply, cursor=self.cursor, holes=holes, orphan_cursors=tuple(cursors))
 
     def _live_ack(self) -> Reply:
         self._told = (self.cursor, self._live_committed)
@@ -459,7 +506,9 @@ class UplinkReceiver(Generic[BlockT]):
             self._bucket = None
 
 
-def _check_hello(hello: Hello) -> None:
+def _check_hello(hello: Hello, *, ranges_max: int) -> None:
+    if len(hello.lost) + len(hello.void) > ranges_max:
+        raise TooManyHoles(holes_max=ranges_max)
     if not 0 <= hello.head < _SEQ_END or hello.journal_bytes < 0:
         raise InvalidRecord(problem=f"a head of {hello.head} is no seq")
     for seqs in (*hello.lost, *hello.void):

@@ -5,6 +5,9 @@ leave now, sends it, and passes in what comes back. Live is self-clocked: a bloc
 fewer than a few are uncommitted, and what arrived meanwhile rides in the next, so no delay is ever
 added and batches grow with load (U1).
 
+An lplex cloud says less: no session, no word of what is committed, an ack only after a frame. Live is then clocked
+by its rate alone, silence counts only while something waits for an answer, and what is gone cannot be said.
+
 What a caller must keep: call `wake` when `wake_at_ms` says so; after `Hangup` close the connection and
 report `disconnected`; pass in only answers of the current connection.
 
@@ -43,13 +46,15 @@ class SenderConfig:
     silence_max_ms: int = 25_000
     """No answer for so long means the link is dead, whatever the socket says."""
     status_interval_ms: int = 5_000
-    live_window_blocks: int = 4
+    live_window_blocks: int = 2
     live_block_frames_max: int = 400
     backfill_window_blocks: int = 8
     pace_fraction: float = 0.95
     """The boat stays this much below the cloud's rate limit, so that it never meets it."""
     backfill_bytes_per_s: int | None = None
     """Cap for metered links; Live is not counted."""
+    backfill_ahead_ms: int = 1_000
+    """How much Backfill may be on its way, in time at the speed the link has shown: Live waits behind it."""
 
     def __post_init__(self) -> None:
         counts = {
@@ -59,6 +64,7 @@ class SenderConfig:
             "live_window_blocks": self.live_window_blocks,
             "live_block_frames_max": self.live_block_frames_max,
             "backfill_window_blocks": self.backfill_window_blocks,
+            "backfill_ahead_ms": self.backfill_ahead_ms,
             "status_interval_ms": self.status_interval_ms,
         }
         problems = [f"{name} must be positive" for name, value in counts.items() if value <= 0]
@@ -72,6 +78,10 @@ class SenderConfig:
             problems.append("backfill_bytes_per_s must be positive")
         if problems:
             raise InvalidConfig(section="replication", problems=problems)
+
+
+_NEVER_MS = 2**62
+_AHEAD_BYTES_MIN = 32 * 1024
 
 
 class Link(Enum):
@@ -101,6 +111,44 @@ class Hangup:
 Effect: TypeAlias = Dial | SendStatus | Hangup
 
 
+class _Flight:
+    """Backfill that is on its way, and how fast the link has shown itself to be."""
+
+    def __init__(self) -> None:
+        self._left: deque[tuple[range, int, int]] = deque()
+        self._bytes = 0
+        self._bytes_per_ms: float | None = None
+        self._arrived_ms = 0
+
+    def seqs(self) -> list[range]:
+        return [seqs for seqs, _, _ in self._left]
+
+    def left(self, seqs: range, size_bytes: int, now_ms: int) -> None:
+        self._left.append((seqs, size_bytes, now_ms))
+        self._bytes += size_bytes
+
+    def arrived(self, count: int, now_ms: int) -> int:
+        """The oldest `count` were answered; returns how many that were."""
+        count = min(count, len(self._left))
+        since_ms, size_bytes = self._arrived_ms, 0
+        for number in range(count):
+            _, size, left_ms = self._left.popleft()
+            since_ms = max(since_ms, left_ms) if number == 0 else since_ms
+            size_bytes += size
+        if size_bytes:
+            self._bytes -= size_bytes
+            speed = size_bytes / max(now_ms - since_ms, 1)
+            self._bytes_per_ms = speed if self._bytes_per_ms is None else 0.7 * self._bytes_per_ms + 0.3 * speed
+        self._arrived_ms = now_ms
+        return count
+
+    def is_full(self, *, blocks_max: int, ahead_ms: int) -> bool:
+        """A little may always be on its way; more only as far as it arrives soon."""
+        return len(self._left) >= blocks_max or self._bytes >= max(
+            _AHEAD_BYTES_MIN, (self._bytes_per_ms or 0.0) * ahead_ms
+        )
+
+
 class UplinkSender:
     """`jitter` gives numbers in [0, 1): a fleet that lost its cloud must not come back in one second."""
 
@@ -127,10 +175,16 @@ class UplinkSender:
         self._live_sent = 0
         self._lag_checked = 0
         self._holes = RangeSet()
-        self._backfill_sent = 0
         self._backfill_answered = 0
-        self._backfill_flight: deque[range] = deque()
+        self._backfill_flight = _Flight()
         self._backfill_bucket: TokenBucket | None = None
+        self.speaks_lplex = False
+        """The cloud is an lplex one."""
+        self._unanswered_ms: int | None = None
+        """When the first message left that an lplex cloud should answer and has not."""
+        self._unfillable = RangeSet()
+        """Holes of an lplex cloud that the boat cannot fill, nor say so."""
+        self._backfill_ends = False
 
     # --- the connection --------------------------------------------------------------------------
 
@@ -145,11 +199,14 @@ class UplinkSender:
             return [Hangup("no answer: the link is dead")]
         if self.link is Link.UP and now_ms >= self._status_at_ms:
             self._status_at_ms = now_ms + self._config.status_interval_ms
-            self._statuses_unheard.append(now_ms)
+            if not self.speaks_lplex:
+                self._statuses_unheard.append(now_ms)
             return [SendStatus(self.session)]
         return []
 
     def _dead_at_ms(self) -> int:
+        if self.link is Link.UP and self.speaks_lplex:
+            return _NEVER_MS if self._unanswered_ms is None else self._unanswered_ms + self._config.silence_max_ms
         waits_since_ms = min(self._heard_ms, *self._statuses_unheard) if self._statuses_unheard else self._heard_ms
         return waits_since_ms + self._config.silence_max_ms
 
@@ -176,8 +233,12 @@ class UplinkSender:
             now_ms=now_ms,
         )
         self._live_sent = self._lag_checked = 0
-        self._backfill_sent = self._backfill_answered = 0
-        self._backfill_flight.clear()
+        self._backfill_answered = 0
+        self._backfill_flight = _Flight()
+        self.speaks_lplex = welcome.session == 0
+        self._unanswered_ms = None
+        self._unfillable.clear()
+        self._backfill_ends = self.speaks_lplex and bool(welcome.holes)
         self._holes_are(welcome.holes)
         per_s = self._config.backfill_bytes_per_s
         self._backfill_bucket = None if per_s is None else TokenBucket(per_s=per_s, burst=per_s, now_ms=now_ms)
@@ -196,6 +257,11 @@ class UplinkSender:
         self._dial_at_ms = now_ms + int(wait_ms)
         self._backoff_ms = min(2 * self._backoff_ms, self._config.backoff_max_ms)
 
+    def rest_until(self, at_ms: int, *, now_ms: int) -> None:
+        """Hang up, and do not dial before then: the day's bytes are used up."""
+        self.disconnected(now_ms=now_ms)
+        self._dial_at_ms = max(at_ms, now_ms)
+
     def refused(self, refusal: Refused) -> Hangup:
         return Hangup(f"{refusal.code}: {refusal.detail}")
 
@@ -209,25 +275,37 @@ class UplinkSender:
             self._lag_checked = self._live_sent
             if head - self._live_next + 1 > self._config.max_live_lag:
                 return self._lag_exit(now_ms)
-        if len(self._live_flight) >= self._config.live_window_blocks:
+        if self._live_window_is_full():
             return None
         assert self._live_bucket is not None
         room = int(self._live_bucket.available(now_ms))
         count = min(head + 1 - self._live_next, self._config.live_block_frames_max, room)
         if count <= 0:
             return None
-        taken = self._live_bucket.take_and_hold(count, now_ms)
-        assert taken, "US3"
         seqs = range(self._live_next, self._live_next + count)
+        if self.speaks_lplex:
+            taken = self._live_bucket.take(count, now_ms)
+            if now_ms - self._heard_ms >= self._config.status_interval_ms:
+                self._expect_answer(now_ms)  # it answers a frame, but not sooner than that after its last answer
+        else:
+            taken = self._live_bucket.take_and_hold(count, now_ms)
+            self._live_flight.append(seqs)
+        assert taken, "US3"
         self._live_next = seqs.stop
-        self._live_flight.append(seqs)
         self._live_sent += count
         return seqs
+
+    def _live_window_is_full(self) -> bool:
+        return len(self._live_flight) >= self._config.live_window_blocks
+
+    def _expect_answer(self, now_ms: int) -> None:
+        if self._unanswered_ms is None:
+            self._unanswered_ms = now_ms
 
     def live_ready_at_ms(self, head: int, *, now_ms: int) -> int | None:
         """When the pace allows the next live frame, if nothing else holds it back."""
         blocked = self.link is not Link.UP or head < self._live_next
-        if blocked or len(self._live_flight) >= self._config.live_window_blocks or self._live_bucket is None:
+        if blocked or self._live_window_is_full() or self._live_bucket is None:
             return None
         if self._live_bucket.ceiling < 1:
             return None  # the answers to what is on its way make room
@@ -260,13 +338,14 @@ class UplinkSender:
             self._progress = True
             if self._live_bucket is not None:
                 self._live_bucket.release(len(seqs), now_ms)
-        self._holes_are(ack.holes)
-        self._note_statuses(ack.statuses)
+        if not self.speaks_lplex:
+            self._holes_are(ack.holes)
+            self._note_statuses(ack.statuses)
         return True
 
     def _note_statuses(self, heard: int | None) -> None:
         if heard is None:
-            self._statuses_unheard.clear()  # an lplex cloud does not say
+            self._statuses_unheard.clear()  # a cloud that does not say
         while self._statuses_unheard and heard is not None and self._statuses_heard < heard:
             self._statuses_unheard.popleft()
             self._statuses_heard += 1
@@ -278,7 +357,7 @@ class UplinkSender:
 
         `through` leaves out what lies above it: frames that the boat's disk has not taken yet.
         """
-        if self.link is not Link.UP or len(self._backfill_flight) >= self._config.backfill_window_blocks:
+        if self._backfill_is_blocked():
             return None
         if self._backfill_bucket is not None and self._backfill_bucket.available(now_ms) <= 0:
             return None
@@ -287,19 +366,29 @@ class UplinkSender:
         below = self._holes.overlap(range(through + 1))
         return below[-1] if below else None
 
+    def _backfill_is_blocked(self) -> bool:
+        if self.link is not Link.UP:
+            return True
+        flight, config = self._backfill_flight, self._config
+        return flight.is_full(blocks_max=config.backfill_window_blocks, ahead_ms=config.backfill_ahead_ms)
+
     def backfill_ready_at_ms(self, *, now_ms: int) -> int | None:
-        blocked = self.link is not Link.UP or not self._holes
-        if blocked or len(self._backfill_flight) >= self._config.backfill_window_blocks:
+        if not self._holes or self._backfill_is_blocked():
             return None
         return now_ms if self._backfill_bucket is None else self._backfill_bucket.ready_at_ms(1, now_ms)
 
     def backfilled(self, seqs: range, *, size_bytes: int, now_ms: int) -> None:
         """A block with these seqs left, or a word that they are gone."""
         self._holes.remove(seqs)
-        self._backfill_flight.append(seqs)
-        self._backfill_sent += 1
+        self._backfill_flight.left(seqs, size_bytes, now_ms)
+        self._expect_answer(now_ms)
         if self._backfill_bucket is not None:
             self._backfill_bucket.spend(size_bytes, now_ms)
+
+    def cannot_fill(self, seqs: range) -> None:
+        """The boat no longer has these, and an lplex cloud cannot be told: do not look for them again."""
+        self._unfillable.add(seqs)
+        self._holes.remove(seqs)
 
     def backfill_acked(self, ack: BackfillAck, *, now_ms: int) -> bool:
         """False for an answer of a session that is over."""
@@ -307,12 +396,21 @@ class UplinkSender:
             return False
         self._heard(now_ms)
         self._advance(ack.cursor)
-        while self._backfill_flight and self._backfill_answered < ack.answered:
-            self._backfill_flight.popleft()
-            self._backfill_answered += 1
+        if arrived := self._backfill_flight.arrived(ack.answered - self._backfill_answered, now_ms):
+            self._backfill_answered += arrived
             self._progress = True
         self._holes_are(ack.remaining)
         return True
+
+    def take_backfill_end(self) -> bool:
+        """True once, when an lplex cloud has all it can get: it saves its state when Backfill ends."""
+        if not self._backfill_ends or self.link is not Link.UP or self._holes or self._backfill_flight.seqs():
+            return False
+        self._backfill_ends = False
+        return True
+
+    def is_missing_any(self) -> bool:
+        return bool(self._holes)
 
     def missing(self) -> list[range]:
         """What the cloud still lacks and the boat has not sent in this session."""
@@ -321,7 +419,7 @@ class UplinkSender:
     def _holes_are(self, holes: tuple[range, ...]) -> None:
         """What the cloud says is missing, less what is on its way, less what Live has yet to send."""
         told = RangeSet(holes)
-        for seqs in self._backfill_flight:
+        for seqs in (*self._backfill_flight.seqs(), *self._unfillable):
             told.remove(seqs)
         if told and told.end > self._live_next:
             told.remove(range(self._live_next, told.end))
@@ -330,6 +428,7 @@ class UplinkSender:
     def _heard(self, now_ms: int) -> None:
         self._heard_ms = now_ms
         self.last_ack_ms = now_ms
+        self._unanswered_ms = None
 
     def _advance(self, cursor: int) -> None:
         if cursor > self.cursor:

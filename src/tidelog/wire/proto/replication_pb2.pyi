@@ -15,7 +15,7 @@ class SeqRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("instance_id", "head_seq", "journal_bytes", "lineage", "lost", "void", "life", "sent_through", "earlier")
+    __slots__ = ("instance_id", "head_seq", "journal_bytes", "lineage", "lost", "void", "life", "sent_through", "earlier", "orphans")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_SEQ_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class HandshakeRequest(_message.Message):
     LIFE_FIELD_NUMBER: _ClassVar[int]
     SENT_THROUGH_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     head_seq: int
     journal_bytes: int
@@ -34,7 +35,8 @@ class HandshakeRequest(_message.Message):
     life: bytes
     sent_through: int
     earlier: _containers.RepeatedCompositeFieldContainer[EarlierLife]
-    def __init__(self, instance_id: _Optional[str] = ..., head_seq: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., lineage: _Optional[bytes] = ..., lost: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., void: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., life: _Optional[bytes] = ..., sent_through: _Optional[int] = ..., earlier: _Optional[_Iterable[_Union[EarlierLife, _Mapping]]] = ...) -> None: ...
+    orphans: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, instance_id: _Optional[str] = ..., head_seq: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., lineage: _Optional[bytes] = ..., lost: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., void: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., life: _Optional[bytes] = ..., sent_through: _Optional[int] = ..., earlier: _Optional[_Iterable[_Union[EarlierLife, _Mapping]]] = ..., orphans: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EarlierLife(_message.Message):
     __slots__ = ("life", "sent_through")
@@ -45,7 +47,7 @@ class EarlierLife(_message.Message):
     def __init__(self, life: _Optional[bytes] = ..., sent_through: _Optional[int] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("cursor", "holes", "live_start_from", "known", "session", "rate_limit", "rate_burst", "fork")
+    __slots__ = ("cursor", "holes", "live_start_from", "known", "session", "rate_limit", "rate_burst", "fork", "orphan_cursors")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     HOLES_FIELD_NUMBER: _ClassVar[int]
     LIVE_START_FROM_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,7 @@ class HandshakeResponse(_message.Message):
     RATE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     RATE_BURST_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_CURSORS_FIELD_NUMBER: _ClassVar[int]
     cursor: int
     holes: _containers.RepeatedCompositeFieldContainer[SeqRange]
     live_start_from: int
@@ -62,7 +65,16 @@ class HandshakeResponse(_message.Message):
     rate_limit: float
     rate_burst: int
     fork: bool
-    def __init__(self, cursor: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., live_start_from: _Optional[int] = ..., known: _Optional[bool] = ..., session: _Optional[int] = ..., rate_limit: _Optional[float] = ..., rate_burst: _Optional[int] = ..., fork: _Optional[bool] = ...) -> None: ...
+    orphan_cursors: _containers.RepeatedCompositeFieldContainer[LineageCursor]
+    def __init__(self, cursor: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., live_start_from: _Optional[int] = ..., known: _Optional[bool] = ..., session: _Optional[int] = ..., rate_limit: _Optional[float] = ..., rate_burst: _Optional[int] = ..., fork: _Optional[bool] = ..., orphan_cursors: _Optional[_Iterable[_Union[LineageCursor, _Mapping]]] = ...) -> None: ...
+
+class LineageCursor(_message.Message):
+    __slots__ = ("lineage", "cursor")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    lineage: bytes
+    cursor: int
+    def __init__(self, lineage: _Optional[bytes] = ..., cursor: _Optional[int] = ...) -> None: ...
 
 class LiveUpstream(_message.Message):
     __slots__ = ("frame", "status", "made_block")

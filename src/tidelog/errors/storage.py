@@ -1,39 +1,12 @@
-"""Every error that Tidelog raises on purpose.
-
-An `AssertionError` means a bug in Tidelog; a `LogError` means the world did something, and its
-message tells the reader what to do next. Callers decide by the class attributes, never by text:
-`retriable` (the same request may succeed later) and `definite` (the operation certainly had no
-effect; when unsure, False).
-"""
+"""Errors of what is stored: configuration, records, bytes, the disk, logs, the store and the journal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
+from tidelog.errors.base import LogError
 
-class LogError(Exception):
-    """Base of everything Tidelog raises on purpose."""
-
-    code: ClassVar[str] = "log_error"
-    """Stable; travels on the wire and names the row in docs/errors.md."""
-    retriable: ClassVar[bool] = False
-    definite: ClassVar[bool] = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Errors are built by keyword, so the default (class, args) recipe would not rebuild them
-        # on the far side of a pickle (Spark workers, process pools).
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
-
-
-def _rebuild(cls: type[LogError], args: tuple[Any, ...], state: dict[str, Any]) -> LogError:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-# --- what a caller passed in -------------------------------------------------------------------
+# --- what a caller passed in -----------------------------------------------------------------------
 
 
 class InvalidConfig(LogError):
@@ -57,7 +30,7 @@ class InvalidRecord(LogError):
         self.problem = problem
 
 
-# --- bytes that are not what they claim to be ---------------------------------------------------
+# --- bytes that are not what they claim to be ------------------------------------------------------
 
 
 class BadBlock(LogError):
@@ -114,7 +87,7 @@ class BadJournalFile(LogError):
         self.problem = problem
 
 
-# --- the disk ------------------------------------------------------------------------------------
+# --- the disk --------------------------------------------------------------------------------------
 
 
 class DiskError(LogError):
@@ -165,7 +138,7 @@ class FolderLocked(DiskError):
     definite = True
 
 
-# --- the log -------------------------------------------------------------------------------------
+# --- the log ---------------------------------------------------------------------------------------
 
 
 class LogClosed(LogError):
@@ -322,7 +295,7 @@ class WaitTimedOut(LogError):
         self.deadline_s = deadline_s
 
 
-# --- the store and the journal -------------------------------------------------------------------
+# --- the store and the journal ---------------------------------------------------------------------
 
 
 class UnknownChannel(LogError):
@@ -353,223 +326,3 @@ class SeqExhausted(LogError):
     def __init__(self, *, head: int) -> None:
         super().__init__(f"seq {head} is the last one a lineage can use; fork a new lineage")
         self.head = head
-
-
-# --- the uplink ----------------------------------------------------------------------------------
-
-
-class SessionFenced(LogError):
-    """A newer session of this boat is open; this one is over. Shake hands again."""
-
-    code = "session_fenced"
-    retriable = True
-
-    def __init__(self, *, session: int, newest: int) -> None:
-        super().__init__(f"session {session} ended when session {newest} began; shake hands again")
-        self.session = session
-        self.newest = newest
-
-
-class RateExceeded(LogError):
-    """A live stream sent faster than a bus can talk. Pace the stream; history goes by Backfill."""
-
-    code = "rate_exceeded"
-    retriable = True
-
-    def __init__(self, *, frames_per_s: float, burst: int) -> None:
-        super().__init__(
-            f"more than {frames_per_s:g} frames/s (burst {burst}) on Live; send history by Backfill instead"
-        )
-        self.frames_per_s = frames_per_s
-        self.burst = burst
-
-
-class LagExceeded(LogError):
-    """A live stream is too far behind its boat's head. Shake hands again; Backfill brings the gap."""
-
-    code = "lag_exceeded"
-    retriable = True
-
-    def __init__(self, *, lag: int, lag_max: int) -> None:
-        super().__init__(f"Live is {lag} frames behind, at most {lag_max} are allowed; shake hands again")
-        self.lag = lag
-        self.lag_max = lag_max
-
-
-class TooManyHoles(LogError):
-    """As many gaps are open as the cloud may remember for one boat, and this block would add one."""
-
-    code = "too_many_holes"
-    retriable = True
-
-    def __init__(self, *, holes_max: int) -> None:
-        super().__init__(f"{holes_max} holes are open; send the oldest missing seqs first")
-        self.holes_max = holes_max
-
-
-class BadMessage(LogError):
-    """A message from the other side cannot be read or asks for what cannot be. Nothing of it was taken."""
-
-    code = "bad_message"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-class ForeignLineage(LogError):
-    """A block belongs to another lineage than the one this session was opened for."""
-
-    code = "foreign_lineage"
-
-    def __init__(self, *, expected: str, got: str) -> None:
-        super().__init__(f"the session is for lineage {expected}, the block is of {got}; shake hands again")
-        self.expected = expected
-        self.got = got
-
-
-# --- identity ------------------------------------------------------------------------------------
-
-
-class BadIdentity(LogError):
-    """A certificate does not say, without doubt, who its holder is. Issue a proper one."""
-
-    code = "bad_identity"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-class WeakCertificate(BadIdentity):
-    """A certificate is signed or keyed with something that can be forged: SHA-1, a short RSA key."""
-
-    code = "weak_certificate"
-
-
-class WrongKind(LogError):
-    """A boat came to the door of the nodes, or a node to the door of the boats."""
-
-    code = "wrong_kind"
-
-    def __init__(self, *, name: str, kind: str, needed: str) -> None:
-        super().__init__(f"the certificate of {name} is a {kind}'s; a {needed}'s is needed here")
-        self.name = name
-        self.kind = kind
-        self.needed = needed
-
-
-class CertificateExpired(LogError):
-    """The certificate's time is over. Renew it with `tidelog ca renew`."""
-
-    code = "certificate_expired"
-
-    def __init__(self, *, subject: str, expired: str, now: str) -> None:
-        super().__init__(
-            f"the certificate of {subject} expired at {expired} and the clock says {now}; "
-            "renew it with `tidelog ca renew`, or set the clock"
-        )
-        self.subject = subject
-        self.expired = expired
-        self.now = now
-
-
-class CertificateNotYetValid(LogError):
-    """The certificate's time has not come, which nearly always means that a clock is wrong."""
-
-    code = "certificate_not_yet_valid"
-    retriable = True
-
-    def __init__(self, *, subject: str, begins: str, now: str) -> None:
-        super().__init__(
-            f"the certificate of {subject} is valid from {begins} but the clock says {now}; set the clock first"
-        )
-        self.subject = subject
-        self.begins = begins
-        self.now = now
-
-
-class CertificateRevoked(LogError):
-    """The certificate is on the revocation list. Issue a new one if its holder should come back."""
-
-    code = "certificate_revoked"
-
-    def __init__(self, *, serial: str, reason: str) -> None:
-        super().__init__(f"certificate {serial} is revoked ({reason or 'no reason given'}); issue a new one")
-        self.serial = serial
-        self.reason = reason
-
-
-class BadRevocationList(LogError):
-    """A revocation list cannot be read and there is no earlier one to keep to, so nobody is let in."""
-
-    code = "bad_revocation_list"
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
-
-
-class NameTaken(LogError):
-    """Somebody else has this name, or one that differs from it only in case."""
-
-    code = "name_taken"
-
-    def __init__(self, *, name: str, held: str, remedy: str) -> None:
-        super().__init__(f"{name} is taken by {held}; {remedy}")
-        self.name = name
-        self.held = held
-        self.remedy = remedy
-
-
-class TooManyNames(LogError):
-    """As many different names are known as the limit allows, and this would be one more."""
-
-    code = "too_many_names"
-    retriable = True
-
-    def __init__(self, *, names_max: int) -> None:
-        super().__init__(f"{names_max} names are known and no more are allowed; raise the limit or remove some")
-        self.names_max = names_max
-
-
-class AuthorityError(LogError):
-    """A certificate authority's folder cannot do what was asked of it."""
-
-    code = "authority_error"
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
-
-
-# --- sources -------------------------------------------------------------------------------------
-
-
-class MissingExtra(LogError):
-    """An optional part of Tidelog is not installed."""
-
-    code = "missing_extra"
-
-    def __init__(self, *, extra: str, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs the extra {extra!r}; install it with: pip install 'tidelog[{extra}]'")
-        self.extra = extra
-        self.needed_for = needed_for
-
-
-class SourceFailed(LogError):
-    """Where frames come from broke or could not be opened. Close it and open it again after a pause.
-
-    Not definite: frames that were on the bus meanwhile are gone.
-    """
-
-    code = "source_failed"
-    retriable = True
-    definite = False
-
-    def __init__(self, *, source: str, reason: str) -> None:
-        super().__init__(f"{source}: {reason}; check the interface and its cable, then open it again")
-        self.source = source
-        self.reason = reason

@@ -1,0 +1,279 @@
+"""What a running cloud does beside serving boats: state files, devices, fold snapshots, retention.
+
+After a start it first lists every boat of the store, from its state file where that fits the log and else from the
+log itself, and then reads the other logs too, one after the other, so that in the end nothing rests on a file.
+
+KP1  A state file is written at a Handshake, at a disconnect, at the stop, and while something moves at most every
+     `state_interval_ms`; off the event loop, one at a time.
+KP2  A fold snapshot is appended at most every `snapshot_interval_ms`, when enough was appended since the last one or
+     retention waits for it. Retention never passes the newest committed one (F3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from tidelog.cluster.instance_watch import Identity
+from tidelog.cluster.state_file import SavedState, read_state, write_devices, write_state
+from tidelog.cluster.uplink_instance import Instance, now_ms
+from tidelog.cluster.uplink_service import UplinkService
+from tidelog.errors import InvalidConfig, LogError
+from tidelog.nmea.devices import Device
+from tidelog.storage import retention
+from tidelog.storage.log import Log
+from tidelog.storage.options import Retention
+from tidelog.storage.writer import Committer, wall_clock_us
+from tidelog.units import MIB, US_PER_MS
+
+_TICK_S: Final = 0.25
+_BETWEEN_LOGS_S: Final = 0.02
+_SAVES_PER_TICK: Final = 40
+_URGENT_INTERVAL_MS: Final = 1_000
+"""A boat that shakes hands all the time must not keep the disk busy with its holes."""
+_SAVED_TOGETHER: Final = 16
+_LOOK_INTERVAL_MS: Final = 1_000
+"""Folding costs by the call more than by the frame; whoever reads the feed or asks for devices does not wait for it."""
+_LONG_AGO_MS: Final = -(2**62)
+
+Mark: TypeAlias = tuple[int, int, int]
+Work: TypeAlias = tuple[SavedState, list[Device] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperOptions:
+    retention: Retention = field(default_factory=Retention)
+    """Of every channel, by the cloud's clock and in whole segments."""
+    state_interval_ms: int = 5_000
+    sweep_interval_ms: int = 60_000
+    snapshot_interval_ms: int = 3_600_000
+    snapshot_bytes_min: int = 64 * MIB
+    """What must have been appended since the last snapshot; it bounds what a restart has to read."""
+    device_idle_ms: int | None = 300_000
+    """A device that is silent for so long while others speak is forgotten; None keeps it for ever."""
+
+    def __post_init__(self) -> None:
+        values = [self.state_interval_ms, self.sweep_interval_ms, self.snapshot_interval_ms, self.snapshot_bytes_min]
+        if self.device_idle_ms is not None:
+            values.append(self.device_idle_ms)
+        if min(values) <= 0:
+            raise InvalidConfig(section="keeper", problems=["intervals and sizes must be positive"])
+
+
+class Keeper:
+    def __init__(
+        self, *, service: UplinkService, committer: Committer, options: KeeperOptions, log: Callable[[str], None]
+    ) -> None:
+        self._service = service
+        self._disk = service.store.disk
+        self._committer = committer
+        self._options = options
+        self._log = log
+        self._urgent: set[str] = set()
+        self._woken = asyncio.Event()
+        self._marks: dict[str, Mark] = {}
+        self._saved_ms: dict[str, int] = {}
+        self._identities: dict[str, Identity] = {}
+        self._complaints: dict[str, str] = {}
+        self._stopping = False
+
+    def save_soon(self, instance: Instance) -> None:
+        """Something happened that the file should show at once."""
+        self._urgent.add(instance.name)
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Run until `stop`. An error that ends it earlier is a bug of ours."""
+        async with asyncio.TaskGroup() as group:
+            loading = group.create_task(self._load_known())
+            sweeping = group.create_task(self._run_sweeps())
+            await self._run_saves()
+            loading.cancel()
+            sweeping.cancel()
+
+    def stop(self) -> None:
+        """End after what is being written now; `save_all` comes after it."""
+        self._stopping = True
+        self._woken.set()
+
+    # --- boats that have not spoken yet ----------------------------------------------------------
+
+    async def _load_known(self) -> None:
+        service = self._service
+        later: list[str] = []
+        for name in service.store.names():
+            if name in service.instances:
+                continue
+            saved = await asyncio.to_thread(read_state, self._disk, name)
+            if saved is not None and self._fits(name, saved) and name not in service.instances:
+                service.saved[name] = saved
+                later.append(name)
+            else:
+                await self._open(name)
+        service.all_listed = True
+        for name in later:
+            saved = service.saved.get(name)
+            await self._open(name)
+            instance = service.instances.get(name)
+            if instance is not None and saved == instance.saved_state():
+                self._marks[name] = _mark(instance)  # the file says the same as the log
+            await asyncio.sleep(_BETWEEN_LOGS_S)
+
+    def _fits(self, name: str, saved: SavedState) -> bool:
+        """Whether the file speaks of exactly the log that is there. After a crash nobody knows without reading it."""
+        channel = self._service.store.channels[name]
+        return channel.clean and not channel.unsynced and channel.synced_end == saved.log_end
+
+    async def _open(self, name: str) -> None:
+        try:
+            await self._service.instance(name)
+        except LogError as error:
+            self._complain(name, "open", error)
+
+    # --- state files -----------------------------------------------------------------------------
+
+    async def _run_saves(self) -> None:
+        look_due_ms = 0
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._woken.wait()
+            self._woken.clear()
+            due = self._urgent_due()
+            if now_ms() >= look_due_ms:
+                look_due_ms = now_ms() + _LOOK_INTERVAL_MS
+                await self._fold_frames()
+                due += self._moved()
+            # Never so many at once that commits suffer.
+            for instance in due[:_SAVES_PER_TICK]:
+                await self._save(instance)
+
+    def _urgent_due(self) -> list[Instance]:
+        instances = self._service.instances
+        urgent = [instances[name] for name in self._urgent if name in instances]
+        return [each for each in urgent if self._waited_ms(each) >= _URGENT_INTERVAL_MS]
+
+    def _moved(self) -> list[Instance]:
+        """Boats whose file is old, whoever waits longest first."""
+        interval_ms = self._options.state_interval_ms
+        moved = [
+            each
+            for name, each in self._service.instances.items()
+            if self._marks.get(name) != _mark(each) and name not in self._urgent
+        ]
+        old = [each for each in moved if self._waited_ms(each) >= interval_ms]
+        return sorted(old, key=self._waited_ms, reverse=True)
+
+    def _waited_ms(self, instance: Instance) -> int:
+        return now_ms() - self._saved_ms.get(instance.name, _LONG_AGO_MS)
+
+    async def save_all(self, *, deadline_s: float) -> None:
+        """At the stop: every boat that moved, with its devices as they are, as many as there is time for."""
+        self._identities.clear()
+        moved = [each for name, each in self._service.instances.items() if self._marks.get(name) != _mark(each)]
+        give_up_ms = now_ms() + round(1000 * deadline_s)
+        for start in range(0, len(moved), _SAVED_TOGETHER):
+            if now_ms() > give_up_ms:
+                self._log(f"state files left as they were count={len(moved) - start}, the logs are read at the start")
+                return
+            await asyncio.gather(*map(self._save, moved[start : start + _SAVED_TOGETHER]))
+
+    async def _save(self, instance: Instance) -> None:
+        name = instance.name
+        self._urgent.discard(name)
+        self._marks[name], self._saved_ms[name] = _mark(instance), now_ms()
+        identities = instance.watch.identities()
+        devices = None
+        if identities and self._identities.get(name) != identities:
+            devices = instance.watch.devices.devices()
+            self._identities[name] = identities
+        try:
+            await asyncio.to_thread(self._write, (instance.saved_state(), devices))
+        except LogError as error:
+            self._complain(name, "save", error)
+            self._identities.pop(name, None)
+        else:
+            self._complaints.pop(f"save {name}", None)
+
+    def _write(self, work: Work) -> None:
+        saved, devices = work
+        write_state(self._disk, saved)
+        if devices is not None:
+            write_devices(self._disk, saved.status.id, devices)
+
+    async def _fold_frames(self) -> None:
+        """Readers and devices hear of what nobody was waiting for."""
+        idle_ms = self._options.device_idle_ms
+        for instance in list(self._service.instances.values()):
+            watch = instance.watch
+            if not watch.has_news:
+                continue
+            watch.has_news = False
+            watch.fold()
+            for frames in watch.take_backfilled():
+                watch.learn_devices(frames)
+                await asyncio.sleep(0)  # others first: a block may hold thousands of frames
+            if idle_ms is not None:
+                watch.forget_idle(idle_ms * US_PER_MS)
+
+    # --- snapshots and retention -----------------------------------------------------------------
+
+    async def _run_sweeps(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.sweep_interval_ms / 1000)
+            for instance in list(self._service.instances.values()):
+                try:
+                    await self.sweep(instance)
+                except LogError as error:
+                    self._complain(instance.name, "sweep", error)
+                else:
+                    self._complaints.pop(f"sweep {instance.name}", None)
+
+    async def sweep(self, instance: Instance) -> None:
+        """Trim one channel, writing a snapshot first where that is due."""
+        held_back = await asyncio.to_thread(self._trim, instance.log)
+        if self._snapshot_is_due(instance, held_back):
+            await instance.write_snapshot()
+            self.save_soon(instance)
+            await asyncio.to_thread(self._trim, instance.log)
+
+    def _trim(self, log: Log) -> int:
+        """Drop what retention no longer keeps; how many segments wait for a snapshot."""
+        limits = self._options.retention
+        if limits == Retention():
+            return 0
+        held_back = 0
+
+        def act(now_us: int) -> None:
+            nonlocal held_back
+            with log.mutex:
+                log.check_usable()
+                log.roll_if_due(now_us)
+                held_back = retention.sweep(log, now_us, limits).held_back
+
+        self._committer.run_exclusive(act)
+        return held_back
+
+    def _snapshot_is_due(self, instance: Instance, held_back: int) -> bool:
+        snapshot = instance.snapshot
+        if snapshot is not None:
+            age_us = wall_clock_us() - snapshot.time_us
+            if (
+                instance.committed_end <= snapshot.offsets.stop
+                or age_us < self._options.snapshot_interval_ms * US_PER_MS
+            ):
+                return False
+        return held_back > 0 or instance.bytes_since_snapshot >= self._options.snapshot_bytes_min
+
+    def _complain(self, name: str, action: str, error: LogError) -> None:
+        """Once for each fault, not at every try."""
+        if self._complaints.get(f"{action} {name}") != error.code:
+            self._complaints[f"{action} {name}"] = error.code
+            self._log(f"{action} failed instance={name} code={error.code} detail={str(error)!r}")
+
+
+def _mark(instance: Instance) -> Mark:
+    return instance.committed_end, instance.watch.last_seen_us, instance.channel.receiver.session

@@ -1,0 +1,121 @@
+"""Every error that Tidelog raises on purpose.
+
+An `AssertionError` means a bug in Tidelog; a `LogError` means the world did something, and its
+message tells the reader what to do next. Callers decide by the class attributes, never by text:
+`retriable` (the same request may succeed later) and `definite` (the operation certainly had no
+effect; when unsure, False).
+
+The modules are for the reader; everybody imports from here.
+"""
+
+from __future__ import annotations
+
+from tidelog.errors.base import (
+    LogError,
+)
+from tidelog.errors.identity import (
+    AuthorityError,
+    BadIdentity,
+    BadRevocationList,
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateRevoked,
+    NameTaken,
+    RequestRefused,
+    TooManyNames,
+    WeakCertificate,
+    WrongKind,
+)
+from tidelog.errors.replication import (
+    BadMessage,
+    ConflictingFrames,
+    ForeignLineage,
+    LagExceeded,
+    MissingExtra,
+    RateExceeded,
+    SessionFenced,
+    SourceFailed,
+    TooManyHoles,
+)
+from tidelog.errors.storage import (
+    BadBlock,
+    BadJournalFile,
+    BlockCorrupt,
+    BlockTooLarge,
+    BlockTruncated,
+    ChannelExists,
+    DamagedRange,
+    DiskError,
+    DiskFull,
+    FileMissing,
+    FolderLocked,
+    InvalidConfig,
+    InvalidRecord,
+    LogClosed,
+    LogPoisoned,
+    MemoryLogFull,
+    NotABlockBoundary,
+    NotALog,
+    OffsetMismatch,
+    OffsetOutOfRange,
+    QueueFull,
+    ReplacementRefused,
+    SeqExhausted,
+    SkipNotSupported,
+    StaleEpoch,
+    SyncFailed,
+    UnknownChannel,
+    WaitTimedOut,
+)
+
+__all__ = [
+    "AuthorityError",
+    "BadBlock",
+    "BadIdentity",
+    "BadJournalFile",
+    "BadMessage",
+    "BadRevocationList",
+    "BlockCorrupt",
+    "BlockTooLarge",
+    "BlockTruncated",
+    "CertificateExpired",
+    "CertificateNotYetValid",
+    "CertificateRevoked",
+    "ChannelExists",
+    "ConflictingFrames",
+    "DamagedRange",
+    "DiskError",
+    "DiskFull",
+    "FileMissing",
+    "FolderLocked",
+    "ForeignLineage",
+    "InvalidConfig",
+    "InvalidRecord",
+    "LagExceeded",
+    "LogClosed",
+    "LogError",
+    "LogPoisoned",
+    "MemoryLogFull",
+    "MissingExtra",
+    "NameTaken",
+    "NotABlockBoundary",
+    "NotALog",
+    "OffsetMismatch",
+    "OffsetOutOfRange",
+    "QueueFull",
+    "RateExceeded",
+    "ReplacementRefused",
+    "RequestRefused",
+    "SeqExhausted",
+    "SessionFenced",
+    "SkipNotSupported",
+    "SourceFailed",
+    "StaleEpoch",
+    "SyncFailed",
+    "TooManyHoles",
+    "TooManyNames",
+    "UnknownChannel",
+    "WaitTimedOut",
+    "WeakCertificate",
+    "WrongKind",
+]

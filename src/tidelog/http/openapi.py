@@ -1,0 +1,112 @@
+"""The OpenAPI 3.1 document of a server, written from the routes that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from tidelog import __version__
+from tidelog.http.access import SCOPES
+from tidelog.http.routes import JSON_TYPE, Call, Route, Schema, json_answer
+from tidelog.http.shapes import SCHEMAS
+
+OPENAPI_PATH: Final = "/openapi.json"
+
+_ERRORS: Final = {
+    400: "A parameter is unknown or cannot be.",
+    401: "A token is needed, or this one is not known.",
+    403: "The token lacks a scope, which `detail` names.",
+    404: "There is no such thing, or this caller may not see it.",
+    500: "The server failed; its log says why.",
+    503: "A limit is reached, or the server is not ready; ask again after Retry-After seconds.",
+}
+
+
+def with_document(routes: Sequence[Route], *, title: str) -> tuple[list[Route], Mapping[str, Any]]:
+    """The routes and one more that shows their document, which has that one in it too."""
+    served = [*routes, _document_route(lambda: document)]
+    document = openapi_document(served, title=title)
+    return served, document
+
+
+def _document_route(document: Callable[[], Mapping[str, Any]]) -> Route:
+    async def answer(_: Call) -> web.StreamResponse:
+        return json_answer(document())
+
+    return Route(path=OPENAPI_PATH, summary="This document.", answer=answer, scope=None, schema={"type": "object"})
+
+
+def openapi_document(routes: Sequence[Route], *, title: str) -> Mapping[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": __version__},
+        "paths": {route.path: {"get": _operation(route)} for route in routes},
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": f"Scopes: {', '.join(SCOPES)}."},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+                "certificate": {"type": "mutualTLS"},
+            },
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route.path),
+        "summary": route.summary,
+        "parameters": _parameters(route),
+        "responses": _responses(route),
+    }
+    if route.scope is not None:
+        operation["description"] = f"Needs the scope `{route.scope}`."
+        operation["security"] = [{"bearer": []}, {"apiKey": []}, {"certificate": []}]
+    else:
+        operation["security"] = []
+    return operation
+
+
+def _operation_id(path: str) -> str:
+    words = [part.strip("{}").replace(".", "_") for part in path.split("/") if part]
+    return "get_" + "_".join(words)
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    in_path = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
+        for part in route.path.split("/")
+        if part.startswith("{")
+    ]
+    in_query = [
+        {
+            "name": parameter.name,
+            "in": "query",
+            "required": parameter.required,
+            "description": parameter.description,
+            "schema": {"type": "array", "items": parameter.schema} if parameter.repeated else parameter.schema,
+        }
+        for parameter in route.parameters
+    ]
+    return [*in_path, *in_query]
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    schema: Schema = route.schema if route.schema is not None else {"type": "string"}
+    responses: dict[str, Any] = {
+        "200": {"description": "The answer.", "content": {route.content_type: {"schema": schema}}}
+    }
+    statuses = {*route.errors}
+    if route.scope is not None:
+        statuses |= {401, 403}
+        if "{" in route.path:
+            statuses.add(404)
+    statuses |= {400, 500, 503}
+    for status in sorted(statuses):
+        shape: Schema = {"$ref": "#/components/schemas/Error"}
+        if status == 503 and route.unhealthy_schema is not None:
+            shape = route.unhealthy_schema
+        responses[str(status)] = {"description": _ERRORS[status], "content": {JSON_TYPE: {"schema": shape}}}
+    return responses

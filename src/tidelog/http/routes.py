@@ -1,0 +1,198 @@
+"""What a server answers: one table of routes, from which requests are served and the OpenAPI document is written.
+
+A route is a path, what it takes, who may ask, and the function that answers. All routes are read-only: GET and HEAD,
+and OPTIONS where browsers of other origins are let in.
+
+What a caller must keep: a route's answer fits its schema. The tests hold every answer they get against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from tidelog.errors import RequestRefused
+from tidelog.http.access import Principal
+from tidelog.http.metrics import CONTENT_TYPE as METRICS_TYPE
+
+JSON_TYPE: Final = "application/json"
+EVENTS_TYPE: Final = "text/event-stream"
+
+Schema: TypeAlias = Mapping[str, Any]
+Query: TypeAlias = Mapping[str, Sequence[str]]
+
+SECRETS_IN_QUERY: Final = frozenset({"token", "access_token", "api_key", "apikey", "api-key", "key"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A query parameter."""
+
+    name: str
+    description: str
+    schema: Schema
+    required: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one answer that goes on for long may take."""
+
+    heartbeat_s: float = 15.0
+    """How long an event stream may be silent before a comment is sent."""
+    recheck_s: float = 10.0
+    """How often an event stream's caller is asked about again: tokens are taken back, certificates revoked."""
+    write_timeout_s: float = 30.0
+    """A client that takes nothing for so long is cut off."""
+    reader_blocks_max: int = 1024
+    reader_frames_max: int = 65_536
+    """What may wait for one reader of events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteStatistics:
+    connections: int
+    readers: int
+    """Event streams that are open."""
+    requests: Mapping[int, int]
+    """By status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request that was let in."""
+
+    request: web.BaseRequest
+    path: Mapping[str, str]
+    """The parts of the path that the route leaves open."""
+    query: Query
+    caller: Principal
+    limits: Limits
+    headers: Mapping[str, str]
+    """Goes with every answer; an answer that is written piece by piece must add it itself."""
+    is_allowed: Callable[[], bool]
+    """Whether the caller would be let in now."""
+    site: Callable[[], SiteStatistics]
+    reader: Callable[[Callable[[], None]], ReaderSlot]
+    """Take a place for an event stream; raises `RequestRefused` (503) when there is none."""
+
+    @property
+    def head_only(self) -> bool:
+        return self.request.method == "HEAD"
+
+    def one(self, name: str) -> str | None:
+        """A parameter that may be given once."""
+        values = self.query.get(name, ())
+        if len(values) > 1:
+            raise RequestRefused(status=400, reason="bad_parameter", detail=f"{name} may be given once")
+        return values[0] if values else None
+
+
+class ReaderSlot:
+    """A place for an event stream, given back at the end of a `with`."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+
+    def __enter__(self) -> ReaderSlot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    path: str
+    """Parts in braces are left open: `/instances/{id}/status`."""
+    summary: str
+    answer: Handler
+    scope: str | None
+    """None: anybody may ask, and the answer says no more than that caller may know."""
+    schema: Schema | None = None
+    """Of a JSON answer with status 200."""
+    content_type: str = JSON_TYPE
+    streams: bool = False
+    """The answer is written piece by piece and takes as long as it takes."""
+    parameters: tuple[Parameter, ...] = ()
+    errors: tuple[int, ...] = ()
+    """Statuses beside those that every route may answer with."""
+    unhealthy_schema: Schema | None = None
+    """Of a 503 that is an answer and not an error."""
+
+    def match(self, parts: Sequence[str]) -> dict[str, str] | None:
+        """What the open parts hold, if these parts of a path are the route's."""
+        wanted = self.path.split("/")
+        if len(wanted) != len(parts):
+            return None
+        found: dict[str, str] = {}
+        for want, part in zip(wanted, parts, strict=True):
+            if want.startswith("{"):
+                if not part:
+                    return None
+                found[want[1:-1]] = part
+            elif want != part:
+                return None
+        return found
+
+
+def find_route(routes: Sequence[Route], raw_path: str) -> tuple[Route, dict[str, str]]:
+    """Raises `RequestRefused` (404). The path is split before it is unquoted, so %2F stays inside its part."""
+    parts = [unquote(part) for part in raw_path.split("/")]
+    for route in routes:
+        if (found := route.match(parts)) is not None:
+            return route, found
+    raise RequestRefused(
+        status=404, reason="not_found", detail="there is nothing here; /openapi.json lists what there is"
+    )
+
+
+def refuse_secrets(request: web.BaseRequest) -> None:
+    """Before anything else is said: a token in an address is burnt, whether it is good or not."""
+    if any(name.lower() in SECRETS_IN_QUERY for name in request.query):
+        raise RequestRefused(
+            status=400,
+            reason="token_in_query",
+            detail="a token in an address ends up in logs; send it as Authorization: Bearer, and make a new one",
+        )
+
+
+def checked_query(route: Route, request: web.BaseRequest) -> Query:
+    """The query by name. Refuses names the route does not know: a misspelt filter would let everything through."""
+    known = {parameter.name: parameter for parameter in route.parameters}
+    query: dict[str, list[str]] = {}
+    for name, value in request.query.items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise RequestRefused(
+                status=400, reason="bad_parameter", detail=f"{name[:80]!a} is not known here; parameters: {names}"
+            )
+        query.setdefault(name, []).append(value)
+    for parameter in route.parameters:
+        if parameter.required and parameter.name not in query:
+            raise RequestRefused(
+                status=400, reason="bad_parameter", detail=f"{parameter.name} is needed: {parameter.description}"
+            )
+    return query
+
+
+def json_answer(value: object, *, status: int = 200) -> web.Response:
+    body = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return web.Response(status=status, text=body + "\n", content_type=JSON_TYPE)
+
+
+def metrics_answer(text: str) -> web.Response:
+    return web.Response(body=text.encode(), headers={"Content-Type": METRICS_TYPE})
+
+
+def not_found(what: str, name: str) -> RequestRefused:
+    return RequestRefused(status=404, reason="not_found", detail=f"there is no {what} {name[:80]!a}")

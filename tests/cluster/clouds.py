@@ -1,0 +1,103 @@
+"""A whole cloud, as `tidelog cloud` runs it, for tests: with TLS files on disk, or in plaintext."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.parties import HOST, Fleet, wait_until
+from tidelog.cluster.cloud import Cloud, CloudOptions
+from tidelog.cluster.cloud_view import InstanceStatus
+from tidelog.cluster.keeper import KeeperOptions
+from tidelog.cluster.store_view import StoreView
+from tidelog.cluster.uplink_instance import Instance
+from tidelog.storage.log import Log
+from tidelog.storage.options import LogOptions
+from tidelog.storage.store import Store, StoreOptions
+from tidelog.storage.writer import wall_clock_us
+
+QUICK = KeeperOptions(state_interval_ms=50)
+
+
+class TlsFolder:
+    """The files that a cloud is given; a roll replaces them."""
+
+    def __init__(self, folder: Path, fleet: Fleet) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.cert, self.key, self.authority = folder / "node.pem", folder / "node.key", folder / "boats.pem"
+        self.cert.write_bytes(fleet.node.certificate)
+        self.key.write_bytes(fleet.node.key)
+        self.authority.write_bytes(fleet.boats.certificate_pem)
+
+
+class CloudHouse:
+    """A running `Cloud` and shortcuts into it."""
+
+    def __init__(self, cloud: Cloud, folder: Path, lines: list[str]) -> None:
+        self.cloud = cloud
+        self.folder = folder
+        self.lines = lines
+
+    @property
+    def port(self) -> int:
+        return self.cloud.port
+
+    @property
+    def view(self) -> StoreView:
+        assert self.cloud.view is not None
+        return self.cloud.view
+
+    @property
+    def store(self) -> Store:
+        assert self.cloud.store is not None
+        return self.cloud.store
+
+    def instance(self, name: str) -> Instance:
+        assert self.cloud.service is not None
+        return self.cloud.service.instances[name]
+
+    def status(self, name: str) -> InstanceStatus:
+        found = self.view.instance(name)
+        assert found is not None
+        return found
+
+    def log(self, name: str) -> Log:
+        return self.store.log(name, now_us=wall_clock_us())
+
+    def events(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """Oldest first."""
+        return [(event.type, event.detail) for event in reversed(self.view.events(name, 1_024))]
+
+    async def wait_ready(self) -> None:
+        await wait_until(lambda: self.view.ready()[0], "every boat is listed")
+
+
+@contextlib.asynccontextmanager
+async def running_cloud(
+    folder: Path, tls: TlsFolder | None = None, *, store: StoreOptions | None = None, **options: Any
+) -> AsyncIterator[CloudHouse]:
+    lines: list[str] = []
+    files = {"tls_cert": tls.cert, "tls_key": tls.key, "tls_client_ca": tls.authority} if tls is not None else {}
+    cloud = Cloud(
+        CloudOptions(
+            data_dir=folder,
+            grpc_listen=f"{HOST}:0",
+            insecure_dev=tls is None,
+            store=store or StoreOptions(log=LogOptions(reserve_bytes=0)),
+            **{"keeper": QUICK, **files, **options},
+        ),
+        log=lines.append,
+    )
+    await cloud.start()
+    try:
+        yield CloudHouse(cloud, folder, lines)
+    finally:
+        await cloud.stop()
+
+
+def saved(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name / "state.json").read_text())
+    return found

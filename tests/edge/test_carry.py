@@ -1,0 +1,178 @@
+"""Frames of an older lineage get new numbers: all of them, once, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.edge.test_boat_uplink import welcome
+from tidelog.blocks.decode import decode_block_frames
+from tidelog.core.uplink.messages import LiveData
+from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.carry import FRAMES_MAX, CarryOver
+from tidelog.edge.journal import META_NAME, Journal, JournalOptions, open_journal
+from tidelog.edge.ring import Ring
+from tidelog.edge.uplink import BoatUplink, Connect
+from tidelog.errors import DiskFull
+from tidelog.sim.disk import SimDisk
+from tidelog.sim.power import PluggedDisk, PowerCut
+
+START_US = 1_750_000_000_000_000
+
+
+def open_it(disk: Any, rng: random.Random) -> Journal:
+    options = JournalOptions(reserve_bytes=0, lease_seqs=1_000)
+    return open_journal(disk, "j", now_us=START_US, new_lineage=lambda: rng.randbytes(16), options=options)
+
+
+def record(journal: Journal, frames: int, first: int = 0) -> None:
+    for number in range(first, first + frames):
+        journal.record(START_US + number, 0x9F80100, b"%08d" % number, START_US)
+
+
+def numbers(journal: Journal, lineage: bytes) -> Counter[int]:
+    """How often each frame is in the journal under this lineage."""
+    found: Counter[int] = Counter()
+    for block in journal.blocks(producer=lineage):
+        found.update(int(payload) for _, _, payload in decode_block_frames(block.made()).rows())
+    return found
+
+
+def carry_all(journal: Journal) -> None:
+    carry = CarryOver(journal)
+    while carry.step(START_US) is not None:
+        pass
+    assert not carry.pending
+
+
+def test_what_was_not_acked_gets_new_numbers_with_its_own_content() -> None:
+    rng = random.Random(1)
+    journal = open_it(SimDisk(rng), rng)
+    record(journal, 1_000)
+    journal.acknowledge(300)
+    old = journal.lineage
+    journal.fork_lineage("a clone", START_US)
+    record(journal, 10, first=5_000)
+    carry_all(journal)
+    assert numbers(journal, journal.lineage) == Counter([*range(300, 1_000), *range(5_000, 5_010)])
+    assert journal.acked_of(old) == 1_000, "retention may have the old form"
+    assert journal.head == 710
+
+
+def test_one_step_carries_a_few_frames_and_says_which() -> None:
+    rng = random.Random(1)
+    journal = open_it(SimDisk(rng), rng)
+    record(journal, 1_000)
+    journal.fork_lineage("a clone", START_US)
+    carried = CarryOver(journal).step(START_US)
+    assert carried is not None
+    seqs, frames = carried
+    assert (seqs, len(frames)) == (range(1, FRAMES_MAX + 1), FRAMES_MAX)
+
+
+def test_nothing_is_carried_from_a_lineage_until_it_is_known_what_the_cloud_holds_of_it() -> None:
+    rng = random.Random(1)
+    disk = SimDisk(rng)
+    journal = open_it(disk, rng)
+    record(journal, 500)
+    old = journal.lineage
+    journal.close(START_US)
+    disk.remove(f"j/{META_NAME}")
+    journal = open_it(disk, rng)
+    assert journal.orphans == {old}
+    assert CarryOver(journal).step(START_US) is None
+    uplink = BoatUplink(journal=journal, ring=Ring(), config=SenderConfig(), jitter=lambda: 0.0, now_ms=0)
+    (connect,) = uplink.poll(0, now_us=START_US)
+    assert isinstance(connect, Connect)
+    assert connect.hello.orphans == (old,)
+    uplink.receive(welcome(connect.hello, holes=(), orphan_cursors=((old, 450),)), 0, now_us=START_US)
+    outs = uplink.poll(0, now_us=START_US)
+    assert numbers(journal, journal.lineage) == Counter(range(450, 500))
+    assert sum(len(out.seqs) for out in outs if isinstance(out, LiveData)) == 50, "and they leave by Live at once"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_power_cut_at_any_moment_neither_loses_a_frame_nor_carries_it_twice(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    disk = PluggedDisk(random.Random(seed))
+    journal = open_it(disk, rng)
+    record(journal, 900)
+    journal.flush(START_US)
+    journal.fork_lineage("a clone", START_US)
+    disk.cut_after = seed
+    cuts = 0
+    while True:
+        try:
+            carry_all(journal)
+            disk.cut_after = None
+            break
+        except PowerCut:
+            cuts += 1
+            disk.crash()
+            disk.cut_after = None
+            journal = open_it(disk, rng)
+            disk.cut_after = rng.randrange(40) if cuts < 3 else None
+    assert numbers(journal, journal.lineage) == Counter(range(900))
+    assert cuts or seed > 30, "the cut came too late"
+
+
+def test_a_full_disk_holds_the_carrying_up_and_breaks_nothing() -> None:
+    rng = random.Random(3)
+    disk = SimDisk(rng)
+    journal = open_it(disk, rng)
+    record(journal, 900)
+    journal.flush(START_US)
+    journal.fork_lineage("a clone", START_US)
+    carry = CarryOver(journal)
+    disk.faults.capacity_bytes = 0
+    with pytest.raises(DiskFull):
+        carry.step(START_US)
+    disk.faults.capacity_bytes = None
+    while carry.step(START_US) is not None:
+        pass
+    assert numbers(journal, journal.lineage) == Counter(range(900))
+
+
+@pytest.mark.parametrize("calls", range(1, 30))
+def test_a_disk_that_fills_up_in_the_middle_of_a_step_while_the_bus_goes_on(calls: int) -> None:
+    """The bus may then get the numbers that were meant for old frames: that must not pass for having carried them."""
+    rng = random.Random(calls)
+    disk = SimDisk(rng)
+    journal = open_it(disk, rng)
+    record(journal, 300)
+    journal.flush(START_US)
+    journal.fork_lineage("a clone", START_US)
+    carry = CarryOver(journal)
+    disk.faults.fail_kind, disk.faults.fail_after, disk.faults.fail_forever = "full", calls, True
+    for _ in range(3):
+        with contextlib.suppress(DiskFull):
+            carry.step(START_US)
+        with contextlib.suppress(DiskFull):
+            record(journal, 300, first=5_000)
+            journal.flush(START_US)
+    disk.faults.fail_after = None
+    journal.flush(START_US)
+    journal.close(START_US)
+    journal = open_it(disk, rng)
+    carry_all(journal)
+    found = numbers(journal, journal.lineage)
+    assert {number: count for number, count in found.items() if number < 300} == dict.fromkeys(range(300), 1)
+
+
+def test_a_restart_long_after_the_carrying_does_it_no_second_time() -> None:
+    rng = random.Random(4)
+    disk = SimDisk(rng)
+    journal = open_it(disk, rng)
+    record(journal, 500)
+    journal.fork_lineage("a clone", START_US)
+    carry_all(journal)
+    record(journal, 100, first=5_000)
+    journal.close(START_US)
+    journal = open_it(disk, rng)
+    carry_all(journal)
+    assert numbers(journal, journal.lineage) == Counter([*range(500), *range(5_000, 5_100)])
