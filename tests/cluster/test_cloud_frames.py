@@ -303,7 +303,7 @@ async def backfill_blocks(stream: Any, *, count: int, each: int) -> None:
             payload=seqs.view(np.uint8),
         )
         made = encode_frames(frames, base_seq=int(seqs[0]), producer=bytes(range(16)))
-        message = pb.BackfillUpstream(made_block=b"".join(map(bytes, made.buffers)))
+        message = pb.BackfillUpstream(made_blocks=[b"".join(map(bytes, made.buffers))])
         await stream.write(message.SerializeToString())
         ack = pb.BackfillDownstream.FromString(await answer(stream))
         assert ack.continuous_through <= 1 + (place + 1) * each

@@ -555,15 +555,15 @@ def test_hostile_blocks_are_refused_by_type_on_both_streams_and_nothing_is_taken
                     welcome = await boat.handshake(60, **hello)
                     assert (welcome.cursor, holes(welcome)) == (0, [(1, 61)]), f"after {what}"
                     stream = boat.live() if path == "live" else boat.backfill()
-                    kind = pb.LiveUpstream if path == "live" else pb.BackfillUpstream
-                    await stream.write(kind(made_block=block).SerializeToString())
+                    live, backfill = pb.LiveUpstream(made_block=block), pb.BackfillUpstream(made_blocks=[block])
+                    await stream.write((live if path == "live" else backfill).SerializeToString())
                     code, details = await refusal_of(stream)
                     assert code is INVALID, f"{what} by {path}: {code} {details}"
                     assert details.split(":")[0] in TYPED, f"{what} by {path}: {details}"
             await boat.handshake(60, **hello)
             backfill = boat.backfill()
             honest = made_bytes(made_frames(range(1, 61)))
-            await backfill.write(pb.BackfillUpstream(made_block=honest).SerializeToString())
+            await backfill.write(pb.BackfillUpstream(made_blocks=[honest]).SerializeToString())
             ack = pb.BackfillDownstream.FromString(await answer(backfill))
             assert (ack.continuous_through, holes(ack)) == (60, []), "the honest one is taken"
 
@@ -610,7 +610,7 @@ def test_hello_with_five_thousand_ranges_does_not_hold_up_the_others(harbour: Ha
 def every_second(count: int) -> Iterator[bytes]:
     for place in range(count):
         made = made_bytes(made_frames(range(2 * place + 2, 2 * place + 3)))
-        yield pb.BackfillUpstream(made_block=made).SerializeToString()
+        yield pb.BackfillUpstream(made_blocks=[made]).SerializeToString()
 
 
 def test_a_boat_that_sends_every_second_seq_holds_up_nobody(harbour: Harbour) -> None:
@@ -667,7 +667,7 @@ def test_too_many_holes_are_refused_by_type_and_honest_backfill_still_gets_throu
             cursor = 0
             for start in range(1, 201, 20):  # from the first hole on, as a boat of ours fills it
                 made = made_bytes(made_frames(range(start, start + 20)))
-                await backfill.write(pb.BackfillUpstream(made_block=made).SerializeToString())
+                await backfill.write(pb.BackfillUpstream(made_blocks=[made]).SerializeToString())
             while cursor < 200:
                 cursor = pb.BackfillDownstream.FromString(await answer(backfill)).continuous_through
             assert sorted(cloud.held(name)) == [(seq, row(seq)) for seq in range(1, 201)]
@@ -756,7 +756,7 @@ def test_mutated_messages_are_taken_or_refused_by_type(harbour: Harbour) -> None
         hello = hello_bytes(name, head_seq=60, lineage=LINEAGE, life=b"1", sent_through=60, lost=lost)
         made = forged(range(11, 21))
         lives = [pb.LiveUpstream(made_block=made), pb.LiveUpstream(status=pb.LiveStatus(head_seq=60))]
-        backfills = [pb.BackfillUpstream(made_block=made), pb.BackfillUpstream(gone=pb.SeqRange(start=1, end=9))]
+        backfills = [pb.BackfillUpstream(made_blocks=[made]), pb.BackfillUpstream(gone=pb.SeqRange(start=1, end=9))]
         async with harbour.bystander(), harbour.attacker(name) as boat:
             for number in range(60):
                 await accepted_or_typed(boat.handshake_raw(hello))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -31,6 +31,7 @@ from tests.cluster.parties import (
 )
 from tests.wire.certificates import crafted, sha1_signed
 from tidelog.wire.certificates import DAY_US, Signer, certificate_pem, key_pem
+from tidelog.wire.revocation import RevocationList
 
 NAME = "boat-001"
 URI = f"spiffe://fleet/boat/{NAME}"
@@ -397,5 +398,29 @@ def test_revoked_boat_that_reads_no_answers_is_not_heard_either(tmp_path: Path, 
             with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
                 await asyncio.wait_for(write_for_ever(live), ANSWER_S)
             assert len(cloud.held(name)) == 1
+
+    run(scenario())
+
+
+def test_a_revoked_intermediate_takes_its_boats_with_it(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        root = root_authority()
+        key, leaf_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        intermediate = crafted(common_names=["intermediate"], ca=True, key=key, signer=root)
+        signer = Signer(intermediate, key)
+        builder = crafted(common_names=[NAME], uris=[URI], key=leaf_key, signer=signer)
+        leaf = (
+            x509.CertificateBuilder(builder.issuer, builder.subject, leaf_key.public_key(), 77)
+            .not_valid_before(builder.not_valid_before_utc)
+            .not_valid_after(builder.not_valid_after_utc)
+            .sign(key, hashes.SHA256())
+        )
+        chain = Credentials(certificate_pem(leaf) + certificate_pem(intermediate), key_pem(leaf_key))
+        (tmp_path / "revoked.txt").write_text(f"{intermediate.serial_number:x} stolen\n")
+        revocations = RevocationList(tmp_path / "revoked.txt", now_us=fleet.now_us)
+        authority = certificate_pem(root.certificate)
+        cloud = CloudParty(tmp_path / "cloud", fleet, revocations=revocations, client_authority=authority)
+        async with cloud.running(), dialed(cloud.port, fleet, chain) as channel:
+            assert await handshake_code(LplexBoat(channel, NAME)) in (DENIED, UNAVAILABLE)
 
     run(scenario())

@@ -255,9 +255,9 @@ def bad_backfills() -> dict[str, tuple[bytes, grpc.StatusCode]]:
             pb.BackfillUpstream(gone=pb.SeqRange(start=1, end=10**9)).SerializeToString(),
             INVALID,
         ),
-        "block of another lineage": (pb.BackfillUpstream(made_block=made).SerializeToString(), precondition),
-        "made block of noise": (pb.BackfillUpstream(made_block=b"\x5a" * 500).SerializeToString(), INVALID),
-        "made block, one bit off": (pb.BackfillUpstream(made_block=flipped(made, 70)).SerializeToString(), INVALID),
+        "block of another lineage": (pb.BackfillUpstream(made_blocks=[made]).SerializeToString(), precondition),
+        "made block of noise": (pb.BackfillUpstream(made_blocks=[b"\x5a" * 500]).SerializeToString(), INVALID),
+        "made block, one bit off": (pb.BackfillUpstream(made_blocks=[flipped(made, 70)]).SerializeToString(), INVALID),
         "oversized": (bytes(MESSAGE_BYTES_MAX + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
     }
 

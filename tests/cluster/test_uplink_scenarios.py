@@ -92,7 +92,7 @@ def test_cursor_head_and_two_holes_are_there_after_a_restart(tmp_path: Path, fle
             for seqs in (range(1, 5_001), range(6_001, 7_001)):
                 made = encode_frames(FrameColumns.from_rows(map(row, seqs)), base_seq=seqs.start, producer=LINEAGE)
                 data = b"".join(map(bytes, made.buffers))
-                await backfill.write(pb.BackfillUpstream(made_block=data).SerializeToString())
+                await backfill.write(pb.BackfillUpstream(made_blocks=[data]).SerializeToString())
             while (ack := pb.BackfillDownstream.FromString(await answer(backfill))).answered < 2:
                 pass
             assert (ack.continuous_through, holes(ack)) == (5_000, [(5_001, 6_001), (7_001, 8_001)])

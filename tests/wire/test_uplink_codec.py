@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tidelog.core.uplink.messages import (
     BackfillAck,
-    BackfillData,
     BackfillGone,
     Hello,
     LiveAck,
@@ -104,18 +103,18 @@ def test_blocks_statuses_and_gone_ranges_come_back() -> None:
     assert codec.decode_live(live, session=1) == codec.RawBlock(data=b"".join(parts))
     status = LiveStatus(session=9, head=77, journal_bytes=1_000)
     assert codec.decode_live(codec.encode_live(status), session=9) == status
-    backfill = codec.encode_backfill(BackfillData(session=1, seqs=range(1, 2), block=parts))
-    assert codec.decode_backfill(backfill, session=1) == codec.RawBlock(data=b"".join(parts))
+    backfill = codec.encode_backfill_blocks([parts, parts])
+    assert codec.decode_backfill(backfill, session=1) == [codec.RawBlock(data=b"".join(parts))] * 2
     gone = BackfillGone(session=4, seqs=range(10, 20))
-    assert codec.decode_backfill(codec.encode_backfill(gone), session=4) == gone
+    assert codec.decode_backfill(codec.encode_backfill(gone), session=4) == [gone]
 
 
 def test_a_block_of_an_lplex_boat_comes_through_as_it_is_and_an_empty_message_is_skipped() -> None:
     block = codec.LplexBlock(
         base_seq=101, base_time_us=-5, frame_count=50, data=b"zstd", compressed=True, block_size=4_096
     )
-    assert codec.decode_backfill(codec.encode_backfill(block), session=1) == block
-    assert codec.decode_backfill(b"", session=1) is None
+    assert codec.decode_backfill(codec.encode_backfill(block), session=1) == [block]
+    assert codec.decode_backfill(b"", session=1) == []
 
 
 @pytest.mark.parametrize(

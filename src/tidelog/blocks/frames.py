@@ -93,10 +93,10 @@ def encode_frames(
     )
 
 
-def codec_for(frames: FrameColumns) -> Codec:
+def codec_for(frames: FrameColumns, *, worth_bytes: int = _WORTH_COMPRESSING_BYTES) -> Codec:
     """zstd, unless the frames are so few that it would only cost time."""
     plain_bytes = len(frames.payload) + 12 * len(frames)
-    return Codec.ZSTD if plain_bytes >= _WORTH_COMPRESSING_BYTES else Codec.NONE
+    return Codec.ZSTD if plain_bytes >= worth_bytes else Codec.NONE
 
 
 class FrameBuilder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -57,6 +57,8 @@ MESSAGE_BYTES_MAX: Final = 20 * MIB
 _ACK_TICK_S: Final = 0.25
 _HALF_CLOSE_S: Final = 0.25
 _LAST_ANSWER_S: Final = 1.0
+_PEM_END: Final = b"-----END CERTIFICATE-----"
+_CHAIN_MAX: Final = 10
 _DICTIONARY_MAGIC: Final = (0xEC30A437).to_bytes(4, "little")
 _DETAIL_CHARACTERS_MAX: Final = 500
 _SESSION_DIGITS_MAX: Final = 19
@@ -145,10 +147,10 @@ class UplinkService:
     def _end_if_revoked(self, instance: Instance) -> None:
         """A certificate may be revoked while its streams run; the list re-reads its file by itself."""
         session = instance.session
-        if self._revocations is None or session is None or session.serial is None or session.over:
+        if session is None or session.over:
             return
         try:
-            self._revocations.require_good(session.serial, wall_clock_us())
+            self._require_good(session.serials)
         except LogError as error:
             instance.refuse(session, Refused(session=session.number, code=error.code, detail=str(error)))
 
@@ -170,17 +172,21 @@ class UplinkService:
 
     # --- who is it -------------------------------------------------------------------------------
 
-    def _identity(self, context: Any, *, claimed: str | None = None) -> tuple[str, int | None]:
-        """The boat's name and certificate. What it claims counts in insecure development only."""
+    def _identity(self, context: Any, *, claimed: str | None = None) -> tuple[str, tuple[int, ...]]:
+        """The boat's name, and the serial numbers of its certificate and of those between it and the authority.
+
+        What it claims counts in insecure development only.
+        """
         facts = context.auth_context()
         certificates = facts.get("x509_pem_cert", ())
         if certificates:
             certificate = parse_certificate(certificates[0])
             identity = identity_of_certificate(certificate, fleet=self._fleet)
             require_kind(identity, "boat")
-            if self._revocations is not None:
-                self._revocations.require_good(certificate.serial_number, wall_clock_us())
-            return identity.name, certificate.serial_number
+            chain = [parse_certificate(data).serial_number for data in _each_pem(facts.get("x509_pem_cert_chain", ()))]
+            serials = (certificate.serial_number, *chain)
+            self._require_good(serials)
+            return identity.name, serials
         if not self._insecure_dev or list(facts.get("transport_security_type", ())) != [b"insecure"]:
             detail = "no client certificate; every boat shows its own"
             raise RefusedError(Refused(session=0, code="no_certificate", detail=detail))
@@ -188,7 +194,12 @@ class UplinkService:
             claimed = _metadata(context, "x-instance-id")
         if not is_name(claimed):
             raise BadIdentity(problem=f"{claimed[:_DETAIL_CHARACTERS_MAX]!a} is not a name for a boat")
-        return claimed, None
+        return claimed, ()
+
+    def _require_good(self, serials: Iterable[int]) -> None:
+        if self._revocations is not None:
+            for serial in serials:
+                self._revocations.require_good(serial, wall_clock_us())
 
     async def instance(self, name: str) -> Instance:
         """A boat's instance; its log is made, or opened and folded, in a thread."""
@@ -251,7 +262,7 @@ class UplinkService:
 
     def _session(self, context: Any) -> tuple[Instance, Session]:
         """The instance and session a stream belongs to; a stream without a Handshake has none."""
-        name, serial = self._identity(context)
+        name, serials = self._identity(context)
         instance = self.instances.get(name)
         if instance is None or instance.session is None:
             raise SessionFenced(session=0, newest=0)
@@ -262,7 +273,7 @@ class UplinkService:
             is_number = len(claimed) <= _SESSION_DIGITS_MAX and claimed.isascii() and claimed.isdecimal()
             number = int(claimed) if is_number else 0
         # With another certificate of the same boat too: a revocation must end every stream that was opened with it.
-        if number != session.number or serial != session.serial:
+        if number != session.number or serials != session.serials:
             raise SessionFenced(session=number, newest=session.number)
         return instance, session
 
@@ -273,7 +284,7 @@ class UplinkService:
         try:
             self._check_open()
             claimed, hello = codec.decode_hello(request)
-            name, serial = self._identity(context, claimed=claimed)
+            name, serials = self._identity(context, claimed=claimed)
             if claimed != name:
                 shown = claimed[:_DETAIL_CHARACTERS_MAX]
                 raise BadIdentity(problem=f"the certificate is for {name!r}, the Handshake for {shown!a}")
@@ -282,7 +293,7 @@ class UplinkService:
             welcome = await instance.hello(hello)
             self._check_open()
             if instance.session is not None and instance.session.number == welcome.session:
-                instance.session.serial = serial
+                instance.session.serials = serials
             return codec.encode_welcome(welcome)
         except (RefusedError, LogError) as error:
             refusal = _refusal_of(error)
@@ -392,12 +403,12 @@ async def _take_backfill(instance: Instance, session: Session, requests: AsyncIt
             return
         instance.watch.last_seen_us = wall_clock_us()
         try:
-            message = _read_backfill(instance, session, data)
-            refusal = instance.take(session, message) if message is not None else None
-        except UnusableBlock:
-            # Refusing would end Live as well, again and again. The hole stays until F5 calls it lost.
-            instance.watch.events.refused(wall_clock_us(), BlockCorrupt.code)
-            continue
+            refusal = None
+            for found in codec.decode_backfill(data, session=session.number):
+                message = _read_backfill(instance, session, found)
+                refusal = instance.take(session, message) if message is not None else None
+                if refusal is not None:
+                    break
         except LogError as error:
             refusal = Refused(session=session.number, code=error.code, detail=str(error))
         if refusal is not None:
@@ -409,6 +420,12 @@ async def _answer(outbox: Outbox, context: Any) -> Refused | None:
     while isinstance(message := await outbox.wait_message(), bytes):
         await context.write(message)
     return message
+
+
+def _each_pem(chain: Sequence[bytes]) -> list[bytes]:
+    """The certificates between the boat's own and the authority, as gRPC gives them: PEM, one after the other."""
+    parts = b"".join(chain).split(_PEM_END)[:_CHAIN_MAX]
+    return [part + _PEM_END for part in parts if part.strip()]
 
 
 def _metadata(context: Any, key: str) -> str:
@@ -432,25 +449,23 @@ async def _abort(context: Any, refusal: Refused) -> None:
         raise grpc.aio.AbortError from None
 
 
-def _read_backfill(instance: Instance, session: Session, data: bytes) -> ToCloud[MadeBlock] | None:
-    message = codec.decode_backfill(data, session=session.number)
-    match message:
-        case None | BackfillGone():
-            return message
+def _read_backfill(instance: Instance, session: Session, found: codec.BackfillIn) -> ToCloud[MadeBlock] | None:
+    match found:
+        case BackfillGone():
+            return found
         case codec.RawBlock():
-            made = MadeBlock.parse(message.data)
+            made = MadeBlock.parse(found.data)
         case codec.LplexBlock():
-            made = _foreign_block(instance, message)
+            if found.compressed and found.data[4:8] == _DICTIONARY_MAGIC:
+                # lplex sends a part of a block that it compressed with a dictionary, and nobody can read it. Refusing
+                # it would end Live as well, again and again. The hole stays until F5 calls it lost.
+                instance.watch.events.refused(wall_clock_us(), BlockCorrupt.code)
+                return None
+            made = _foreign_block(instance, found)
     return BackfillData(session=session.number, seqs=made.maker.seqs, block=made)
 
 
-class UnusableBlock(Exception):
-    """A block that an lplex boat compressed with a dictionary: it sends a part of it, which nobody can read."""
-
-
 def _foreign_block(instance: Instance, message: codec.LplexBlock) -> MadeBlock:
-    if message.compressed and message.data[4:8] == _DICTIONARY_MAGIC:
-        raise UnusableBlock
     made = wrap_foreign(
         message.data,
         version=2,

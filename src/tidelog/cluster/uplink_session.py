@@ -56,8 +56,8 @@ class Session:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.serial: int | None = None
-        """Serial number of the certificate that opened it; None in insecure development."""
+        self.serials: tuple[int, ...] = ()
+        """Serial numbers of the certificates that opened it, the boat's own first; none in insecure development."""
         self.live = Outbox()
         self.backfill = Outbox()
         self.refusal: Refused | None = None

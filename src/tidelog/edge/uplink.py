@@ -47,6 +47,8 @@ _DISK_RETRY_MS = 1_000
 _METER_RETRY_MS = 60_000
 _CARRY_INTERVAL_MS = 1_000
 _LPLEX_FRAME_BYTES = 20
+_WORTH_COMPRESSING_BYTES = 160
+"""A link is slower than a disk: Live compresses what a journal would not."""
 _METER = "meter"
 _DECLARED_MAX = 2_000
 
@@ -262,7 +264,7 @@ class BoatUplink:
                 frames,
                 base_seq=seqs.start,
                 producer=self._journal.lineage,
-                codec=codec_for(frames),
+                codec=codec_for(frames, worth_bytes=_WORTH_COMPRESSING_BYTES),
                 level=1,
             )
             self._meter.spend(now_us, live=sum(map(len, made.buffers)))

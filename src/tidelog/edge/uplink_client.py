@@ -17,17 +17,21 @@ from typing import Any, Final
 
 import grpc
 
+from tidelog.blocks.block import MadeBlock
+from tidelog.blocks.header import Buffer
 from tidelog.core.uplink.messages import BackfillData, BackfillDone, BackfillGone, LiveData, LiveStatus, ToBoat
 from tidelog.edge.lplex_cloud import lplex_frames
 from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, ForeignBlock, LiveFrames, Out
 from tidelog.edge.uplink_target import UplinkTarget as UplinkTarget
 from tidelog.errors import BadMessage
 from tidelog.storage.writer import wall_clock_us
+from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
 _SERVICE: Final = "/lplex.replication.v1.Replication"
 _HANDSHAKE_S: Final = 20.0
 _IDLE_S: Final = 5.0
+_BUNDLE_BYTES: Final = 1 * MIB
 _SEED_RATE: Final = 2_000.0
 _SEED_BURST: Final = 500
 
@@ -139,7 +143,7 @@ class _Connection:
         self._hello = hello
         # Bounded by the sender's windows: no more than a few blocks are ever in flight.
         self._live: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._backfill: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._backfill: asyncio.Queue[MadeBlock | bytes | None] = asyncio.Queue()
         self._session = 0
         self._answers = 0
         self._task = asyncio.ensure_future(self._run())
@@ -156,8 +160,7 @@ class _Connection:
             case LiveStatus():
                 self._live.put_nowait(codec.encode_live(message))
             case BackfillData():
-                data = BackfillData(session=message.session, seqs=message.seqs, block=message.block.buffers)
-                self._backfill.put_nowait(codec.encode_backfill(data))
+                self._backfill.put_nowait(message.block)
             case BackfillGone():
                 self._backfill.put_nowait(codec.encode_backfill(message))
             case LiveFrames(frames, base_seq):
@@ -206,7 +209,7 @@ class _Connection:
         # An lplex cloud is asked to take Backfill only when it named holes, and closes the stream after us.
         if welcome.holes or not is_lplex:
             backfill = channel.stream_stream(f"{_SERVICE}/Backfill")(metadata=metadata)
-            tasks += [_write(backfill, self._backfill), self._read_backfill(backfill, ends=is_lplex)]
+            tasks += [_write_backfill(backfill, self._backfill), self._read_backfill(backfill, ends=is_lplex)]
         self._client.received(self, welcome)
         async with asyncio.TaskGroup() as group:
             for task in tasks:
@@ -236,3 +239,26 @@ async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
         while (message := await queue.get()) is not None:
             await call.write(message)
         await call.done_writing()
+
+
+async def _write_backfill(call: Any, queue: asyncio.Queue[MadeBlock | bytes | None]) -> None:
+    """The same for Backfill, whose blocks go together: what waits when the last message has left is the next one."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        while True:
+            item: MadeBlock | bytes | None = await queue.get()
+            blocks: list[tuple[Buffer, Buffer]] = []
+            size = 0
+            while isinstance(item, MadeBlock):
+                blocks.append(item.buffers)
+                size += item.maker.stored_bytes
+                if queue.empty() or size >= _BUNDLE_BYTES:
+                    item = b""
+                else:
+                    item = queue.get_nowait()
+            if blocks:
+                await call.write(codec.encode_backfill_blocks(blocks))
+            if item is None:
+                await call.done_writing()
+                return
+            if item:
+                await call.write(item)

@@ -26,7 +26,7 @@ class StoreOptions:
     """For channels that `options_of` does not know."""
     options_of: Callable[[str], LogOptions | None] | None = None
     """Per-channel options, asked when a channel's log is opened."""
-    large_block_bytes: int = 64 * KIB
+    large_block_bytes: int = 32 * KIB
     """Blocks from this size on are written once, straight to their segment (S1)."""
     wal_bytes_max: int = 64 * MIB
     """A checkpoint starts when the write-ahead file has grown to this."""

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError, Message
 
 from tidelog.core.uplink.messages import (
     BackfillAck,
-    BackfillData,
     BackfillGone,
     Hello,
     LiveAck,
@@ -202,7 +201,7 @@ def decode_live_ack(data: bytes, *, session: int) -> LiveAck:
 # --- Backfill ------------------------------------------------------------------------------------
 
 
-def encode_backfill(message: BackfillData[Sequence[Buffer]] | BackfillGone | LplexBlock) -> bytes:
+def encode_backfill(message: BackfillGone | LplexBlock) -> bytes:
     match message:
         case BackfillGone():
             gone = pb.SeqRange(start=message.seqs.start, end=message.seqs.stop)
@@ -217,28 +216,32 @@ def encode_backfill(message: BackfillData[Sequence[Buffer]] | BackfillGone | Lpl
                 block_size=message.block_size,
             )
             return pb.BackfillUpstream(block=block).SerializeToString()
-        case BackfillData():
-            return pb.BackfillUpstream(made_block=b"".join(message.block)).SerializeToString()
 
 
-def decode_backfill(data: bytes, *, session: int) -> BackfillIn | None:
-    """None for an empty message, which lplex sends and skips."""
+def encode_backfill_blocks(blocks: Iterable[Sequence[Buffer]]) -> bytes:
+    """Journal blocks, each as the buffers it consists of, in one message: each message costs as much as many blocks."""
+    return pb.BackfillUpstream(made_blocks=[b"".join(block) for block in blocks]).SerializeToString()
+
+
+def decode_backfill(data: bytes, *, session: int) -> list[BackfillIn]:
+    """What came, in order; nothing for an empty message, which lplex sends and skips."""
     message = _parse(pb.BackfillUpstream(), data)
-    if message.made_block:
-        return _raw_block(message.made_block)
+    found: list[BackfillIn] = [_raw_block(block) for block in message.made_blocks]
     if message.HasField("gone"):
-        return BackfillGone(session=session, seqs=_from_ranges([message.gone])[0])
+        found.append(BackfillGone(session=session, seqs=_from_ranges([message.gone])[0]))
     if message.HasField("block"):
         block = message.block
-        return LplexBlock(
-            base_seq=_seq(block.base_seq),
-            base_time_us=block.base_time_us,
-            frame_count=block.frame_count,
-            data=block.data,
-            compressed=block.compressed,
-            block_size=block.block_size,
+        found.append(
+            LplexBlock(
+                base_seq=_seq(block.base_seq),
+                base_time_us=block.base_time_us,
+                frame_count=block.frame_count,
+                data=block.data,
+                compressed=block.compressed,
+                block_size=block.block_size,
+            )
         )
-    return None
+    return found
 
 
 def encode_backfill_ack(ack: BackfillAck) -> bytes:

@@ -48,7 +48,7 @@ class SenderConfig:
     status_interval_ms: int = 5_000
     live_window_blocks: int = 2
     live_block_frames_max: int = 400
-    backfill_window_blocks: int = 8
+    backfill_window_blocks: int = 32
     pace_fraction: float = 0.95
     """The boat stays this much below the cloud's rate limit, so that it never meets it."""
     backfill_bytes_per_s: int | None = None

@@ -119,14 +119,14 @@ class LiveDownstream(_message.Message):
     def __init__(self, acked_through: _Optional[int] = ..., live_committed_through: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., statuses: _Optional[int] = ...) -> None: ...
 
 class BackfillUpstream(_message.Message):
-    __slots__ = ("block", "made_block", "gone")
+    __slots__ = ("block", "made_blocks", "gone")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
-    MADE_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    MADE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     block: Block
-    made_block: bytes
+    made_blocks: _containers.RepeatedScalarFieldContainer[bytes]
     gone: SeqRange
-    def __init__(self, block: _Optional[_Union[Block, _Mapping]] = ..., made_block: _Optional[bytes] = ..., gone: _Optional[_Union[SeqRange, _Mapping]] = ...) -> None: ...
+    def __init__(self, block: _Optional[_Union[Block, _Mapping]] = ..., made_blocks: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Union[SeqRange, _Mapping]] = ...) -> None: ...
 
 class Block(_message.Message):
     __slots__ = ("base_seq", "base_time_us", "frame_count", "data", "compressed", "block_size")
