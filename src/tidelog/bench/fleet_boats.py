@@ -25,11 +25,10 @@ from typing import Any
 
 import grpc
 
-from tidelog.bench.traffic import bus_frames
+from tidelog.bench.traffic import bus_frames, renumbered
 from tidelog.bench.uplink_parties import PartyFailed, percentile, wait_until
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.frames import codec_for, encode_frames
-from tidelog.blocks.header import MAKER_BYTES, pack_maker
 from tidelog.core.uplink.messages import Hello, LiveAck, LiveData, LiveStatus
 from tidelog.core.uplink.sender import Hangup, SenderConfig, SendStatus, UplinkSender
 from tidelog.edge.uplink_target import UplinkTarget
@@ -68,23 +67,8 @@ def _pattern(frame_count: int) -> MadeBlock:
 
 def _message(seqs: range, lineage: bytes) -> bytes:
     """A Live message with these seqs; only the head of the block is new."""
-    made = _pattern(len(seqs))
-    maker = made.maker
-    head = pack_maker(
-        kind=maker.kind,
-        form=maker.form,
-        codec=maker.codec,
-        time_min_us=maker.time_min_us,
-        time_max_us=maker.time_max_us,
-        base_seq=seqs.start,
-        producer=lineage,
-        record_count=maker.record_count,
-        raw_bytes=maker.raw_bytes,
-        body=made.body,
-        stored_bytes=maker.stored_bytes,
-    )
-    assert len(head) == MAKER_BYTES
-    return codec.encode_live(LiveData(session=0, seqs=seqs, block=(head, made.body)))
+    made = renumbered(_pattern(len(seqs)), base_seq=seqs.start, producer=lineage)
+    return codec.encode_live(LiveData(session=0, seqs=seqs, block=made.buffers))
 
 
 class FleetBoat:

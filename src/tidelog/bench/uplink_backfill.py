@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidelog.bench.measure import Results, Rounds, alternate, largest_spread, speed_against
-from tidelog.bench.traffic import bus_frames
+from tidelog.bench.traffic import bus_frames, renumbered
 from tidelog.bench.uplink_parties import HOST, Boat, Fleet, PartyFailed, no_limits, running_cloud, sailing
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.frames import encode_frames
-from tidelog.blocks.header import Codec, Maker, pack_maker, parse_maker
+from tidelog.blocks.header import Codec
 from tidelog.core.uplink.messages import BackfillAck
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.journal import SEALED, JournalOptions, open_journal
@@ -85,7 +85,7 @@ def write_journal(home: Path, journal_bytes: int) -> tuple[int, int]:
     patterns = [_pattern(seed) for seed in range(_KINDS_OF_BLOCK)]
     blocks = written = uncommitted = 0
     while written < journal_bytes:
-        made = _renumbered(patterns[blocks % _KINDS_OF_BLOCK], base_seq=1 + blocks * _BLOCK_FRAMES)
+        made = renumbered(patterns[blocks % _KINDS_OF_BLOCK], base_seq=1 + blocks * _BLOCK_FRAMES, producer=_LINEAGE)
         staged = sealed.stage(made, epoch=1, now_us=now_us)
         assert staged is not None
         blocks += 1
@@ -102,24 +102,6 @@ def write_journal(home: Path, journal_bytes: int) -> tuple[int, int]:
 def _pattern(seed: int) -> MadeBlock:
     frames = bus_frames(_BLOCK_FRAMES, fast_packets=True, seed=seed)
     return encode_frames(frames, base_seq=1, producer=_LINEAGE, delta=True, codec=Codec.ZSTD)
-
-
-def _renumbered(made: MadeBlock, *, base_seq: int) -> MadeBlock:
-    maker: Maker = made.maker
-    head = pack_maker(
-        kind=maker.kind,
-        form=maker.form,
-        codec=maker.codec,
-        time_min_us=maker.time_min_us,
-        time_max_us=maker.time_max_us,
-        base_seq=base_seq,
-        producer=maker.producer,
-        record_count=maker.record_count,
-        raw_bytes=maker.raw_bytes,
-        body=made.body,
-        stored_bytes=maker.stored_bytes,
-    )
-    return MadeBlock(head, parse_maker(head), made.body)
 
 
 # --- ours --------------------------------------------------------------------------------------------

@@ -17,17 +17,16 @@ from aiohttp import web
 from tidelog.cluster.cloud_view import CloudView, InstanceStatus
 from tidelog.errors import RequestRefused
 from tidelog.http.access import READ_DATA, READ_STATUS
+from tidelog.http.bus_routes import BusSummaries, bus_routes
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
 from tidelog.http.health import livez_route, metrics_route
 from tidelog.http.metrics import Metrics
-from tidelog.http.routes import EVENTS_TYPE, Call, Parameter, Route, json_answer, not_found
+from tidelog.http.routes import Call, Parameter, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
 from tidelog.http.shapes import (
     COUNT,
-    FILTER_PARAMETERS,
     FLAG,
-    HISTORY_PARAMETERS,
     SEQ_RANGES,
     TEXT,
     TIME,
@@ -148,7 +147,16 @@ def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
             schema=_EVENTS,
             parameters=(_EVENTS_LIMIT,),
         ),
-        *_data_routes(pages),
+        *bus_routes("/instances/{id}", pages, _SUMMARIES),
+        Route(
+            path="/devices",
+            summary="The same as /instances/{id}/devices.",
+            answer=pages.devices_alias,
+            scope=READ_DATA,
+            schema=array_of(ref("Device")),
+            parameters=(_INSTANCE,),
+            errors=(404,),
+        ),
         Route(
             path="/healthz",
             summary="Whether the cloud serves; how many boats there are for who may know.",
@@ -170,51 +178,12 @@ def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
     ]
 
 
-def _data_routes(pages: _Pages) -> list[Route]:
-    return [
-        Route(
-            path="/instances/{id}/events",
-            summary="The boat's frames and changes of devices as they are committed (server-sent events).",
-            answer=pages.events,
-            scope=READ_DATA,
-            content_type=EVENTS_TYPE,
-            streams=True,
-            parameters=FILTER_PARAMETERS,
-        ),
-        Route(
-            path="/instances/{id}/devices",
-            summary="Who is on the boat's bus.",
-            answer=pages.devices,
-            scope=READ_DATA,
-            schema=array_of(ref("Device")),
-        ),
-        Route(
-            path="/instances/{id}/values",
-            summary="The latest frame of every device and PGN that came by Live since the cloud started.",
-            answer=pages.values,
-            scope=READ_DATA,
-            schema=array_of(ref("DeviceValues")),
-            parameters=FILTER_PARAMETERS,
-        ),
-        Route(
-            path="/instances/{id}/history",
-            summary="The boat's frames between two times, in the order in which the cloud took them.",
-            answer=pages.history,
-            scope=READ_DATA,
-            streams=True,
-            parameters=HISTORY_PARAMETERS,
-            schema=array_of(ref("Frame")),
-        ),
-        Route(
-            path="/devices",
-            summary="The same as /instances/{id}/devices.",
-            answer=pages.devices_alias,
-            scope=READ_DATA,
-            schema=array_of(ref("Device")),
-            parameters=(_INSTANCE,),
-            errors=(404,),
-        ),
-    ]
+_SUMMARIES: Final = BusSummaries(
+    events="The boat's frames and changes of devices as they are committed (server-sent events).",
+    devices="Who is on the boat's bus.",
+    values="The latest frame of every device and PGN that came by Live since the cloud started.",
+    history="The boat's frames between two times, in the order in which the cloud took them.",
+)
 
 
 class _Pages:

@@ -23,26 +23,23 @@ from tidelog.blocks.header import BlockKind
 from tidelog.edge.journal import Journal
 from tidelog.edge.uplink import UplinkStatistics
 from tidelog.errors import OffsetOutOfRange
-from tidelog.http.access import READ_DATA, READ_STATUS
+from tidelog.http.access import READ_STATUS
+from tidelog.http.bus_routes import BusSummaries, bus_routes
 from tidelog.http.feed import FrameFeed
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
 from tidelog.http.health import READINESS, livez_route, metrics_route
 from tidelog.http.metrics import Metrics
-from tidelog.http.routes import EVENTS_TYPE, Call, Route, json_answer, not_found
+from tidelog.http.routes import Call, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
 from tidelog.http.shapes import (
     COUNT,
-    FILTER_PARAMETERS,
     FLAG,
-    HISTORY_PARAMETERS,
     SEQ_RANGES,
     TEXT,
     TIME,
-    array_of,
     object_of,
     ranges_json,
-    ref,
 )
 from tidelog.http.streams import history_query, stream_events, stream_history
 from tidelog.http.values import values_json
@@ -161,6 +158,14 @@ _HEALTH: Final = object_of(
 )
 
 
+_SUMMARIES: Final = BusSummaries(
+    events="Frames and changes of devices as they happen (server-sent events).",
+    devices="Who is on the bus.",
+    values="The latest frame of every device and PGN since the boat started.",
+    history="Frames from the journal. The newest second may still be in memory.",
+)
+
+
 def boat_routes(view: Callable[[], BoatView]) -> list[Route]:
     """The table; `view` is not called before somebody asks."""
     pages = _Pages(view)
@@ -173,39 +178,7 @@ def boat_routes(view: Callable[[], BoatView]) -> list[Route]:
             schema=STATUS_SCHEMA,
             errors=(404,),
         ),
-        Route(
-            path="/events",
-            summary="Frames and changes of devices as they happen (server-sent events).",
-            answer=pages.events,
-            scope=READ_DATA,
-            content_type=EVENTS_TYPE,
-            streams=True,
-            parameters=FILTER_PARAMETERS,
-        ),
-        Route(
-            path="/devices",
-            summary="Who is on the bus.",
-            answer=pages.devices,
-            scope=READ_DATA,
-            schema=array_of(ref("Device")),
-        ),
-        Route(
-            path="/values",
-            summary="The latest frame of every device and PGN since the boat started.",
-            answer=pages.values,
-            scope=READ_DATA,
-            schema=array_of(ref("DeviceValues")),
-            parameters=FILTER_PARAMETERS,
-        ),
-        Route(
-            path="/history",
-            summary="Frames from the journal. The newest second may still be in memory.",
-            answer=pages.history,
-            scope=READ_DATA,
-            streams=True,
-            parameters=HISTORY_PARAMETERS,
-            schema=array_of(ref("Frame")),
-        ),
+        *bus_routes("", pages, _SUMMARIES),
         Route(
             path="/healthz",
             summary="Whether the boat records and replicates; more than the status for who may read it.",

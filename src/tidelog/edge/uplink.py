@@ -105,8 +105,6 @@ class UplinkStatistics:
 
 
 class BoatUplink:
-    """`on_carried` hears of frames that were recorded again in the current lineage; see `edge.carry`."""
-
     def __init__(
         self,
         *,
@@ -117,13 +115,11 @@ class BoatUplink:
         now_ms: int,
         daily_bytes: int | None = None,
         reset_hour: int = 0,
-        on_carried: Callable[[range, FrameColumns], None] = lambda seqs, frames: None,
     ) -> None:
         self._journal = journal
         self._ring = ring
         self._carry = CarryOver(journal)
         self._carry_at_ms = now_ms
-        self._on_carried = on_carried
         self._meter = Meter(daily_bytes=daily_bytes, reset_hour=reset_hour, state=journal.kept.get(_METER))
         self.sender = UplinkSender(config=config, jitter=jitter, now_ms=now_ms)
         self._sent_through = journal.declared.opened_head
@@ -203,7 +199,6 @@ class BoatUplink:
             seqs, frames = carried
             for seq, row in zip(seqs, frames.rows(), strict=True):
                 self._ring.append(seq, *row)
-            self._on_carried(seqs, frames)
 
     def wake_at_ms(self, now_ms: int) -> int:
         """When to poll next if nothing arrives, from the bus or from the cloud."""

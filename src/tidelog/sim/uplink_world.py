@@ -32,7 +32,7 @@ from tidelog.sim.uplink_lplex import LplexBoat, LplexModel
 from tidelog.sim.uplink_model import Broken, UplinkModel, UplinkViolation
 from tidelog.storage.options import Retention
 
-DURATION_MS: Final = 240_000
+DURATION_MS: Final = 232_000
 SHORT_MS: Final = 100_000
 """A life long enough to meet every fault, for tests that run many seeds in little time."""
 REST_MS: Final = 600_000

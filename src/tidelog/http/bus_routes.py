@@ -1,0 +1,70 @@
+"""What is asked of a bus, on the boat itself or of one boat among many: frames, devices, values, history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from tidelog.http.access import READ_DATA
+from tidelog.http.routes import EVENTS_TYPE, Call, Route
+from tidelog.http.shapes import FILTER_PARAMETERS, HISTORY_PARAMETERS, array_of, ref
+
+
+class BusPages(Protocol):
+    async def events(self, call: Call, /) -> web.StreamResponse: ...
+
+    async def devices(self, call: Call, /) -> web.StreamResponse: ...
+
+    async def values(self, call: Call, /) -> web.StreamResponse: ...
+
+    async def history(self, call: Call, /) -> web.StreamResponse: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusSummaries:
+    """What the OpenAPI document says of each."""
+
+    events: str
+    devices: str
+    values: str
+    history: str
+
+
+def bus_routes(prefix: str, pages: BusPages, summaries: BusSummaries) -> list[Route]:
+    return [
+        Route(
+            path=f"{prefix}/events",
+            summary=summaries.events,
+            answer=pages.events,
+            scope=READ_DATA,
+            content_type=EVENTS_TYPE,
+            streams=True,
+            parameters=FILTER_PARAMETERS,
+        ),
+        Route(
+            path=f"{prefix}/devices",
+            summary=summaries.devices,
+            answer=pages.devices,
+            scope=READ_DATA,
+            schema=array_of(ref("Device")),
+        ),
+        Route(
+            path=f"{prefix}/values",
+            summary=summaries.values,
+            answer=pages.values,
+            scope=READ_DATA,
+            schema=array_of(ref("DeviceValues")),
+            parameters=FILTER_PARAMETERS,
+        ),
+        Route(
+            path=f"{prefix}/history",
+            summary=summaries.history,
+            answer=pages.history,
+            scope=READ_DATA,
+            streams=True,
+            parameters=HISTORY_PARAMETERS,
+            schema=array_of(ref("Frame")),
+        ),
+    ]
