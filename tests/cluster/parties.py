@@ -36,7 +36,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store import Store, StoreOptions, open_store
-from tidelog.storage.writer import Append, Committer, wall_clock_us
+from tidelog.storage.writer import Append, Committer, steady_clock_ms, wall_clock_us
 from tidelog.wire.authority import Authority
 from tidelog.wire.certificates import DAY_US, AuthorityOptions, Signer, certificate_pem, key_pem
 from tidelog.wire.proto import replication_pb2 as pb
@@ -266,7 +266,7 @@ class BoatParty:
             ring=self.ring,
             config=config,
             jitter=random.Random(7).random,
-            now_ms=time.monotonic_ns() // 1_000_000,
+            now_ms=steady_clock_ms(),
         )
         self._client: UplinkClient | None = None
         self._task: asyncio.Task[None] | None = None
@@ -308,7 +308,7 @@ class BoatParty:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-            self.uplink.disconnected(time.monotonic_ns() // 1_000_000)
+            self.uplink.disconnected(steady_clock_ms())
         self._task = None
 
     async def close(self) -> None:

@@ -32,6 +32,7 @@ from tidelog.blocks.frames import codec_for, encode_frames
 from tidelog.core.uplink.messages import Hello, LiveAck, LiveData, LiveStatus
 from tidelog.core.uplink.sender import Hangup, SenderConfig, SendStatus, UplinkSender
 from tidelog.edge.uplink_target import UplinkTarget
+from tidelog.storage.writer import steady_clock_ms
 from tidelog.wire import uplink_codec as codec
 
 _SERVICE = "/lplex.replication.v1.Replication"
@@ -79,7 +80,7 @@ class FleetBoat:
         self._target = target
         self._frames_per_s = frames_per_s
         self._lineage = os.urandom(16)
-        self._sender = UplinkSender(config=SenderConfig(), jitter=lambda: 0.5, now_ms=_now_ms())
+        self._sender = UplinkSender(config=SenderConfig(), jitter=lambda: 0.5, now_ms=steady_clock_ms())
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._started_s: float | None = None
@@ -95,13 +96,13 @@ class FleetBoat:
         self.disconnects = 0
 
     async def connect(self) -> None:
-        self._sender.wake(_now_ms())
+        self._sender.wake(steady_clock_ms())
         self._channel = self._target.open_channel()
         hello = Hello(head=0, lineage=self._lineage, life=self._lineage)
         shake = self._channel.unary_unary(f"{_SERVICE}/Handshake")
         answer = await shake(codec.encode_hello(hello, instance=self._name), timeout=_HANDSHAKE_S)
         welcome = codec.decode_welcome(answer, rate_frames_per_s=2_000, burst_frames=500)
-        self._sender.welcomed(welcome, now_ms=_now_ms())
+        self._sender.welcomed(welcome, now_ms=steady_clock_ms())
         metadata = (("x-instance-id", self._name), ("x-session", str(welcome.session)))
         self._live = self._channel.stream_stream(f"{_SERVICE}/Live")(metadata=metadata)
         self._tasks = [asyncio.ensure_future(self._write()), asyncio.ensure_future(self._read())]
@@ -132,13 +133,13 @@ class FleetBoat:
         try:
             while True:
                 self._wake.clear()
-                for effect in self._sender.wake(_now_ms()):
+                for effect in self._sender.wake(steady_clock_ms()):
                     if isinstance(effect, Hangup):
                         raise PartyFailed(effect.reason)
                     if isinstance(effect, SendStatus):
                         status = LiveStatus(session=effect.session, head=self.head, journal_bytes=0)
                         await self._live.write(codec.encode_live(status))
-                seqs = self._sender.next_live(self.head, now_ms=_now_ms())
+                seqs = self._sender.next_live(self.head, now_ms=steady_clock_ms())
                 if isinstance(seqs, Hangup):
                     raise PartyFailed(seqs.reason)
                 if seqs is not None:
@@ -153,7 +154,7 @@ class FleetBoat:
 
     def _look_again_s(self) -> float:
         """When there is something to do without an ack: the next frame, the pace, or a status."""
-        now_s, now_ms = self._loop.time(), _now_ms()
+        now_s, now_ms = self._loop.time(), steady_clock_ms()
         waits_s = [(self._sender.wake_at_ms() - now_ms) / 1000]
         head = self.head
         if self._started_s is not None and now_s < self._ended_s and self._sender.live_position() > head:
@@ -173,7 +174,7 @@ class FleetBoat:
         self._wake.set()
 
     def _acked(self, ack: LiveAck) -> None:
-        self._sender.live_acked(ack, now_ms=_now_ms())
+        self._sender.live_acked(ack, now_ms=steady_clock_ms())
         self._holes = ack.holes
         sailed_s = self._loop.time() - (self._started_s or 0.0)
         while self._next_sample <= ack.committed_through:
@@ -196,10 +197,6 @@ class FleetBoat:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def _target(voyage: Voyage, name: str) -> UplinkTarget:

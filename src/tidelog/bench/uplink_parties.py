@@ -33,7 +33,7 @@ from tidelog.edge.uplink import BoatUplink, Out
 from tidelog.edge.uplink_client import UplinkClient
 from tidelog.edge.uplink_target import UplinkTarget
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.wire.certificates import (
     AuthorityOptions,
     LeafOptions,
@@ -240,7 +240,7 @@ class Boat:
             options=journal,
         )
         self.ring = Ring(frames_max=ring_frames)
-        now_ms = time.monotonic_ns() // 1_000_000
+        now_ms = steady_clock_ms()
         self.uplink = TimedUplink(
             journal=self.journal, ring=self.ring, config=config, jitter=lambda: 0.5, now_ms=now_ms
         )

@@ -20,7 +20,7 @@ from tidelog.http.access import READ_DATA, READ_STATUS
 from tidelog.http.bus_routes import BusSummaries, bus_routes
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
-from tidelog.http.health import livez_route, metrics_route
+from tidelog.http.health import livez_route, metrics_route, probe_route
 from tidelog.http.metrics import Metrics
 from tidelog.http.routes import Call, Parameter, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
@@ -157,22 +157,10 @@ def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
             parameters=(_INSTANCE,),
             errors=(404,),
         ),
-        Route(
-            path="/healthz",
-            summary="Whether the cloud serves; how many boats there are for who may know.",
-            answer=pages.health,
-            scope=None,
-            schema=_HEALTH,
-            unhealthy_schema=_HEALTH,
+        probe_route(
+            "/healthz", "Whether the cloud serves; how many boats there are for who may know.", pages.health, _HEALTH
         ),
-        Route(
-            path="/readyz",
-            summary="Whether boats can be served now.",
-            answer=pages.health,
-            scope=None,
-            schema=_HEALTH,
-            unhealthy_schema=_HEALTH,
-        ),
+        probe_route("/readyz", "Whether boats can be served now.", pages.health, _HEALTH),
         livez_route(),
         metrics_route(pages.fill_metrics),
     ]

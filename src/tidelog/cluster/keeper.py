@@ -19,14 +19,14 @@ from typing import Final, TypeAlias
 
 from tidelog.cluster.instance_watch import Identity
 from tidelog.cluster.state_file import SavedState, read_state, write_devices, write_state
-from tidelog.cluster.uplink_instance import Instance, now_ms
+from tidelog.cluster.uplink_instance import Instance
 from tidelog.cluster.uplink_service import UplinkService
 from tidelog.errors import InvalidConfig, LogError
 from tidelog.nmea.devices import Device
 from tidelog.storage import retention
 from tidelog.storage.log import Log
 from tidelog.storage.options import Retention
-from tidelog.storage.writer import Committer, wall_clock_us
+from tidelog.storage.writer import Committer, steady_clock_ms, wall_clock_us
 from tidelog.units import MIB, US_PER_MS
 
 _TICK_S: Final = 0.25
@@ -143,8 +143,8 @@ class Keeper:
                     await self._woken.wait()
             self._woken.clear()
             due = self._urgent_due()
-            if now_ms() >= look_due_ms:
-                look_due_ms = now_ms() + _LOOK_INTERVAL_MS
+            if steady_clock_ms() >= look_due_ms:
+                look_due_ms = steady_clock_ms() + _LOOK_INTERVAL_MS
                 await self._fold_frames()
                 due += self._moved()
             # Never so many at once that commits suffer.
@@ -168,15 +168,15 @@ class Keeper:
         return sorted(old, key=self._waited_ms, reverse=True)
 
     def _waited_ms(self, instance: Instance) -> int:
-        return now_ms() - self._saved_ms.get(instance.name, _LONG_AGO_MS)
+        return steady_clock_ms() - self._saved_ms.get(instance.name, _LONG_AGO_MS)
 
     async def save_all(self, *, deadline_s: float) -> None:
         """At the stop: every boat that moved, with its devices as they are, as many as there is time for."""
         self._identities.clear()
         moved = [each for name, each in self._service.instances.items() if self._marks.get(name) != _mark(each)]
-        give_up_ms = now_ms() + round(1000 * deadline_s)
+        give_up_ms = steady_clock_ms() + round(1000 * deadline_s)
         for start in range(0, len(moved), _SAVED_TOGETHER):
-            if now_ms() > give_up_ms:
+            if steady_clock_ms() > give_up_ms:
                 self._log(f"state files left as they were count={len(moved) - start}, the logs are read at the start")
                 return
             await asyncio.gather(*map(self._save, moved[start : start + _SAVED_TOGETHER]))
@@ -184,7 +184,7 @@ class Keeper:
     async def _save(self, instance: Instance) -> None:
         name = instance.name
         self._urgent.discard(name)
-        self._marks[name], self._saved_ms[name] = _mark(instance), now_ms()
+        self._marks[name], self._saved_ms[name] = _mark(instance), steady_clock_ms()
         identities = instance.watch.identities()
         devices = None
         if identities and self._identities.get(name) != identities:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -39,7 +38,7 @@ from tidelog.core.uplink.messages import (
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import LogError, RateExceeded, SessionFenced, WaitTimedOut
 from tidelog.storage.log import Log
-from tidelog.storage.writer import Append, Committer, wall_clock_us
+from tidelog.storage.writer import Append, Committer, steady_clock_ms, wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
@@ -47,10 +46,6 @@ _HANDSHAKE_S: Final = 30.0
 _WAITING_BYTES_MAX: Final = 8 * MIB
 _SEEDS_MAX: Final = 1_024
 """An lplex boat introduces each of at most 252 devices with two frames."""
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 OpenLog = Callable[[str], OpenedLog]
@@ -228,7 +223,9 @@ class Instance:
         if self._failure is not None:
             return Refused(session=0, code=self._failure.code, detail=str(self._failure))
         lineage = self._new_lineage() if isinstance(message, Hello) else b""
-        appends, replies = self.channel.receive(message, new_lineage=lineage, now_ms=now_ms(), now_us=wall_clock_us())
+        appends, replies = self.channel.receive(
+            message, new_lineage=lineage, now_ms=steady_clock_ms(), now_us=wall_clock_us()
+        )
         for append in appends:
             self._submit(append)
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
@@ -287,7 +284,7 @@ class Instance:
 
     def _committed(self, appends: list[LogAppend]) -> None:
         if appends:
-            self.deliver(self.channel.committed(len(appends), now_ms=now_ms()))
+            self.deliver(self.channel.committed(len(appends), now_ms=steady_clock_ms()))
             for append in appends:
                 self.watch.committed(append)
 

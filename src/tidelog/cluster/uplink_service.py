@@ -22,7 +22,7 @@ from tidelog.cluster.channel_log import OpenedLog, hold_all, open_channel_log
 from tidelog.cluster.history import newest_frames
 from tidelog.cluster.instance_watch import InstanceWatch
 from tidelog.cluster.state_file import SavedState, read_devices, read_state
-from tidelog.cluster.uplink_instance import Instance, RefusedError, now_ms
+from tidelog.cluster.uplink_instance import Instance, RefusedError
 from tidelog.cluster.uplink_session import Outbox, Session
 from tidelog.core.uplink.messages import (
     BackfillData,
@@ -46,7 +46,7 @@ from tidelog.errors import (
 from tidelog.nmea.devices import Device
 from tidelog.storage.log import Log
 from tidelog.storage.store import Store
-from tidelog.storage.writer import Committer, wall_clock_us
+from tidelog.storage.writer import Committer, steady_clock_ms, wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 from tidelog.wire.identity import NameRegistry, identity_of_certificate, is_name, parse_certificate, require_kind
@@ -139,7 +139,7 @@ class UplinkService:
         """Acks that are due by the clock: a quiet bus must not look like a dead link."""
         while True:
             await asyncio.sleep(_ACK_TICK_S)
-            at_ms = now_ms()
+            at_ms = steady_clock_ms()
             for instance in self.instances.values():
                 instance.wake(at_ms)
                 self._end_if_revoked(instance)

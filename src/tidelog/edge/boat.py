@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,16 +29,12 @@ from tidelog.http.feed import FrameFeed
 from tidelog.http.server import HttpOptions
 from tidelog.nmea.devices import DeviceRegistry, introductions_again
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.units import US_PER_S
 
 _TICK_S = 0.01
 _SOURCE_BACKOFF_S = 5.0
 _DEVICES_CHECK_MS = 1_000
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +85,10 @@ class Boat:
         self.http: BoatHttp | None = None
         self._client: UplinkClient | None = None
         self._problem: str | None = None
-        self._heard_ms = _now_ms()
+        self._heard_ms = steady_clock_ms()
         self._bus_us = wall_clock_us()
         """The newest frame's time."""
-        self._devices_checked_ms = _now_ms()
+        self._devices_checked_ms = steady_clock_ms()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -125,7 +120,7 @@ class Boat:
             ring=self.ring,
             config=self._options.sender,
             jitter=random.random,
-            now_ms=_now_ms(),
+            now_ms=steady_clock_ms(),
             daily_bytes=self._options.daily_bytes,
             reset_hour=self._options.daily_reset_hour,
         )
@@ -147,7 +142,7 @@ class Boat:
             devices=self.devices.devices,
             uplink=lambda: None if self.uplink is None else self.uplink.statistics(),
             now_us=wall_clock_us,
-            now_ms=_now_ms,
+            now_ms=steady_clock_ms,
             frames_refused=lambda: self.frames_refused,
             written=lambda: self.journal.written,
             ring=lambda: (len(self.ring.seqs), options.ring_frames),
@@ -159,7 +154,7 @@ class Boat:
 
     def _what_is_wrong(self) -> str | None:
         limit_ms = self._options.bus_silence_ms
-        silent_ms = _now_ms() - self._heard_ms
+        silent_ms = steady_clock_ms() - self._heard_ms
         if self._problem is None and limit_ms is not None and silent_ms > limit_ms:
             return f"no frame came from the bus for {silent_ms // 1000} s"
         return self._problem
@@ -219,7 +214,7 @@ class Boat:
             seqs.append(seq)
         else:
             self._problem = None
-        self._heard_ms, self._bus_us = _now_ms(), int(frames.times_us[-1])
+        self._heard_ms, self._bus_us = steady_clock_ms(), int(frames.times_us[-1])
         if seqs and self._client is not None:
             self._client.notify()
         changes = self.devices.receive(frames)
@@ -234,7 +229,7 @@ class Boat:
         self._problem = f"the journal cannot be written: {error}"
 
     def _forget_idle_devices(self) -> None:
-        idle_ms, now_ms = self._options.device_idle_ms, _now_ms()
+        idle_ms, now_ms = self._options.device_idle_ms, steady_clock_ms()
         if idle_ms is not None and now_ms - self._devices_checked_ms > _DEVICES_CHECK_MS:
             self._devices_checked_ms = now_ms
             # By the clock of the bus: a replayed capture may be years old.

@@ -28,7 +28,7 @@ from tidelog.http.bus_routes import BusSummaries, bus_routes
 from tidelog.http.feed import FrameFeed
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
-from tidelog.http.health import READINESS, livez_route, metrics_route
+from tidelog.http.health import READINESS, livez_route, metrics_route, probe_route
 from tidelog.http.metrics import Metrics
 from tidelog.http.routes import Call, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
@@ -179,22 +179,13 @@ def boat_routes(view: Callable[[], BoatView]) -> list[Route]:
             errors=(404,),
         ),
         *bus_routes("", pages, _SUMMARIES),
-        Route(
-            path="/healthz",
-            summary="Whether the boat records and replicates; more than the status for who may read it.",
-            answer=pages.healthz,
-            scope=None,
-            schema=_HEALTH,
-            unhealthy_schema=_HEALTH,
+        probe_route(
+            "/healthz",
+            "Whether the boat records and replicates; more than the status for who may read it.",
+            pages.healthz,
+            _HEALTH,
         ),
-        Route(
-            path="/readyz",
-            summary="Whether the boat records.",
-            answer=pages.readyz,
-            scope=None,
-            schema=READINESS,
-            unhealthy_schema=READINESS,
-        ),
+        probe_route("/readyz", "Whether the boat records.", pages.readyz, READINESS),
         livez_route(),
         metrics_route(pages.fill_metrics),
     ]

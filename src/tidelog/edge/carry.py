@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.decode import decode_block_frames
 from tidelog.edge.journal import Journal
+from tidelog.edge.recorded import recorded_runs
 from tidelog.edge.ring import Row
 
 FRAMES_MAX = 400
@@ -102,26 +102,17 @@ class CarryOver:
 
     def _rows(self, lineage: bytes, seqs: range) -> dict[int, Row]:
         rows: dict[int, Row] = {}
-        for block in self._journal.blocks(
-            from_seq=seqs.start, before_seq=seqs.stop, producer=lineage, skip_damaged=True
-        ):
-            held = block.maker.seqs
-            both = range(max(held.start, seqs.start), min(held.stop, seqs.stop))
-            frames = decode_block_frames(block.made()).slice(both.start - held.start, both.stop - held.start)
-            rows.update(zip(both, frames.rows(), strict=True))
+        for start, frames in recorded_runs(self._journal, lineage, from_seq=seqs.start, before_seq=seqs.stop):
+            rows.update(enumerate(frames.rows(), start))
         return rows
 
     def _next(self, lineage: bytes) -> tuple[range, FrameColumns] | None:
-        journal = self._journal
-        acked = journal.acked_of(lineage)
-        block = next(journal.blocks(from_seq=acked + 1, producer=lineage, skip_damaged=True), None)
-        if block is None:
+        unacked = recorded_runs(self._journal, lineage, from_seq=self._journal.acked_of(lineage) + 1)
+        start, frames = next(unacked, (0, None))
+        if frames is None:
             return None
-        base = block.maker.base_seq
-        start = max(base, acked + 1)
-        seqs = range(start, min(block.maker.seqs.stop, start + FRAMES_MAX))
-        frames = decode_block_frames(block.made()).slice(seqs.start - base, seqs.stop - base)
-        return seqs, frames
+        frames = frames.slice(0, min(FRAMES_MAX, len(frames)))
+        return range(start, start + len(frames)), frames
 
 
 def _to_kept(step: Step) -> list[str | int]:

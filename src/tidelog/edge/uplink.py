@@ -39,6 +39,7 @@ from tidelog.core.uplink.sender import Dial, Hangup, Link, SenderConfig, SendSta
 from tidelog.edge.carry import CarryOver
 from tidelog.edge.journal import Journal
 from tidelog.edge.lplex_cloud import lplex_blocks
+from tidelog.edge.recorded import recorded_runs
 from tidelog.edge.ring import Ring
 from tidelog.errors import DiskError, LogError
 from tidelog.wire.uplink_codec import LplexBlock
@@ -267,24 +268,17 @@ class BoatUplink:
 
     def _lplex_live(self, seqs: range, frames: FrameColumns | None, now_us: int) -> list[Out]:
         """A new lplex cloud asks for all of the past over Live, so what has left the ring comes from the journal."""
-        runs = [(seqs.start, frames)] if frames is not None else self._journal_runs(seqs)
+        journal = self._journal
+        runs = (
+            [(seqs.start, frames)]
+            if frames is not None
+            else list(recorded_runs(journal, journal.lineage, from_seq=seqs.start, before_seq=seqs.stop))
+        )
         for _, run in runs:
             self._live_frames_sent += len(run)
             self._meter.spend(now_us, live=len(run.payload) + _LPLEX_FRAME_BYTES * len(run))
         self._spoke_of(seqs.stop - 1)
         return [LiveFrames(run, base_seq) for base_seq, run in runs]
-
-    def _journal_runs(self, seqs: range) -> list[tuple[int, FrameColumns]]:
-        """What the journal has of these, each run with its first seq; what is gone is left out."""
-        runs: list[tuple[int, FrameColumns]] = []
-        for block in self._journal.blocks(
-            from_seq=seqs.start, before_seq=seqs.stop, producer=self._journal.lineage, skip_damaged=True
-        ):
-            held = block.maker.seqs
-            both = range(max(held.start, seqs.start), min(held.stop, seqs.stop))
-            frames = decode_block_frames(block.made()).slice(both.start - held.start, both.stop - held.start)
-            runs.append((both.start, frames))
-        return runs
 
     def _poll_backfill(self, now_ms: int, now_us: int) -> list[Out]:
         out: list[Out] = []

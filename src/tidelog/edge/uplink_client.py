@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from tidelog.edge.lplex_cloud import lplex_frames
 from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, ForeignBlock, LiveFrames, Out
 from tidelog.edge.uplink_target import UplinkTarget as UplinkTarget
 from tidelog.errors import BadMessage
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
@@ -34,10 +33,6 @@ _IDLE_S: Final = 5.0
 _BUNDLE_BYTES: Final = 1 * MIB
 _SEED_RATE: Final = 2_000.0
 _SEED_BURST: Final = 500
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class UplinkClient:
@@ -51,7 +46,7 @@ class UplinkClient:
         target: UplinkTarget | Callable[[], UplinkTarget],
         seeds: Callable[[], Sequence[tuple[int, bytes]]] = tuple,
         log: Callable[[str], None] = lambda _: None,
-        clock_ms: Callable[[], int] = _now_ms,
+        clock_ms: Callable[[], int] = steady_clock_ms,
     ) -> None:
         self._uplink = uplink
         self._target: Callable[[], UplinkTarget] = target if callable(target) else lambda: target

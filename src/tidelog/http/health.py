@@ -9,10 +9,15 @@ from aiohttp import web
 
 from tidelog.http.access import READ_METRICS
 from tidelog.http.metrics import Metrics
-from tidelog.http.routes import Call, Route, json_answer, metrics_answer
+from tidelog.http.routes import Call, Handler, Route, Schema, json_answer, metrics_answer
 from tidelog.http.shapes import TEXT, object_of, ref
 
 READINESS: Final = object_of({"status": {"type": "string", "enum": ["ok", "unavailable"]}}, optional={"detail": TEXT})
+
+
+def probe_route(path: str, summary: str, answer: Handler, schema: Schema) -> Route:
+    """A question that anybody may ask; its answer has the same shape when things are bad (503)."""
+    return Route(path=path, summary=summary, answer=answer, scope=None, schema=schema, unhealthy_schema=schema)
 
 
 def livez_route() -> Route:

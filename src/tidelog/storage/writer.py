@@ -36,6 +36,11 @@ def wall_clock_us() -> int:
     return time.time_ns() // 1000
 
 
+def steady_clock_ms() -> int:
+    """A clock that never goes back, for intervals and deadlines."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class Append:
     """One request: a made block to stamp, or a stamped one to take over."""
 
