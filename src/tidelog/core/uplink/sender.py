@@ -51,6 +51,9 @@ class SenderConfig:
     backfill_window_blocks: int = 32
     pace_fraction: float = 0.95
     """The boat stays this much below the cloud's rate limit, so that it never meets it."""
+    unheard_burst_fraction: float = 0.1
+    """So much of the burst is used towards a cloud that does not say what has reached it (lplex): the rest is for what
+    the link holds back and delivers at once, 0.2 s of Live at lplex's limits."""
     backfill_bytes_per_s: int | None = None
     """Cap for metered links; Live is not counted."""
     backfill_ahead_ms: int = 1_000
@@ -74,6 +77,8 @@ class SenderConfig:
             problems.append("silence_max_ms must exceed status_interval_ms, or a quiet link looks dead")
         if not 0 < self.pace_fraction <= 1:
             problems.append("pace_fraction must be above 0 and at most 1")
+        if not 0 < self.unheard_burst_fraction <= 1:
+            problems.append("unheard_burst_fraction must be above 0 and at most 1")
         if self.backfill_bytes_per_s is not None and self.backfill_bytes_per_s <= 0:
             problems.append("backfill_bytes_per_s must be positive")
         if problems:
@@ -226,16 +231,17 @@ class UplinkSender:
         self._statuses_unheard.clear()
         self._live_next = welcome.live_start
         self._live_flight.clear()
+        self.speaks_lplex = welcome.session == 0
         fraction = self._config.pace_fraction
+        of_burst = self._config.unheard_burst_fraction if self.speaks_lplex else fraction
         self._live_bucket = TokenBucket(
             per_s=welcome.rate_frames_per_s * fraction,
-            burst=max(1.0, welcome.burst_frames * fraction),
+            burst=max(1.0, welcome.burst_frames * of_burst),
             now_ms=now_ms,
         )
         self._live_sent = self._lag_checked = 0
         self._backfill_answered = 0
         self._backfill_flight = _Flight()
-        self.speaks_lplex = welcome.session == 0
         self._unanswered_ms = None
         self._unfillable.clear()
         self._backfill_ends = self.speaks_lplex and bool(welcome.holes)
