@@ -1,0 +1,356 @@
+"""Heartbeats between a node and its peers: who is silent, how far away each is, and what links can carry.
+
+Nothing here does I/O. The caller posts what `wake` and `receive` return, and passes in what arrives. There is one
+heartbeat per pair of nodes and interval, whatever the number of channels (R7); claims about channels ride along.
+
+What a caller must keep: call `wake` when `wake_at_ms` says so. `now_ms` and `now_us` are this node's steady clock,
+which must go on while the machine is suspended. Ask `accepts` before using what a heartbeat carries, then pass it to
+`receive`. After `PeerRestarted` or `peer_up`, offer the peer all claims again.
+
+H1  No two nodes' clocks are ever compared: a round trip is my time between sending and the echo, less the time the
+    other side says it held it.
+H2  A message that is not newer than all before it changes nothing: an older incarnation, a repeated or overtaken
+    counter.
+H3  Claims are sent until the peer has echoed a heartbeat that carried them, so a lost heartbeat loses no claim.
+H4  Time in which this node did not run is nobody's silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tidelog.core.liveness.config import CLAIMS_BYTES_MAX, HEARTBEAT_MS_MIN, LivenessConfig
+from tidelog.core.liveness.measures import Peak, RoundTrips
+from tidelog.core.liveness.messages import (
+    SILENCE_MS_MAX,
+    SILENCE_STEP_MS,
+    Echo,
+    Hearing,
+    HearingReport,
+    Heartbeat,
+    PeerRestarted,
+)
+from tidelog.errors import TooManyNames
+from tidelog.units import US_PER_MS
+
+_UNECHOED_MAX: Final = 16
+_HELD_US_MAX: Final = 60_000_000
+"""An older heartbeat is not echoed: over so long a hold the clocks' rates would tell in the round trip."""
+_RTT_US_MAX: Final = 2**32 - 1
+
+
+class _Peer:
+    """What is known of one peer, and what it was told."""
+
+    __slots__ = (
+        "claims",
+        "claims_from",
+        "counter",
+        "counter_heard",
+        "heard_ms",
+        "heard_us",
+        "incarnation",
+        "peak",
+        "rtt",
+        "sent_ms",
+        "unechoed",
+        "up",
+        "wish_ms",
+        "wish_of_peer_ms",
+    )
+
+    def __init__(self, *, config: LivenessConfig, now_ms: int) -> None:
+        self.up = False
+        self.wish_ms = config.heartbeat_ms
+        self.wish_of_peer_ms: int | None = None
+        self.sent_ms: int | None = None
+        """When its last heartbeat was due; None means that one is due now."""
+        self.counter = 0
+        self.unechoed: dict[int, int] = {}
+        """When each heartbeat left (us) that has not been echoed, by counter, oldest first."""
+        self.incarnation: int | None = None
+        self.counter_heard = 0
+        # Before it is first heard, silence counts from when it became a peer.
+        self.heard_ms = now_ms
+        self.heard_us = 0
+        self.claims = b""
+        self.claims_from: int | None = None
+        """The first counter that carried the claims; None while they wait for their first heartbeat."""
+        self.rtt = RoundTrips()
+        self.peak = Peak(bytes_min=config.transfer_bytes_min)
+
+    @property
+    def interval_ms(self) -> int:
+        return max(HEARTBEAT_MS_MIN, min(self.wish_ms, self.wish_of_peer_ms or self.wish_ms))
+
+    def is_newer(self, message: Heartbeat) -> bool:
+        if self.incarnation is None or message.incarnation > self.incarnation:
+            return True
+        return message.incarnation == self.incarnation and message.counter > self.counter_heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairStatistics:
+    """Counts since the start."""
+
+    peers: int
+    sent: int
+    received: int
+    stale: int
+    """Heartbeats that were not newer than what had been heard (H2)."""
+    strangers: int
+    """Heartbeats of nodes that are no peers."""
+    round_trips_ignored: int
+    paused_ms: int
+    """How long this node did not run, as far as it noticed (H4)."""
+
+
+class PairHeartbeats:
+    """One node's side of all its pairs."""
+
+    def __init__(self, *, node: str, incarnation: int, config: LivenessConfig, now_ms: int) -> None:
+        self._node = node
+        self._incarnation = incarnation
+        self._config = config
+        self._now_ms = now_ms
+        self._peers: dict[str, _Peer] = {}
+        self._restarts: dict[str, PeerRestarted] = {}
+        self._sent = self._received = self._stale = self._strangers = 0
+        self._round_trips_ignored = self._paused_ms = 0
+
+    # --- who the peers are -----------------------------------------------------------------------
+
+    def set_peers(self, peers: Iterable[str], now_ms: int) -> None:
+        """All other nodes of the cluster. Those that stay keep what is known of them. Nothing changes on an error."""
+        wanted = sorted(set(peers) - {self._node})
+        if len(wanted) >= self._config.nodes_max:
+            raise TooManyNames(names_max=self._config.nodes_max)
+        self._advance(now_ms)
+        kept = self._peers
+        self._peers = {name: kept.get(name) or _Peer(config=self._config, now_ms=now_ms) for name in wanted}
+        self._restarts = {name: restart for name, restart in self._restarts.items() if name in self._peers}
+
+    def peers(self) -> list[str]:
+        return list(self._peers)
+
+    def set_interval(self, peer: str, heartbeat_ms: int) -> None:
+        """The smallest `heartbeat_ms` of the channels that the pair shares; the default is the config's."""
+        assert heartbeat_ms >= HEARTBEAT_MS_MIN, "a channel's heartbeat_ms is checked where it is configured"
+        self._peers[peer].wish_ms = min(heartbeat_ms, self._config.heartbeat_ms)
+
+    def peer_up(self, peer: str, now_ms: int) -> None:
+        """There is a link to it: say hello at once. Nothing happens for a node that is no peer."""
+        self._advance(now_ms)
+        if (known := self._peers.get(peer)) is not None:
+            known.up = True
+            known.sent_ms = None
+            known.unechoed.clear()
+
+    def peer_down(self, peer: str, now_ms: int) -> None:
+        """The link is gone. The peer may yet live: only silence tells."""
+        self._advance(now_ms)
+        if (known := self._peers.get(peer)) is not None:
+            known.up = False
+
+    def restart(self, incarnation: int, now_ms: int) -> None:
+        """This node comes back after a fence, with a higher incarnation and without a new process."""
+        assert incarnation > self._incarnation, "incarnations only rise"
+        self._advance(now_ms)
+        self._incarnation = incarnation
+        for peer in self._peers.values():
+            peer.counter = 0
+            peer.unechoed.clear()
+            peer.sent_ms = None
+            peer.claims_from = None
+
+    def offer_claims(self, peer: str, claims: bytes) -> None:
+        """Let these ride on every heartbeat to `peer` until it has them (H3). They replace what was not yet sent:
+        while `claims_pending`, put the old changes in too."""
+        assert len(claims) <= CLAIMS_BYTES_MAX, "the caller cuts claims to size"
+        self._peers[peer].claims = claims
+        self._peers[peer].claims_from = None
+
+    def claims_pending(self, peer: str) -> bool:
+        return bool(self._peers[peer].claims)
+
+    # --- messages and time -----------------------------------------------------------------------
+
+    def wake(self, now_ms: int, now_us: int | None = None) -> list[tuple[str, Heartbeat]]:
+        """The heartbeats that are due. `now_us` is the same clock, finer: round trips are as fine as it is."""
+        self._advance(now_ms)
+        now_us = now_ms * US_PER_MS if now_us is None else now_us
+        due = [name for name, peer in self._peers.items() if self._due_ms(peer) <= now_ms]
+        report = self.report(now_ms) if due else HearingReport()
+        heartbeats = []
+        for name in due:
+            peer = self._peers[name]
+            peer.sent_ms = now_ms
+            if peer.up:
+                heartbeats.append((name, self._heartbeat(peer, report, now_us)))
+        return heartbeats
+
+    def wake_at_ms(self) -> int | None:
+        """Also while no link is up: a node that is not woken cannot tell silence from its own pause (H4)."""
+        return min((self._due_ms(peer) for peer in self._peers.values()), default=None)
+
+    def accepts(self, peer: str, message: Heartbeat) -> bool:
+        """Whether `receive` would take it in: only then are its claims and its report news (H2)."""
+        known = self._peers.get(peer)
+        return known is not None and known.is_newer(message)
+
+    def receive(
+        self, peer: str, message: Heartbeat, now_ms: int, now_us: int | None = None
+    ) -> list[tuple[str, Heartbeat]]:
+        """Take a heartbeat in. It is answered at once only on first contact, so that both sides measure early."""
+        self._advance(now_ms)
+        now_us = now_ms * US_PER_MS if now_us is None else now_us
+        known = self._peers.get(peer)
+        if known is None:
+            self._strangers += 1
+            return []
+        if not known.is_newer(message):
+            self._stale += 1
+            return []
+        self._received += 1
+        first = known.incarnation != message.incarnation
+        if first:
+            self._meet(peer, known, message.incarnation)
+        known.counter_heard = message.counter
+        known.heard_ms = now_ms
+        known.heard_us = now_us
+        known.wish_of_peer_ms = message.interval_ms
+        if message.echo is not None and message.echo.incarnation == self._incarnation:
+            self._take_echo(known, message.echo, now_us)
+        if not first:
+            return []
+        known.sent_ms = now_ms
+        return [(peer, self._heartbeat(known, self.report(now_ms), now_us))]
+
+    def take_restarts(self) -> list[PeerRestarted]:
+        """The peers that came with a higher incarnation since this was last asked, once each."""
+        restarts, self._restarts = list(self._restarts.values()), {}
+        return restarts
+
+    # --- what is known ---------------------------------------------------------------------------
+
+    def silence_ms(self, peer: str, now_ms: int) -> int:
+        """How long it has not been heard while this node ran (H4); from when it became a peer if it never was."""
+        return max(0, now_ms - self._peers[peer].heard_ms - self._pause_ms(now_ms))
+
+    def incarnation(self, peer: str) -> int | None:
+        return self._peers[peer].incarnation
+
+    def interval_ms(self, peer: str) -> int:
+        return self._peers[peer].interval_ms
+
+    def rtt_median_us(self, peer: str) -> int | None:
+        return self._peers[peer].rtt.median_us()
+
+    def rtt_min_us(self, peer: str) -> int | None:
+        return self._peers[peer].rtt.min_us()
+
+    def record_transfer(
+        self, peer: str, byte_count: int, elapsed_us: int, now_ms: int, *, limited: bool = False
+    ) -> None:
+        """A bulk transfer ended. `limited` if our own budget held it back: it may then only raise the peak (M2).
+
+        Best is the time on the wire, without waits for the budget: then even a limited transfer shows the link.
+        """
+        if (known := self._peers.get(peer)) is not None:
+            known.peak.record(byte_count, elapsed_us, now_ms, limited=limited)
+
+    def peak_bytes_per_s(self, peer: str) -> int:
+        return self._peers[peer].peak.bytes_per_s(self._now_ms)
+
+    def report(self, now_ms: int) -> HearingReport:
+        """How this node hears all its peers. The caller feeds it to its own proximity graph too."""
+        awake_ms = now_ms - self._pause_ms(now_ms)
+        return HearingReport(
+            hearings=tuple(_hearing(name, peer, awake_ms, now_ms) for name, peer in self._peers.items())
+        )
+
+    def statistics(self) -> PairStatistics:
+        return PairStatistics(
+            peers=len(self._peers),
+            sent=self._sent,
+            received=self._received,
+            stale=self._stale,
+            strangers=self._strangers,
+            round_trips_ignored=self._round_trips_ignored,
+            paused_ms=self._paused_ms,
+        )
+
+    # --- leaves ----------------------------------------------------------------------------------
+
+    def _due_ms(self, peer: _Peer) -> int:
+        return self._now_ms if peer.sent_ms is None else peer.sent_ms + peer.interval_ms
+
+    def _pause_ms(self, now_ms: int) -> int:
+        """How much of the time since the last call this node cannot have been running: calls are that frequent."""
+        if not self._peers:
+            return 0
+        interval_ms = min(peer.interval_ms for peer in self._peers.values())
+        elapsed_ms = now_ms - self._now_ms
+        return elapsed_ms - interval_ms if elapsed_ms > 2 * interval_ms else 0
+
+    def _advance(self, now_ms: int) -> None:
+        if paused_ms := self._pause_ms(now_ms):
+            self._paused_ms += paused_ms
+            for peer in self._peers.values():
+                peer.heard_ms += paused_ms
+        self._now_ms = max(self._now_ms, now_ms)
+
+    def _meet(self, name: str, peer: _Peer, incarnation: int) -> None:
+        """A first word, or the first of a higher incarnation. Its echoes are of what it heard itself, so they count."""
+        if peer.incarnation is not None:
+            earlier = self._restarts.get(name)
+            before = peer.incarnation if earlier is None else earlier.before
+            self._restarts[name] = PeerRestarted(peer=name, before=before, incarnation=incarnation)
+        peer.incarnation = incarnation
+        peer.rtt = RoundTrips()
+
+    def _take_echo(self, peer: _Peer, echo: Echo, now_us: int) -> None:
+        if peer.claims_from is not None and peer.claims_from <= echo.counter <= peer.counter:
+            peer.claims = b""
+            peer.claims_from = None
+        left_us = peer.unechoed.get(echo.counter)
+        if left_us is None:
+            return  # measured already, or too long ago
+        if not peer.rtt.add(now_us - left_us - echo.held_us):
+            self._round_trips_ignored += 1
+        for counter in [counter for counter in peer.unechoed if counter <= echo.counter]:
+            del peer.unechoed[counter]
+
+    def _heartbeat(self, peer: _Peer, report: HearingReport, now_us: int) -> Heartbeat:
+        self._sent += 1
+        peer.counter += 1
+        peer.unechoed[peer.counter] = now_us
+        if len(peer.unechoed) > _UNECHOED_MAX:
+            del peer.unechoed[next(iter(peer.unechoed))]
+        if peer.claims and peer.claims_from is None:
+            peer.claims_from = peer.counter
+        echo = None
+        held_us = max(0, now_us - peer.heard_us)
+        if peer.incarnation is not None and held_us <= _HELD_US_MAX:
+            echo = Echo(incarnation=peer.incarnation, counter=peer.counter_heard, held_us=held_us)
+        return Heartbeat(
+            incarnation=self._incarnation,
+            counter=peer.counter,
+            interval_ms=peer.wish_ms,
+            echo=echo,
+            claims=peer.claims,
+            report=report,
+        )
+
+
+def _hearing(name: str, peer: _Peer, awake_ms: int, now_ms: int) -> Hearing:
+    silence_ms = min(max(0, awake_ms - peer.heard_ms), SILENCE_MS_MAX)
+    return Hearing(
+        node=name,
+        silence_ms=silence_ms - silence_ms % SILENCE_STEP_MS,
+        interval_ms=peer.interval_ms,
+        rtt_us=min(peer.rtt.median_us() or 0, _RTT_US_MAX),
+        peak_bytes_per_s=peer.peak.shown_bytes_per_s(now_ms),
+    )

@@ -1,0 +1,112 @@
+"""What nodes say to each other about being alive, free of any wire.
+
+Two conversations: every pair of nodes exchanges a `Heartbeat`, and every node renews its session with the metadata
+leader (`RenewSession`; `SessionRenewed`, `SessionFenced`). Who sent a message is known from the link it came over.
+No message carries a clock reading: a time in a message is always an age or a length, measured by its sender alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+SILENCE_STEP_MS: Final = 10
+"""Silence is told in steps of so much: finer would be noise."""
+SILENCE_MS_MAX: Final = 65_535 * SILENCE_STEP_MS
+"""Longer silence is told as this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """The last heartbeat of the other side that arrived, and how long ago. Round trips need no common clock so."""
+
+    incarnation: int
+    counter: int
+    held_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hearing:
+    """How the sender of a report hears one other node."""
+
+    node: str
+    silence_ms: int
+    """Since it was last heard, in whole steps of `SILENCE_STEP_MS`."""
+    interval_ms: int
+    """How often the two speak; silence means little without it."""
+    rtt_us: int = 0
+    """Median round trip; 0 where none has been measured."""
+    peak_bytes_per_s: int = 0
+    """What transfers have shown; 0 while none has (R10)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HearingReport:
+    """How one node hears all the others, by name. The proximity graph is made of these."""
+
+    hearings: tuple[Hearing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """One per pair of nodes and interval, whatever the number of channels (R7)."""
+
+    incarnation: int
+    counter: int
+    """Rises by one with every heartbeat to this peer, from 1 in every incarnation."""
+    interval_ms: int
+    """How often the sender would like the two to speak; the smaller wish of the two holds."""
+    echo: Echo | None = None
+    claims: bytes = b""
+    """What the caller lets ride along: the (channel, epoch) claims that changed. Empty means no change."""
+    report: HearingReport = HearingReport()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewSession:
+    """A node to the metadata leader: count me alive from now."""
+
+    node: str
+    incarnation: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRenewed:
+    """The metadata leader's word that it will not give the session up before `timeout_ms` have passed."""
+
+    node: str
+    incarnation: int
+    counter: int
+    """That of the renewal it answers."""
+    timeout_ms: int
+    confirmed_ago_ms: int = 0
+    """How old the leader's last proof is that it leads: a successor may already count from then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFenced:
+    """This incarnation (and every one before it) is over; the node may come back with a higher one."""
+
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLost:
+    """To the caller, not to the wire: propose that the node be fenced at this incarnation."""
+
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRestarted:
+    """To the caller: a peer speaks with a higher incarnation than before. What it was told before is forgotten."""
+
+    peer: str
+    before: int
+    incarnation: int
+
+
+Message: TypeAlias = Heartbeat | RenewSession | SessionRenewed | SessionFenced

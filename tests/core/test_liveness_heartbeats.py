@@ -1,0 +1,326 @@
+"""Heartbeats between two nodes: silence, round trips without a common clock, claims that are not lost (H1-H4)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.core.liveness import Echo, Heartbeat, LivenessConfig, PairHeartbeats
+from tidelog.errors import InvalidConfig, TooManyNames
+
+CONFIG = LivenessConfig()
+
+
+def pair(*peers: str, node: str = "n1", incarnation: int = 1, config: LivenessConfig = CONFIG) -> PairHeartbeats:
+    """A node that has all its links up at time 0."""
+    heartbeats = PairHeartbeats(node=node, incarnation=incarnation, config=config, now_ms=0)
+    heartbeats.set_peers(peers, 0)
+    for peer in peers:
+        heartbeats.peer_up(peer, 0)
+    return heartbeats
+
+
+def beat(counter: int, *, incarnation: int = 1, interval_ms: int = 500, echo: Echo | None = None) -> Heartbeat:
+    return Heartbeat(incarnation=incarnation, counter=counter, interval_ms=interval_ms, echo=echo)
+
+
+# --- when heartbeats leave -----------------------------------------------------------------------
+
+
+def test_one_heartbeat_per_peer_leaves_at_once_and_then_every_interval() -> None:
+    heartbeats = pair("n2", "n3")
+    assert heartbeats.wake_at_ms() == 0
+    assert [peer for peer, _ in heartbeats.wake(0)] == ["n2", "n3"]
+    assert heartbeats.wake_at_ms() == 500
+    assert heartbeats.wake(499) == []
+    assert [(peer, message.counter) for peer, message in heartbeats.wake(500)] == [("n2", 2), ("n3", 2)]
+
+
+def test_nothing_is_sent_without_a_link_but_the_node_still_wants_to_be_woken() -> None:
+    heartbeats = pair("n2")
+    heartbeats.peer_down("n2", 0)
+    assert heartbeats.wake(0) == []
+    assert heartbeats.wake_at_ms() == 500
+    heartbeats.peer_up("n2", 100)
+    assert heartbeats.wake_at_ms() == 100
+    assert [peer for peer, _ in heartbeats.wake(100)] == ["n2"]
+
+
+def test_a_node_alone_has_nothing_to_do() -> None:
+    heartbeats = pair()
+    assert heartbeats.wake_at_ms() is None
+    assert heartbeats.wake(10_000) == []
+
+
+def test_the_smaller_wish_of_the_two_sets_the_pace_and_is_given_up_again() -> None:
+    ours, theirs = pair("n2"), pair("n1", node="n2")
+    theirs.set_interval("n1", 100)
+    for _, message in theirs.wake(0):
+        ours.receive("n2", message, 0)
+    assert ours.interval_ms("n2") == 100
+    assert ours.wake_at_ms() == 100
+    assert ours.wake(100)[0][1].interval_ms == 500, "each says its own wish, or the smallest would stay for ever"
+    theirs.set_interval("n1", 500)
+    for _, message in theirs.wake(500):
+        ours.receive("n2", message, 500)
+    assert ours.interval_ms("n2") == 500
+
+
+def test_there_is_a_limit_to_the_number_of_nodes() -> None:
+    heartbeats = pair("n2", config=LivenessConfig(nodes_max=3))
+    heartbeats.set_peers(["n1", "n2", "n3"], 0)
+    with pytest.raises(TooManyNames):
+        heartbeats.set_peers(["n2", "n3", "n4"], 0)
+    assert heartbeats.peers() == ["n2", "n3"]
+
+
+# --- silence -------------------------------------------------------------------------------------
+
+
+def test_silence_counts_from_the_last_heartbeat_and_before_that_from_when_it_became_a_peer() -> None:
+    heartbeats = pair("n2")
+    for now_ms in (500, 1_000):
+        heartbeats.wake(now_ms)
+    assert heartbeats.silence_ms("n2", 1_200) == 1_200
+    heartbeats.receive("n2", beat(1), 1_250)
+    assert heartbeats.silence_ms("n2", 1_300) == 50
+
+
+def test_time_in_which_this_node_was_stopped_is_nobodys_silence() -> None:
+    """H4: SIGSTOP of a node must not make it accuse all the others when it goes on."""
+    heartbeats = pair("n2")
+    heartbeats.wake(0)
+    heartbeats.receive("n2", beat(1), 100)
+    assert heartbeats.silence_ms("n2", 60_000) == 500, "asked before it was woken"
+    heartbeats.wake(60_000)
+    assert heartbeats.silence_ms("n2", 60_000) == 500
+    heartbeats.wake(60_500)
+    assert heartbeats.silence_ms("n2", 60_500) == 1_000, "and from then on it counts again"
+    assert heartbeats.statistics().paused_ms == 59_400
+
+
+def test_a_node_that_always_wakes_late_still_notices_silence() -> None:
+    heartbeats = pair("n2")
+    for now_ms in range(0, 20_000, 1_900):
+        heartbeats.wake(now_ms)
+    assert heartbeats.silence_ms("n2", 19_000) >= 3 * 500
+
+
+def test_silence_is_told_in_steps_and_never_beyond_the_most_that_can_be_told() -> None:
+    heartbeats = pair("n2")
+    for now_ms in range(0, 700_000, 500):
+        heartbeats.wake(now_ms)
+        if now_ms == 1_000:
+            assert heartbeats.report(1_237).hearings[0].silence_ms == 1_230
+    assert heartbeats.report(700_000).hearings[0].silence_ms == 655_350
+
+
+# --- what is old or strange ----------------------------------------------------------------------
+
+
+def test_old_repeated_and_strange_heartbeats_change_nothing() -> None:
+    """H2"""
+    heartbeats = pair("n2")
+    heartbeats.wake(0)
+    heartbeats.receive("n2", beat(5, incarnation=7), 100)
+    repeated, overtaken, former = beat(5, incarnation=7), beat(4, incarnation=7), beat(9, incarnation=6)
+    for now_ms, message in [(200, repeated), (300, overtaken), (400, former)]:
+        assert not heartbeats.accepts("n2", message)
+        assert heartbeats.receive("n2", message, now_ms) == []
+    assert heartbeats.receive("n9", beat(1), 450) == []
+    assert heartbeats.silence_ms("n2", 500) == 400
+    statistics = heartbeats.statistics()
+    assert (statistics.received, statistics.stale, statistics.strangers) == (1, 3, 1)
+
+
+def test_a_higher_incarnation_is_reported_once_and_answered_at_once() -> None:
+    heartbeats = pair("n2")
+    assert heartbeats.receive("n2", beat(8, incarnation=3), 0)
+    assert heartbeats.take_restarts() == [], "the first word is no restart"
+    assert heartbeats.receive("n2", beat(9, incarnation=3), 10) == []
+    assert heartbeats.receive("n2", beat(1, incarnation=4), 20)
+    assert heartbeats.receive("n2", beat(1, incarnation=5), 30)
+    (restart,) = heartbeats.take_restarts()
+    assert (restart.peer, restart.before, restart.incarnation) == ("n2", 3, 5)
+    assert heartbeats.take_restarts() == []
+    assert heartbeats.incarnation("n2") == 5
+
+
+def test_first_contact_settles_in_three_messages() -> None:
+    one, two = pair("n2"), pair("n1", node="n2")
+    ((_, hello),) = one.wake(0, 0)
+    ((_, answer),) = two.receive("n1", hello, 1, 1_000)
+    ((_, closing),) = one.receive("n2", answer, 2, 2_000)
+    assert two.receive("n1", closing, 3, 3_000) == []
+    assert one.rtt_median_us("n2") == 2_000
+    assert two.rtt_median_us("n1") == 2_000
+
+
+def test_an_echo_of_a_former_incarnation_measures_nothing() -> None:
+    heartbeats = pair("n2", incarnation=4)
+    heartbeats.wake(0)
+    heartbeats.receive("n2", beat(1, echo=Echo(incarnation=3, counter=1, held_us=0)), 10)
+    assert heartbeats.rtt_median_us("n2") is None
+
+
+def test_a_node_that_comes_back_after_a_fence_speaks_with_its_new_incarnation_at_once() -> None:
+    heartbeats = pair("n2")
+    heartbeats.wake(0)
+    heartbeats.restart(2, 100)
+    ((_, message),) = heartbeats.wake(100)
+    assert (message.incarnation, message.counter) == (2, 1)
+
+
+# --- round trips ---------------------------------------------------------------------------------
+
+
+@given(
+    offset_us=st.integers(-(10**15), 10**15),
+    there_us=st.integers(0, 40_000),
+    back_us=st.integers(0, 40_000),
+    held_ms=st.integers(0, 499),
+)
+def test_a_round_trip_is_right_however_the_clocks_are_set(
+    offset_us: int, there_us: int, back_us: int, held_ms: int
+) -> None:
+    """H1"""
+    heartbeats = pair("n2")
+    heartbeats.receive("n2", beat(1), 0, 0)
+    ((_, message),) = heartbeats.wake(500, 500_000)
+    received_us = 500_000 + there_us + offset_us
+    sent_us = received_us + held_ms * 1_000
+    arrives_us = sent_us - offset_us + back_us
+    echo = Echo(incarnation=1, counter=message.counter, held_us=sent_us - received_us)
+    heartbeats.receive("n2", beat(2, echo=echo), arrives_us // 1_000, arrives_us)
+    assert heartbeats.rtt_median_us("n2") == max(1, there_us + back_us)
+
+
+def measured(heartbeats: PairHeartbeats, rtts_us: list[int]) -> None:
+    for number, rtt_us in enumerate(rtts_us):
+        now_ms = (number + 1) * 500
+        ((_, message),) = heartbeats.wake(now_ms, now_ms * 1_000)
+        arrives_us = now_ms * 1_000 + rtt_us
+        echo = Echo(incarnation=1, counter=message.counter, held_us=0)
+        heartbeats.receive("n2", beat(number + 2, echo=echo), arrives_us // 1_000, arrives_us)
+
+
+def started() -> PairHeartbeats:
+    heartbeats = pair("n2")
+    heartbeats.receive("n2", beat(1), 0)
+    return heartbeats
+
+
+def test_a_wild_round_trip_is_ignored() -> None:
+    heartbeats = started()
+    measured(heartbeats, [300, 310, 290, 305, 295, 300, 200_000, 300, 190_000, 300])
+    assert heartbeats.rtt_median_us("n2") == 300
+    assert heartbeats.rtt_min_us("n2") == 290
+    assert heartbeats.statistics().round_trips_ignored == 2
+
+
+def test_round_trips_that_stay_long_are_believed() -> None:
+    heartbeats = started()
+    measured(heartbeats, [300] * 10 + [40_000] * 3)
+    assert heartbeats.rtt_median_us("n2") == 40_000
+
+
+def test_round_trips_of_long_ago_are_forgotten() -> None:
+    heartbeats = started()
+    measured(heartbeats, [300] * 16 + [900] * 16)
+    assert (heartbeats.rtt_median_us("n2"), heartbeats.rtt_min_us("n2")) == (900, 900)
+
+
+def test_a_round_trip_that_two_clocks_make_negative_says_nothing() -> None:
+    heartbeats = started()
+    ((_, message),) = heartbeats.wake(500)
+    echo = Echo(incarnation=1, counter=message.counter, held_us=400_000)
+    heartbeats.receive("n2", beat(2, echo=echo), 600)
+    assert heartbeats.rtt_median_us("n2") is None
+
+
+def test_one_heartbeat_is_measured_once_and_an_unknown_one_never() -> None:
+    heartbeats = started()
+    ((_, message),) = heartbeats.wake(500)
+    echo = Echo(incarnation=1, counter=message.counter, held_us=0)
+    heartbeats.receive("n2", beat(2, echo=echo), 510)
+    heartbeats.receive("n2", beat(3, echo=echo), 900)
+    heartbeats.receive("n2", beat(4, echo=Echo(incarnation=1, counter=99, held_us=0)), 950)
+    assert (heartbeats.rtt_min_us("n2"), heartbeats.rtt_median_us("n2")) == (10_000, 10_000)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+def test_claims_ride_on_every_heartbeat_until_one_that_carried_them_is_echoed() -> None:
+    """H3"""
+    heartbeats = started()
+    heartbeats.wake(500)
+    heartbeats.offer_claims("n2", b"channel 7, epoch 3")
+    carried = [heartbeats.wake(now_ms)[0][1] for now_ms in (1_000, 1_500)]
+    assert [message.claims for message in carried] == [b"channel 7, epoch 3"] * 2
+    before = Echo(incarnation=1, counter=carried[0].counter - 1, held_us=0)
+    heartbeats.receive("n2", beat(2, echo=before), 1_600)
+    assert heartbeats.claims_pending("n2"), "that one left before the claims"
+    heartbeats.receive("n2", beat(3, echo=Echo(incarnation=1, counter=carried[1].counter, held_us=0)), 1_700)
+    assert not heartbeats.claims_pending("n2")
+    assert heartbeats.wake(2_000)[0][1].claims == b""
+
+
+def test_an_echo_of_what_was_never_sent_delivers_no_claims() -> None:
+    heartbeats = started()
+    heartbeats.offer_claims("n2", b"claims")
+    heartbeats.wake(500)
+    heartbeats.receive("n2", beat(2, echo=Echo(incarnation=1, counter=1_000, held_us=0)), 600)
+    assert heartbeats.claims_pending("n2")
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_claim_is_lost_whatever_happens_to_heartbeats(seed: int) -> None:
+    """H3: changed claims are offered while older ones may be pending; the peer ends with the last word."""
+    rng = random.Random(seed)
+    one, two = pair("n2"), pair("n1", node="n2")
+    flight: list[tuple[int, str, Heartbeat]] = []
+    told = b""
+    offered = b""
+    for now_ms in range(0, 20_000, 50):
+        lossy = now_ms < 15_000
+        if lossy and rng.random() < 0.05:
+            offered = str(now_ms).encode()
+            one.offer_claims("n2", offered)
+        sent = [*one.wake(now_ms), *two.wake(now_ms)]
+        arrived = [(to, message) for at_ms, to, message in flight if at_ms <= now_ms]
+        flight = [item for item in flight if item[0] > now_ms]
+        for to, message in arrived:
+            if to == "n1":
+                sent += one.receive("n2", message, now_ms)
+                continue
+            if two.accepts("n1", message) and message.claims:
+                told = message.claims
+            sent += two.receive("n1", message, now_ms)
+        for to, message in sent:
+            if not (lossy and rng.random() < 0.5):
+                flight.append((now_ms + rng.randrange(1_500 if lossy else 50), to, message))
+    assert told == offered, f"seed {seed}"
+    assert not one.claims_pending("n2"), f"seed {seed}"
+
+
+# --- config --------------------------------------------------------------------------------------
+
+
+def test_a_config_names_all_its_problems_at_once() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        LivenessConfig(
+            heartbeat_ms=50,
+            session_timeout_ms=100,
+            session_margin_percent=0,
+            deaf_percent=200,
+            hears_percent=250,
+            fade_ms=1,
+            transfer_bytes_min=0,
+            nodes_max=65,
+        )
+    assert len(caught.value.problems) == 8
+    assert LivenessConfig().session_timeout_ms == 3 * LivenessConfig().heartbeat_ms
