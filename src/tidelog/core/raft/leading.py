@@ -1,0 +1,363 @@
+"""The leader's half of Raft: what to send to whom, what is committed, which reads are safe, whom to hand over to.
+
+One `Leading` lives as long as one leadership; nothing of it outlives the term. Nothing here does I/O.
+
+LD1  An entry is committed once a majority of the voters holds it durably and it is of the leader's own term; older
+     entries are committed with it, never by counting (section 5.4.2, figure 8).
+LD2  A read is served at an index only after a majority has answered a round that began after the read arrived, and
+     after an entry of this term is committed (section 6.4 of the dissertation).
+LD3  One membership change at a time, and none before an entry of this term is committed (section 4.1 and its erratum).
+LD4  What is on its way to a follower is bounded, in messages and in bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from tidelog.core.raft.config import RaftConfig
+from tidelog.core.raft.log import RaftLog
+from tidelog.core.raft.members import Members, MembersChange, Promote
+from tidelog.core.raft.messages import (
+    Append,
+    AppendAnswer,
+    Entry,
+    EntryKind,
+    Message,
+    Place,
+    ReadAborted,
+    ReadReady,
+    SnapshotAnswer,
+    SnapshotChunk,
+    TimeoutNow,
+)
+from tidelog.core.raft.outbox import Outbox
+from tidelog.core.raft.progress import Pace, Progress
+from tidelog.errors import (
+    LeadershipMoving,
+    MembershipPending,
+    MembershipRefused,
+    ProposalTooLarge,
+    TooManyProposals,
+    TooManyReads,
+)
+
+_ROUNDS_MAX: Final = 64
+"""Of heartbeats that are remembered while nobody answers; the leader steps down long before."""
+
+
+class Leading:
+    def __init__(self, *, me: str, term: int, config: RaftConfig, log: RaftLog, outbox: Outbox, now_ms: int) -> None:
+        self.me = me
+        self.term = term
+        self._config = config
+        self._log = log
+        self._outbox = outbox
+        self._round = 0
+        self._rounds: deque[tuple[int, int]] = deque()
+        """(round, when it began) of heartbeats that no majority has answered yet."""
+        self.confirmed_ms: int | None = None
+        """When the newest round began that a majority has answered: nobody else had taken over by then."""
+        self._heartbeat_at_ms = now_ms + config.heartbeat_ms
+        self._quorum_at_ms = now_ms + config.election_timeout_ms
+        self._transfer: tuple[str, int] | None = None
+        """To whom, and until when it is tried."""
+        self._transfer_told = False
+        self._reads_new: list[int] = []
+        """Reads that have no round yet."""
+        self._reads: deque[tuple[int, int, int]] = deque()
+        """(token, index, round): waiting for a majority to answer that round."""
+        self._uncommitted_bytes = 0
+        self.progress: dict[str, Progress] = {}
+        self.first_index = log.last_index + 1
+        self._follow_members(self.first_index)
+        self._take(EntryKind.EMPTY)
+        self._announced_commit = log.commit
+
+    # --- members ---------------------------------------------------------------------------------
+
+    def _follow_members(self, next_index: int) -> None:
+        """New members are asked first whether they hold what is before `next_index`."""
+        members = self._log.members
+        for member in members.all:
+            if member != self.me and member not in self.progress:
+                self.progress[member] = Progress(next_index)
+        for member in [member for member in self.progress if member not in members]:
+            del self.progress[member]
+        if self._transfer is not None and self._transfer[0] not in members.voters:
+            self._transfer = None
+
+    @property
+    def has_committed(self) -> bool:
+        """An entry of this term is committed, so everything before it is known to be."""
+        return self._log.commit >= self.first_index
+
+    def propose_members(self, change: MembersChange) -> Place:
+        log = self._log
+        self._refuse_while_moving()
+        if not self.has_committed:
+            raise MembershipPending(reason="this leader is new and has committed nothing yet")  # LD3
+        if log.members_index > log.commit:
+            raise MembershipPending(reason="the change before is not committed yet")  # LD3
+        members = log.members.changed(change)
+        if isinstance(change, Promote):
+            behind = self.lag_of(change.member)
+            if behind > 0:
+                reason = f"it is {behind} entries too far behind; wait until it caught up"
+                raise MembershipRefused(member=change.member, reason=reason)
+        place = self._take(EntryKind.MEMBERS, members=members)
+        self._follow_members(place.index)
+        return place
+
+    def lag_of(self, learner: str) -> int:
+        """How many entries it lacks before it may be made a voter; 0 or less when it may."""
+        match = self.progress[learner].match
+        # One that never answered may not even exist, however short the log: its promotion could never be committed.
+        return max(1, self._log.commit) if match == 0 else self._log.commit - match - self._config.promote_lag_entries
+
+    # --- proposals -------------------------------------------------------------------------------
+
+    def propose(self, data: bytes) -> Place:
+        config = self._config
+        self._refuse_while_moving()
+        if len(data) > config.entry_bytes_max:
+            raise ProposalTooLarge(size_bytes=len(data), bytes_max=config.entry_bytes_max)
+        if self._uncommitted_bytes and self._uncommitted_bytes + len(data) > config.uncommitted_bytes_max:
+            raise TooManyProposals(bytes_max=config.uncommitted_bytes_max)
+        return self._take(EntryKind.CHANGE, data)
+
+    def _refuse_while_moving(self) -> None:
+        if self._transfer is not None:
+            raise LeadershipMoving(target=self._transfer[0])
+
+    def _take(self, kind: EntryKind, data: bytes = b"", members: Members | None = None) -> Place:
+        entry = Entry(self._log.last_index + 1, self.term, kind, data, members)
+        self._log.append(entry)
+        self._uncommitted_bytes += entry.size_bytes
+        return Place(entry.index, entry.term)
+
+    # --- what leaves -----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what has gathered since the last time: entries, the news of a commit, a round for waiting reads."""
+        self._start_reads()
+        log = self._log
+        has_news = log.commit > self._announced_commit
+        self._announced_commit = log.commit
+        for member, progress in self.progress.items():
+            if progress.next <= log.last_index:
+                self._send_appends(member, progress)
+            elif has_news and progress.pace is Pace.REPLICATE:
+                self._send_append(member, progress, ())
+
+    def _send_appends(self, member: str, progress: Progress) -> None:
+        config, log = self._config, self._log
+        while progress.next <= log.last_index and progress.pace is not Pace.SNAPSHOT:
+            if progress.pace is Pace.PROBE and progress.probed:
+                return
+            if not progress.has_room(config.inflight_max, config.inflight_bytes_max):
+                return  # LD4
+            if progress.next <= log.base_index:
+                break
+            self._send_append(member, progress, log.some_from(progress.next, config.append_bytes_max))
+        if progress.next <= log.base_index and progress.pace is not Pace.SNAPSHOT:
+            progress.send_snapshot(log.snapshot)
+            self._send_chunk(member, progress)
+
+    def _send_append(self, member: str, progress: Progress, entries: tuple[Entry, ...]) -> None:
+        log = self._log
+        previous_index = progress.next - 1
+        previous_term = log.term_at(previous_index)
+        assert previous_term is not None
+        self._outbox.send(
+            member,
+            Append(
+                term=self.term,
+                previous_index=previous_index,
+                previous_term=previous_term,
+                entries=entries,
+                commit=log.commit,
+                round=self._round,
+            ),
+        )
+        if progress.pace is Pace.PROBE:
+            progress.probed = True
+        elif entries:
+            progress.sent(entries[-1].index, sum(entry.size_bytes for entry in entries))
+
+    def _send_chunk(self, member: str, progress: Progress) -> None:
+        snapshot = progress.snapshot
+        assert snapshot is not None
+        offset = progress.snapshot_received
+        progress.probed = True
+        self._outbox.send(
+            member,
+            SnapshotChunk(
+                term=self.term,
+                round=self._round,
+                head=snapshot.head,
+                size_bytes=len(snapshot.data),
+                checksum=progress.snapshot_checksum,
+                offset=offset,
+                data=snapshot.data[offset : offset + self._config.snapshot_chunk_bytes],
+            ),
+        )
+
+    def _heartbeat(self, member: str, progress: Progress) -> None:
+        """Empty appends detect loss too: one that does not fit is rejected, and the follower is probed again."""
+        progress.probed = False
+        if progress.pace is Pace.SNAPSHOT:
+            self._send_chunk(member, progress)
+        elif progress.next <= self._log.base_index:
+            progress.send_snapshot(self._log.snapshot)
+            self._send_chunk(member, progress)
+        else:
+            entries: tuple[Entry, ...] = ()
+            if progress.pace is Pace.PROBE and progress.next <= self._log.last_index:
+                entries = self._log.some_from(progress.next, self._config.append_bytes_max)
+            self._send_append(member, progress, entries)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def wake_at_ms(self) -> int:
+        moments = [self._heartbeat_at_ms, self._quorum_at_ms]
+        if self._transfer is not None:
+            moments.append(self._transfer[1])
+        return min(moments)
+
+    def tick(self, now_ms: int) -> bool:
+        """False when no majority has been heard for an election timeout: then this leadership is over."""
+        if self._transfer is not None and now_ms >= self._transfer[1]:
+            self._transfer = None
+        if now_ms >= self._quorum_at_ms:
+            self._quorum_at_ms = now_ms + self._config.election_timeout_ms
+            if not self._hears_a_majority():
+                return False
+        if now_ms >= self._heartbeat_at_ms:
+            self._heartbeat_at_ms = now_ms + self._config.heartbeat_ms
+            self._begin_round(now_ms)
+            for member, progress in self.progress.items():
+                self._heartbeat(member, progress)
+        return True
+
+    def _begin_round(self, now_ms: int) -> None:
+        self._round += 1
+        self._rounds.append((self._round, now_ms))
+        if len(self._rounds) > _ROUNDS_MAX:
+            self._rounds.popleft()
+        self._confirm()
+
+    def _hears_a_majority(self) -> bool:
+        members = self._log.members
+        heard = sum(voter == self.me or self.progress[voter].heard for voter in members.voters)
+        for progress in self.progress.values():
+            progress.heard = False
+        return heard >= members.quorum
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def answered(self, sender: str, answer: AppendAnswer) -> None:
+        progress = self._heard(sender, answer.round)
+        if progress is None:
+            return
+        if answer.accepted:
+            if answer.index <= self._log.last_index:
+                progress.accepted(answer.index)
+                self._advance_transfer(sender, progress)
+                self.advance_commit()
+            return
+        if progress.pace is Pace.SNAPSHOT or answer.rejected_index <= progress.match:
+            return  # late: it has agreed with more since
+        if progress.pace is Pace.REPLICATE:
+            progress.probe_from(progress.match + 1)
+        elif answer.rejected_index == progress.next - 1:
+            agreed = self._log.agreed_place(answer.index, answer.hint_term)
+            progress.probe_from(min(agreed, answer.rejected_index - 1) + 1)
+
+    def snapshot_answered(self, sender: str, answer: SnapshotAnswer) -> None:
+        progress = self._heard(sender, answer.round)
+        if progress is None or progress.snapshot is None or answer.index != progress.snapshot.head.index:
+            return
+        if answer.received_bytes <= len(progress.snapshot.data):
+            moved = answer.received_bytes != progress.snapshot_received
+            progress.snapshot_received = answer.received_bytes
+            # The same place twice is an answer to a repeated chunk: the next heartbeat repeats it, not a storm.
+            if moved and answer.received_bytes < len(progress.snapshot.data):
+                self._send_chunk(sender, progress)
+
+    def _heard(self, sender: str, round_: int) -> Progress | None:
+        progress = self.progress.get(sender)
+        if progress is not None:
+            progress.heard = True
+            if progress.round < round_ <= self._round:
+                progress.round = round_
+                self._confirm()
+        return progress
+
+    def advance_commit(self) -> None:
+        """After an answer, after a write of our own, after a change of the members."""
+        log = self._log
+        index = log.members.agreed(self._match)
+        if index > log.commit and log.term_at(index) == self.term:  # LD1
+            for entry in log.between(log.commit + 1, index + 1):
+                self._uncommitted_bytes = max(0, self._uncommitted_bytes - entry.size_bytes)
+            log.commit = index
+
+    def _match(self, voter: str) -> int:
+        return self._log.stable if voter == self.me else self.progress[voter].match
+
+    # --- reads -----------------------------------------------------------------------------------
+
+    def read(self, token: int) -> None:
+        if len(self._reads) + len(self._reads_new) >= self._config.reads_max:
+            raise TooManyReads(reads_max=self._config.reads_max)
+        self._reads_new.append(token)
+
+    def _start_reads(self) -> None:
+        """All reads that came since the last flush share a round (LD2)."""
+        if not self._reads_new or not self.has_committed:
+            return
+        self._round += 1
+        for token in self._reads_new:
+            self._reads.append((token, self._log.commit, self._round))
+        self._reads_new.clear()
+        for member, progress in self.progress.items():
+            self._heartbeat(member, progress)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """A majority has answered some round: reads that began before it are safe (LD2)."""
+        members = self._log.members
+        confirmed = members.agreed(lambda voter: self._round if voter == self.me else self.progress[voter].round)
+        while self._rounds and self._rounds[0][0] <= confirmed:
+            self.confirmed_ms = self._rounds.popleft()[1]
+        while self._reads and self._reads[0][2] <= confirmed:
+            token, index, _ = self._reads.popleft()
+            self._outbox.reads.append(ReadReady(token, index))
+
+    def abort(self) -> None:
+        """This leadership is over."""
+        waiting = [token for token, _, _ in self._reads] + self._reads_new
+        self._outbox.reads.extend(ReadAborted(token) for token in waiting)
+
+    # --- handing over ----------------------------------------------------------------------------
+
+    @property
+    def transferring_to(self) -> str | None:
+        return None if self._transfer is None else self._transfer[0]
+
+    def transfer(self, target: str, now_ms: int) -> None:
+        self._refuse_while_moving()
+        if target == self.me or target not in self._log.members.voters:
+            raise MembershipRefused(member=target, reason="leadership moves to another voter only")
+        self._transfer = (target, now_ms + self._config.election_timeout_ms)
+        self._transfer_told = False
+        self._advance_transfer(target, self.progress[target])
+
+    def _advance_transfer(self, member: str, progress: Progress) -> None:
+        if self._transfer is None or self._transfer[0] != member or self._transfer_told:
+            return
+        if progress.match == self._log.last_index:
+            self._transfer_told = True
+            handover: Message = TimeoutNow(term=self.term)
+            self._outbox.send(member, handover)
