@@ -22,7 +22,9 @@ class RaftConfig:
     inflight_bytes_max: int = 4 * MIB
     entry_bytes_max: int = 1 * MIB
     uncommitted_bytes_max: int = 16 * MIB
-    """Proposals that a leader keeps before they are committed; above it they are refused."""
+    """Proposals that a leader keeps before they are committed and durable here; above it they are refused."""
+    disk_stall_ms: int = 5_000
+    """A leader whose own write takes longer hands over: the others may commit, and it could answer nobody."""
     reads_max: int = 10_000
     """Reads that wait for a majority to confirm the leader."""
     snapshot_chunk_bytes: int = 256 * KIB

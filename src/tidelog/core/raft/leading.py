@@ -71,6 +71,8 @@ class Leading:
         self.progress: dict[str, Progress] = {}
         self.first_index = log.last_index + 1
         self._follow_members(self.first_index)
+        self._settled = log.last_index
+        """Up to here nothing counts as uncommitted any more: committed, and durable here, so that it can be applied."""
         self._take(EntryKind.EMPTY)
         self._announced_commit = log.commit
 
@@ -105,6 +107,8 @@ class Leading:
             if behind > 0:
                 reason = f"it is {behind} entries too far behind; wait until it caught up"
                 raise MembershipRefused(member=change.member, reason=reason)
+            if not self.progress[change.member].heard:
+                raise MembershipPending(reason=f"{change.member} has not been heard lately")
         place = self._take(EntryKind.MEMBERS, members=members)
         self._follow_members(place.index)
         return place
@@ -299,9 +303,10 @@ class Leading:
         log = self._log
         index = log.members.agreed(self._match)
         if index > log.commit and log.term_at(index) == self.term:  # LD1
-            for entry in log.between(log.commit + 1, index + 1):
-                self._uncommitted_bytes = max(0, self._uncommitted_bytes - entry.size_bytes)
             log.commit = index
+        settled = max(self._settled, min(log.commit, log.stable))
+        self._uncommitted_bytes -= sum(entry.size_bytes for entry in log.between(self._settled + 1, settled + 1))
+        self._settled = settled
 
     def _match(self, voter: str) -> int:
         return self._log.stable if voter == self.me else self.progress[voter].match
@@ -322,7 +327,14 @@ class Leading:
             self._reads.append((token, self._log.commit, self._round))
         self._reads_new.clear()
         for member, progress in self.progress.items():
-            self._heartbeat(member, progress)
+            if progress.pace is Pace.SNAPSHOT:
+                # The round alone: the chunk that is on its way need not be repeated for every read.
+                nothing = Append(
+                    term=self.term, previous_index=0, previous_term=0, entries=(), commit=0, round=self._round
+                )
+                self._outbox.send(member, nothing)
+            else:
+                self._heartbeat(member, progress)
         self._confirm()
 
     def _confirm(self) -> None:
@@ -353,6 +365,12 @@ class Leading:
         self._transfer = (target, now_ms + self._config.election_timeout_ms)
         self._transfer_told = False
         self._advance_transfer(target, self.progress[target])
+
+    def hand_over(self, now_ms: int) -> None:
+        """To the voter that holds most, if there is one and nothing of the kind is under way."""
+        voters = [voter for voter in self._log.members.voters if voter != self.me]
+        if self._transfer is None and voters:
+            self.transfer(max(voters, key=lambda voter: (self.progress[voter].match, voter)), now_ms)
 
     def _advance_transfer(self, member: str, progress: Progress) -> None:
         if self._transfer is None or self._transfer[0] != member or self._transfer_told:

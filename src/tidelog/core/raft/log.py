@@ -1,6 +1,7 @@
 """The entries of one member, as far as they are newer than its snapshot, in memory.
 
-G1  base_index <= snapshot index, base_index <= commit, handed <= min(commit, stable); stable <= last_index.
+G1  base_index <= snapshot index, base_index <= commit, stable <= last_index; handed <= min(commit, stable), but while a
+    leader's snapshot is still being written.
 G2  What is committed is never replaced.
 G3  The membership in force is the newest one in the log, committed or not; truncation brings the one before back.
 """

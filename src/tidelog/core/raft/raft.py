@@ -184,6 +184,8 @@ class Raft:
         if self._leading is not None:
             if not self._leading.tick(now_ms):
                 self._follow(self.term, None)
+            elif self._writing and now_ms - self._writing[0].began_ms > self._config.disk_stall_ms:
+                self._leading.hand_over(now_ms)
         elif now_ms >= self._election_at_ms:
             if self.may_campaign:
                 self._campaign(now_ms, pre=True)
@@ -434,7 +436,7 @@ class Raft:
         must_persist = hard_new is not None or snapshot is not None or bool(entries)
         if must_persist:
             self._number += 1
-            self._writing.append(_Writing(self._number, hard_state, log.last_index))
+            self._writing.append(_Writing(self._number, hard_state, log.last_index, self._now_ms))
         self._hard_stored = hard_state
         log.stored = log.last_index
         if not self._writing:
@@ -479,9 +481,10 @@ class Raft:
 class _Writing:
     """A Ready that is being made durable."""
 
-    __slots__ = ("hard_state", "index", "number")
+    __slots__ = ("began_ms", "hard_state", "index", "number")
 
-    def __init__(self, number: int, hard_state: HardState, index: int) -> None:
+    def __init__(self, number: int, hard_state: HardState, index: int, began_ms: int) -> None:
+        self.began_ms = began_ms
         self.number = number
         self.hard_state = hard_state
         self.index = index
