@@ -23,6 +23,7 @@ REFRESH = "python -m tidelog.cli.errors_page > docs/errors.md"
 
 SAMPLES: dict[object, Any] = {
     bool: True,
+    str | None: "n1",
     bytes: b"\x00\xff",
     float: 2.5,
     int: 2**63 + 1,

@@ -324,3 +324,21 @@ def test_a_config_names_all_its_problems_at_once() -> None:
         )
     assert len(caught.value.problems) == 8
     assert LivenessConfig().session_timeout_ms == 3 * LivenessConfig().heartbeat_ms
+
+
+def test_a_peer_that_went_and_came_back_is_heard_at_once() -> None:
+    """H2: the other side remembers our counters, so they go on."""
+    here = PairHeartbeats(node="a", incarnation=1, config=LivenessConfig(), now_ms=0)
+    there = PairHeartbeats(node="b", incarnation=1, config=LivenessConfig(), now_ms=0)
+    for pair, peer in ((here, "b"), (there, "a")):
+        pair.set_peers([peer], 0)
+        pair.peer_up(peer, 0)
+    for now_ms in range(0, 5_000, 500):
+        for _, beat in here.wake(now_ms):
+            there.receive("a", beat, now_ms)
+    here.set_peers([], 5_000)
+    here.set_peers(["b"], 5_000)
+    here.peer_up("b", 5_000)
+    beats = here.wake(5_000)
+    assert beats
+    assert there.accepts("a", beats[0][1])

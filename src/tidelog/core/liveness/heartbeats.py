@@ -117,6 +117,8 @@ class PairHeartbeats:
         self._now_ms = now_ms
         self._peers: dict[str, _Peer] = {}
         self._restarts: dict[str, PeerRestarted] = {}
+        self._counter_used = 0
+        """The highest of any peer that went."""
         self._sent = self._received = self._stale = self._strangers = 0
         self._round_trips_ignored = self._paused_ms = 0
 
@@ -129,8 +131,15 @@ class PairHeartbeats:
             raise TooManyNames(names_max=self._config.nodes_max)
         self._advance(now_ms)
         kept = self._peers
-        self._peers = {name: kept.get(name) or _Peer(config=self._config, now_ms=now_ms) for name in wanted}
+        self._counter_used = max([self._counter_used, *(peer.counter for peer in kept.values())])
+        self._peers = {name: kept.get(name) or self._new_peer(now_ms) for name in wanted}
         self._restarts = {name: restart for name, restart in self._restarts.items() if name in self._peers}
+
+    def _new_peer(self, now_ms: int) -> _Peer:
+        """One that went and came back may remember our counters: they go on, or it would take them for old (H2)."""
+        peer = _Peer(config=self._config, now_ms=now_ms)
+        peer.counter = self._counter_used
+        return peer
 
     def peers(self) -> list[str]:
         return list(self._peers)
@@ -159,6 +168,7 @@ class PairHeartbeats:
         assert incarnation > self._incarnation, "incarnations only rise"
         self._advance(now_ms)
         self._incarnation = incarnation
+        self._counter_used = 0
         for peer in self._peers.values():
             peer.counter = 0
             peer.unechoed.clear()

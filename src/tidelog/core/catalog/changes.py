@@ -1,0 +1,371 @@
+"""What can be asked of the catalog: every change is a frozen record with canonical bytes, and Raft carries the bytes.
+
+A change says everything that its effect depends on: who, which epoch or incarnation was seen, and the time where one is
+recorded (`at_ms`, given by the proposer: the catalog has no clock). Applying it is then the same on every node.
+
+What a caller must keep: `decode_change` raises `CatalogVersion` for what only newer software knows, and
+`CatalogCorrupt` for bytes that are no change. Both mean stop, never skip: a node that leaves out one change disagrees
+with all others from there on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from tidelog.core.catalog.channel_config import ChannelConfig
+from tidelog.core.catalog.codec import ITEMS_MAX, BadValue, dump, load, sequence_converter, tagged_converter
+from tidelog.errors import CatalogCorrupt, CatalogVersion, InvalidChange
+from tidelog.units import MIB
+
+CATALOG_VERSION: Final = 1
+"""Of changes and snapshots. A node that reads version n reads every one below it too."""
+CHANGE_BYTES_MAX: Final = 1 * MIB
+BATCH_MAX: Final = ITEMS_MAX
+_VERSION: Final = "v"
+
+
+# --- the cluster and its nodes ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCluster:
+    """Give the cluster its identity, once and for ever."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitNode:
+    """An operator or the founder expects this node. One that was removed may be admitted again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterNode:
+    """A node says that it is here, as a new incarnation.
+
+    What the node must keep (R5): it writes `incarnation` to its disk, synced, before it proposes this. When it stops
+    cleanly, all synced, it leaves a mark that names the incarnation under which it was last registered; a life that
+    never registered leaves the mark it found, or none. The mark is taken away, synced, before anything is written.
+    """
+
+    node: str
+    incarnation: int
+    """Above the known one."""
+    known_incarnation: int
+    """The highest its disk knew before this one. Below the catalog's, the disk is a copy from the past."""
+    disk_id: str
+    """Random, once per data folder."""
+    process_id: str
+    """Random, once per process: who registers again without having stopped has lost nothing."""
+    clean_incarnation: int | None
+    """What the mark of a clean stop names; None without one."""
+    verified: bool
+    """Every log on the disk was checked and is whole, but for those in `damaged_channels`."""
+    damaged_channels: tuple[int, ...]
+    """Sorted. A node with more than fit says `verified=False` instead."""
+    addresses: tuple[tuple[str, str], ...]
+    host: str
+    tags: tuple[str, ...]
+    capacity_bytes: int
+    software: str
+    catalog_version: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateNode:
+    """New facts about a node. None leaves a fact as it is."""
+
+    node: str
+    expected_incarnation: int
+    addresses: tuple[tuple[str, str], ...] | None = None
+    host: str | None = None
+    tags: tuple[str, ...] | None = None
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceNode:
+    """The node's session was lost. It counts for nothing until it registers again."""
+
+    node: str
+    expected_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNode:
+    """The node is gone for good."""
+
+    node: str
+    force: bool = False
+    """Even if it leads or is the last good holder of something."""
+
+
+# --- channels: each carries the channel epoch it was decided on (C2) ------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateChannel:
+    name: str
+    config: ChannelConfig
+    replicas: tuple[str, ...]
+    leader: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReport:
+    """How far one replica's log goes, as it says itself."""
+
+    node: str
+    incarnation: int
+    last_epoch: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeLeader:
+    """Elect a leader; None deposes the present one and elects nobody.
+
+    Without `reports` and `operator` only who certainly holds every committed record can be elected.
+    """
+
+    channel_id: int
+    expected_channel_epoch: int
+    leader: str | None
+    incarnation: int
+    """Of the leader; 0 with None."""
+    at_ms: int
+    reports: tuple[LogReport, ...] = ()
+    """Of every ISR and eligible member, for when all are in doubt (R5)."""
+    operator: str = ""
+    """Who accepts that records may be lost. Makes the election unclean, and is recorded for ever."""
+
+
+class ShrinkReason(Enum):
+    LAGGING = "lagging"
+    FENCED = "fenced"
+    STOPPING = "stopping"
+    WITHDRAWN = "withdrawn"
+    """It gave up its copy, so it does not become eligible, and is no longer if it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrinkIsr:
+    channel_id: int
+    expected_channel_epoch: int
+    members: tuple[str, ...]
+    reason: ShrinkReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpandIsr:
+    """A replica has caught up, as this incarnation. Also confirms a member that came back or was in doubt (R3, R5)."""
+
+    channel_id: int
+    expected_channel_epoch: int
+    member: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterChannel:
+    """A new config, new replicas, or both. None leaves it as it is."""
+
+    channel_id: int
+    expected_channel_epoch: int
+    config: ChannelConfig | None = None
+    replicas: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseChannel:
+    channel_id: int
+    expected_channel_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeChannel:
+    """Its logs were closed, so the leader leads in a new epoch (R1)."""
+
+    channel_id: int
+    expected_channel_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetReadonly:
+    channel_id: int
+    expected_channel_epoch: int
+    readonly: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteChannel:
+    channel_id: int
+    expected_channel_epoch: int
+    at_ms: int
+
+
+# --- producers, tokens, grants ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenProducer:
+    """Allocate a producer id for a name in a channel, or raise the epoch of the one that has it."""
+
+    channel_id: int
+    name: str
+    owner: str
+    at_ms: int
+    expected_epoch: int | None = None
+    """Only if the producer is at this epoch, so that a repeated proposal counts once; 0 for one that does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseProducer:
+    producer_id: int
+    expected_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddToken:
+    token: str
+    digest: str
+    """SHA-256 of the secret in hex."""
+    scopes: tuple[str, ...]
+    channels: tuple[str, ...]
+    at_ms: int
+    expires_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeToken:
+    token: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveToken:
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddGrant:
+    principal: str
+    scope: str
+    channels: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveGrant:
+    principal: str
+    scope: str
+    channels: str
+
+
+ChannelChange: TypeAlias = (
+    ChangeLeader | ShrinkIsr | ExpandIsr | AlterChannel | PauseChannel | ResumeChannel | SetReadonly | DeleteChannel
+)
+SingleChange: TypeAlias = (
+    FoundCluster
+    | AdmitNode
+    | RegisterNode
+    | UpdateNode
+    | FenceNode
+    | RemoveNode
+    | CreateChannel
+    | ChannelChange
+    | OpenProducer
+    | CloseProducer
+    | AddToken
+    | RevokeToken
+    | RemoveToken
+    | AddGrant
+    | RemoveGrant
+)
+
+_SINGLE_TYPES: Final[tuple[type[Any], ...]] = (
+    FoundCluster,
+    AdmitNode,
+    RegisterNode,
+    UpdateNode,
+    FenceNode,
+    RemoveNode,
+    CreateChannel,
+    ChangeLeader,
+    ShrinkIsr,
+    ExpandIsr,
+    AlterChannel,
+    PauseChannel,
+    ResumeChannel,
+    SetReadonly,
+    DeleteChannel,
+    OpenProducer,
+    CloseProducer,
+    AddToken,
+    RevokeToken,
+    RemoveToken,
+    AddGrant,
+    RemoveGrant,
+)
+
+
+def _kind_name(change_type: type[Any]) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", change_type.__name__).lower()
+
+
+_SINGLE_KINDS: Final = {_kind_name(change_type): change_type for change_type in _SINGLE_TYPES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Several changes, all or none: fencing a node and electing leaders for what it led is one step."""
+
+    changes: tuple[SingleChange, ...] = field(
+        metadata={"converter": sequence_converter(tagged_converter(_SINGLE_KINDS))}
+    )
+
+
+Change: TypeAlias = SingleChange | Batch
+
+KINDS: Final = {**_SINGLE_KINDS, _kind_name(Batch): Batch}
+_ANY_CHANGE: Final = tagged_converter(KINDS)
+
+
+def kind_of(change: Change) -> str:
+    """The name of a change on the wire and in messages."""
+    return _kind_name(type(change))
+
+
+def encode_change(change: Change) -> bytes:
+    """Canonical bytes. Raises `InvalidChange` for what no bytes can say: a wrong type, too large."""
+    try:
+        plain = _ANY_CHANGE.encode(change)
+    except BadValue as error:
+        raise InvalidChange(kind=kind_of(change), problems=[str(error)]) from None
+    data = dump({**plain, _VERSION: CATALOG_VERSION})
+    if len(data) > CHANGE_BYTES_MAX:
+        problem = f"it takes {len(data)} bytes, at most {CHANGE_BYTES_MAX} are allowed; split it"
+        raise InvalidChange(kind=kind_of(change), problems=[problem])
+    return data
+
+
+def decode_change(data: bytes) -> Change:
+    """The change in these bytes. What it raises means stop, never skip."""
+    if len(data) > CHANGE_BYTES_MAX:
+        raise CatalogCorrupt(problem=f"a change of {len(data)} bytes is over the limit of {CHANGE_BYTES_MAX}")
+    plain = load(data)
+    if type(plain) is not dict or type(plain.get(_VERSION)) is not int:
+        raise CatalogCorrupt(problem="a change does not say its version")
+    version = plain.pop(_VERSION)
+    if version != CATALOG_VERSION:
+        raise CatalogVersion(
+            problem=f"a change is of version {str(version)[:20]}, this software reads {CATALOG_VERSION}"
+        )
+    change: Change = _ANY_CHANGE.decode(plain)
+    return change

@@ -1,0 +1,252 @@
+"""Records and changes as canonical JSON, driven by the types of their fields.
+
+Canonical: keys sorted, no spaces, ASCII, every field written, no fractions. So equal values have equal bytes on every
+node and in every version of Python, and two catalogs are compared by comparing bytes.
+
+Strict: a field that is missing or of another type is `CatalogCorrupt`; a field, kind or choice that is not known is
+`CatalogVersion`, for newer software wrote it. Nothing is ever skipped or filled in. Values are judged later, where a
+refusal is the same on every node; here only the shape counts.
+
+K1  decode(encode(x)) == x, and encode(decode(b)) == b for every b that encode ever made.
+K2  Whatever bytes come in, what is raised is typed, and the work is bounded by their length.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from tidelog.core.catalog.channel_config import NUMBER_MAX
+from tidelog.errors import CatalogCorrupt, CatalogVersion
+
+KIND: Final = "kind"
+"""Says which change an object is."""
+TEXT_CHARACTERS_MAX: Final = 1_024
+"""Above every limit of the rules, so that these refuse in words; below what could make an answer unwieldy."""
+ITEMS_MAX: Final = 4_096
+"""Of one list in a change or a record."""
+
+
+class BadValue(ValueError):
+    """A value has not the type of its field. Bytes cannot be blamed: the caller's object is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """Both ways between a value and what JSON can say."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def dump(plain: Any) -> bytes:
+    """The canonical bytes of plain objects."""
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def load(data: bytes) -> Any:
+    """Plain objects from bytes; refuses what the canonical form never holds (K2)."""
+    try:
+        return json.loads(data.decode("ascii"), parse_float=_refuse_number, parse_constant=_refuse_number)
+    except RecursionError:
+        raise CatalogCorrupt(problem="the catalog's JSON is nested too deeply") from None
+    except ValueError:  # not ASCII, not JSON, a number of thousands of digits
+        raise CatalogCorrupt(problem="these bytes are not the catalog's JSON") from None
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise CatalogCorrupt(problem=f"{text[:40]} is not a whole number")
+
+
+def to_plain(value: Any) -> dict[str, Any]:
+    """A record as plain objects."""
+    plain: dict[str, Any] = dataclass_converter(type(value)).encode(value)
+    return plain
+
+
+def from_plain(record_type: type[Any], plain: Any) -> Any:
+    return dataclass_converter(record_type).decode(plain)
+
+
+# --- one converter per type ------------------------------------------------------------------------
+
+
+def _encode_switch(value: Any) -> Any:
+    if type(value) is not bool:
+        raise BadValue(f"a {type(value).__name__} is not true or false")
+    return value
+
+
+def _decode_switch(plain: Any) -> Any:
+    if type(plain) is not bool:
+        raise CatalogCorrupt(problem=f"a value is {type(plain).__name__} where true or false belongs")
+    return plain
+
+
+def _encode_number(value: Any) -> Any:
+    if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+        raise BadValue(f"a {type(value).__name__} is not a whole number from 0 to {NUMBER_MAX}")
+    return value
+
+
+def _decode_number(plain: Any) -> Any:
+    if type(plain) is not int or not 0 <= plain <= NUMBER_MAX:
+        raise CatalogCorrupt(problem=f"a value is not a whole number from 0 to {NUMBER_MAX}")
+    return plain
+
+
+_NUMBER: Final = Converter(_encode_number, _decode_number)
+
+
+def _encode_text(value: Any) -> Any:
+    if type(value) is not str or len(value) > TEXT_CHARACTERS_MAX:
+        raise BadValue(f"a {type(value).__name__} is not text of at most {TEXT_CHARACTERS_MAX} characters")
+    return value
+
+
+def _decode_text(plain: Any) -> Any:
+    if type(plain) is not str or len(plain) > TEXT_CHARACTERS_MAX:
+        raise CatalogCorrupt(problem=f"a value is not text of at most {TEXT_CHARACTERS_MAX} characters")
+    return plain
+
+
+_TEXT: Final = Converter(_encode_text, _decode_text)
+_SWITCH: Final = Converter(_encode_switch, _decode_switch)
+
+
+def _enum(choices: type[Enum]) -> Converter:
+    by_value = {choice.value: choice for choice in choices}
+
+    def encode(value: Any) -> Any:
+        if type(value) is not choices:
+            raise BadValue(f"a {type(value).__name__} is not a {choices.__name__}")
+        return value.value
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not str:
+            raise CatalogCorrupt(problem=f"a value is {type(plain).__name__} where a {choices.__name__} belongs")
+        if plain not in by_value:
+            raise CatalogVersion(problem=f"{plain[:40]!a} is not a known {choices.__name__}")
+        return by_value[plain]
+
+    return Converter(encode, decode)
+
+
+def _optional(inner: Converter) -> Converter:
+    return Converter(
+        lambda value: None if value is None else inner.encode(value),
+        lambda plain: None if plain is None else inner.decode(plain),
+    )
+
+
+def sequence_converter(inner: Converter) -> Converter:
+    def encode(value: Any) -> Any:
+        if type(value) is not tuple or len(value) > ITEMS_MAX:
+            raise BadValue(f"a {type(value).__name__} is not a tuple of at most {ITEMS_MAX}")
+        return [inner.encode(item) for item in value]
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not list or len(plain) > ITEMS_MAX:
+            raise CatalogCorrupt(problem=f"a value is not a list of at most {ITEMS_MAX}")
+        return tuple([inner.decode(item) for item in plain])
+
+    return Converter(encode, decode)
+
+
+def _pair(first: Converter, second: Converter) -> Converter:
+    def encode(value: Any) -> Any:
+        if type(value) is not tuple or len(value) != 2:
+            raise BadValue(f"a {type(value).__name__} is not a pair")
+        return [first.encode(value[0]), second.encode(value[1])]
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not list or len(plain) != 2:
+            raise CatalogCorrupt(problem="a value is not a pair")
+        return first.decode(plain[0]), second.decode(plain[1])
+
+    return Converter(encode, decode)
+
+
+def tagged_converter(kinds: Mapping[str, type[Any]]) -> Converter:
+    """One of several dataclasses, told apart by `kind`."""
+    names = {record_type: name for name, record_type in kinds.items()}
+    converters = {name: dataclass_converter(record_type) for name, record_type in kinds.items()}
+
+    def encode(value: Any) -> Any:
+        name = names.get(type(value))
+        if name is None:
+            raise BadValue(f"{type(value).__name__} is not a change that can stand here")
+        return {**converters[name].encode(value), KIND: name}
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not dict or type(plain.get(KIND)) is not str:
+            raise CatalogCorrupt(problem="a change has no kind")
+        name = plain[KIND]
+        if name not in converters:
+            raise CatalogVersion(problem=f"{name[:40]!a} is not a known kind of change")
+        return converters[name].decode({key: value for key, value in plain.items() if key != KIND})
+
+    return Converter(encode, decode)
+
+
+_CONVERTERS: Final[dict[type[Any], Converter]] = {}
+
+
+def dataclass_converter(record_type: type[Any]) -> Converter:
+    """The converter of a frozen dataclass, made once from the types of its fields."""
+    if record_type not in _CONVERTERS:
+        _CONVERTERS[record_type] = _make_dataclass_converter(record_type)
+    return _CONVERTERS[record_type]
+
+
+def _make_dataclass_converter(record_type: type[Any]) -> Converter:
+    assert is_dataclass(record_type), record_type
+    hints = get_type_hints(record_type)
+    # A field may bring its own converter, as the changes of a batch do.
+    items = [(item.name, item.metadata.get("converter") or _of(hints[item.name])) for item in fields(record_type)]
+    known = frozenset(name for name, _ in items)
+
+    def encode(value: Any) -> Any:
+        if type(value) is not record_type:
+            raise BadValue(f"a {type(value).__name__} is not a {record_type.__name__}")
+        return {name: converter.encode(getattr(value, name)) for name, converter in items}
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not dict:
+            raise CatalogCorrupt(problem=f"a value is {type(plain).__name__} where a {record_type.__name__} belongs")
+        if plain.keys() != known:
+            _raise_for_keys(record_type, frozenset(plain), known)
+        return record_type(**{name: converter.decode(plain[name]) for name, converter in items})
+
+    return Converter(encode, decode)
+
+
+def _raise_for_keys(record_type: type[Any], found: frozenset[str], known: frozenset[str]) -> NoReturn:
+    if unknown := sorted(found - known):
+        raise CatalogVersion(problem=f"{record_type.__name__} has a field {unknown[0][:40]!a} that is not known")
+    raise CatalogCorrupt(problem=f"{record_type.__name__} lacks its field {sorted(known - found)[0]!r}")
+
+
+def _of(hint: Any) -> Converter:
+    if hint is int:
+        return _NUMBER
+    if hint is str:
+        return _TEXT
+    if hint is bool:
+        return _SWITCH
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return dataclass_converter(hint)
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return _optional(_of(inner))
+    assert get_origin(hint) is tuple, hint
+    if arguments[1] is Ellipsis:
+        return sequence_converter(_of(arguments[0]))
+    return _pair(_of(arguments[0]), _of(arguments[1]))

@@ -1,0 +1,235 @@
+"""What the catalog remembers: nodes, channels, producers, tokens and grants, each a frozen record.
+
+Records are values. A change replaces a record by a new one and never edits it, so whoever holds one (an election, a
+status page, a snapshot) holds a moment that stays true. The numbered rules are in `catalog`.
+
+What a membership rests on (R5, C5). A node's incarnation rises whenever it registers. A member of an ISR carries the
+incarnation under which it was last known to hold everything, and what a crash may cost it (`Keeps`). A node carries,
+for each kind of `Keeps`, the incarnation since which it has lost nothing of that kind. Comparing the two answers
+whether the member can be trusted, whatever happened in between, without touching a single channel when a node comes
+back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from tidelog.core.catalog.channel_config import ChannelConfig, Keeps
+
+NODES_MAX: Final = 64
+"""Of nodes that are not removed."""
+NODES_KNOWN_MAX: Final = 1_024
+"""Removed ones included: their incarnations must never be used again."""
+CHANNELS_MAX: Final = 100_000
+TOMBSTONES_MAX: Final = 1_024
+"""Deletions that are remembered by name. The ids of older ones stay used up all the same."""
+PRODUCERS_MAX: Final = 100_000
+PRODUCERS_PER_CHANNEL_MAX: Final = 4_096
+TOKENS_MAX: Final = 10_000
+GRANTS_MAX: Final = 10_000
+ADDRESSES_MAX: Final = 16
+TAGS_MAX: Final = 64
+DAMAGED_MAX: Final = 256
+TEXT_BYTES_MAX: Final = 255
+UNCLEAN_MAX: Final = 256
+PATTERNS_MAX: Final = 64
+
+CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,199}")
+CHANNEL_PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_][A-Za-z0-9._:/-]{0,198}\*?")
+"""A name, or the beginning of one and a star."""
+SIMPLE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+PRINCIPAL: Final = re.compile(r"(boat|node|operator|token):[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+HEX_ID: Final = re.compile(r"[0-9a-f]{8,64}")
+
+SCOPES: Final = (
+    "admin:access",
+    "admin:channels",
+    "admin:cluster",
+    "read:data",
+    "read:metrics",
+    "read:status",
+    "write:data",
+)
+"""What somebody may be allowed to do. The three that read are those of HTTP."""
+
+
+class NodeState(Enum):
+    EXPECTED = "expected"
+    """Admitted, never seen since."""
+    ACTIVE = "active"
+    FENCED = "fenced"
+    """Its session was lost: it counts for nothing until it registers again."""
+    REMOVED = "removed"
+    """Gone for good. The record stays, so that an incarnation is never used twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Since this incarnation the node is known to have lost part of this channel (B4)."""
+
+    channel_id: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One server process, by the name in its certificate."""
+
+    node: str
+    state: NodeState
+    incarnation: int
+    """Of its newest registration; 0 before the first."""
+    addresses: tuple[tuple[str, str], ...] = ()
+    """By door (link, http, ...), sorted."""
+    host: str = ""
+    """Replicas of a channel are kept apart by it."""
+    tags: tuple[str, ...] = ()
+    """Sorted."""
+    capacity_bytes: int = 0
+    software: str = ""
+    catalog_version: int = 0
+    """The newest version of this format that its software reads."""
+    disk_id: str = ""
+    process_id: str = ""
+    memory_since: int = 0
+    """The incarnation since which nothing in its memory was lost."""
+    written_since: int = 0
+    """... nothing written was lost, synced or not."""
+    synced_since: int = 0
+    """... nothing synced was lost."""
+    damaged: tuple[Damage, ...] = ()
+    """By channel, where it is worse than the three numbers say."""
+    changed_index: int = 0
+    registered_at_ms: int = 0
+
+    def kept_since(self, keeps: Keeps) -> int:
+        if keeps is Keeps.SYNCED:
+            return self.synced_since
+        return self.written_since if keeps is Keeps.WRITTEN else self.memory_since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A replica that was known to hold every committed record, as this incarnation of its node (R3, R5)."""
+
+    node: str
+    incarnation: int
+    keeps: Keeps
+
+
+class UncleanCause(Enum):
+    OPERATOR = "operator"
+    """An operator named the replica and accepted the loss."""
+    REPORTS = "reports"
+    """Every holder was in doubt and all had reported; the longest log leads (R5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncleanElection:
+    """Records that were committed before this leader epoch may be gone. Kept so that readers learn of it (P1)."""
+
+    leader_epoch: int
+    leader: str
+    cause: UncleanCause
+    operator: str
+    at_ms: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRecord:
+    """One channel. Every change raises its channel epoch (C2)."""
+
+    channel_id: int
+    name: str
+    config: ChannelConfig
+    replicas: tuple[str, ...]
+    """In the order of their placement."""
+    leader: str | None
+    leader_incarnation: int
+    """As which the leader was elected. A leader that registers anew leads only after a new election (R1)."""
+    isr: tuple[Member, ...]
+    eligible: tuple[Member, ...]
+    """Left the ISR while it was below its minimum, so nothing was committed without them since (KIP-966)."""
+    leader_epoch: int
+    channel_epoch: int
+    paused: bool
+    readonly: bool
+    created_index: int
+    created_at_ms: int
+    changed_index: int
+    unclean: tuple[UncleanElection, ...] = ()
+
+    @property
+    def isr_nodes(self) -> tuple[str, ...]:
+        return tuple(member.node for member in self.isr)
+
+    def member(self, node: str) -> Member | None:
+        """The node's place in the ISR."""
+        for member in self.isr:
+            if member.node == node:
+                return member
+        return None
+
+    def eligible_member(self, node: str) -> Member | None:
+        for member in self.eligible:
+            if member.node == node:
+                return member
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """A channel that was deleted. Its id is never used again (S2)."""
+
+    channel_id: int
+    name: str
+    deleted_index: int
+    deleted_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerRecord:
+    """A named writer of one channel. Opening it again raises the epoch and so fences the one before."""
+
+    producer_id: int
+    channel_id: int
+    name: str
+    owner: str
+    epoch: int
+    opened_index: int
+    opened_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """Who holds the secret of which this is the SHA-256 may do this. The secret itself is never here (C13)."""
+
+    token: str
+    digest: str
+    scopes: tuple[str, ...]
+    channels: tuple[str, ...]
+    created_at_ms: int
+    expires_at_ms: int | None
+    revoked_at_ms: int | None = None
+
+    def is_good(self, now_ms: int) -> bool:
+        return self.revoked_at_ms is None and (self.expires_at_ms is None or now_ms < self.expires_at_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRecord:
+    """A principal (`operator:anna`, `boat:spray`, `node:n1`, `token:ci`) may do this on these channels."""
+
+    principal: str
+    scope: str
+    channels: str
+    """A name, or the beginning of one and a star."""
+
+
+def pattern_matches(pattern: str, channel: str) -> bool:
+    return channel.startswith(pattern[:-1]) if pattern.endswith("*") else channel == pattern

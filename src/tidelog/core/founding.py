@@ -1,0 +1,75 @@
+"""What a node without metadata does: found a cluster, join one, or wait.
+
+Nothing here does I/O. The caller asks every configured peer now and then who it is, passes the answers in, and acts on
+`decide`.
+
+O1  A cluster is founded by the smallest of its configured nodes alone, and only when every other one has just said that
+    it has no metadata either. So a node that lost its disk never founds a second cluster beside the first.
+O2  A node that ever belonged to a cluster joins that one again and no other, and never founds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+ANSWER_FRESH_MS = 3_000
+"""An older answer says nothing about now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Start a cluster of one; the others join it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    cluster: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be done yet; the reason is for status and log."""
+
+    reason: str
+
+
+Decision: TypeAlias = Found | Join | Wait
+
+
+class Founding:
+    def __init__(self, *, node: str, peers: Iterable[str], belonged_to: bytes = b"") -> None:
+        self._node = node
+        self._peers = sorted(set(peers) - {node})
+        self._belonged_to = belonged_to
+        self._answers: dict[str, tuple[bytes, int]] = {}
+
+    def answered(self, peer: str, cluster: bytes, now_ms: int) -> None:
+        """A peer said which cluster it belongs to; none is said by no bytes."""
+        if peer in self._peers:
+            self._answers[peer] = (cluster, now_ms)
+
+    def decide(self, now_ms: int) -> Decision:
+        fresh = {peer: cluster for peer, (cluster, at_ms) in self._answers.items() if now_ms - at_ms <= ANSWER_FRESH_MS}
+        clusters = sorted({cluster for cluster in fresh.values() if cluster})
+        if self._belonged_to:
+            if self._belonged_to in clusters:
+                return Join(self._belonged_to)
+            return Wait(
+                f"this node belonged to cluster {self._belonged_to.hex()} and lost its metadata; "
+                "it waits for a node of that cluster"
+            )
+        if len(clusters) > 1:
+            names = ", ".join(f"{peer} in {cluster.hex()}" for peer, cluster in sorted(fresh.items()) if cluster)
+            return Wait(f"the configured peers belong to different clusters ({names}); correct the list of peers")
+        if clusters:
+            return Join(clusters[0])
+        silent = [peer for peer in self._peers if peer not in fresh]
+        if silent:
+            return Wait(
+                f"no answer from {', '.join(silent)} yet; a cluster is founded once all configured nodes are there"
+            )
+        if self._peers and self._node > self._peers[0]:
+            return Wait(f"{self._peers[0]} founds the cluster")
+        return Found()

@@ -1,0 +1,51 @@
+"""What nodes say to each other about the metadata, free of any wire. Liveness has messages of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tidelog.core.catalog import RegisterNode
+from tidelog.core.liveness import messages as liveness
+from tidelog.core.raft import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Tell me which cluster you belong to, and who leads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """The answer to `Who`."""
+
+    cluster: bytes
+    """Empty for a node without metadata."""
+    leader: str | None
+    """The node that leads the metadata, as far as it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """To the metadata leader: take this node in, as a new incarnation."""
+
+    change: RegisterNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterRefused:
+    reason: str
+    incarnation: int
+    """The highest that the catalog knows of this node: try again above it, if that was the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForMember:
+    """A Raft message. Members are disks: what is meant for a disk that is gone must not reach the one in its place."""
+
+    sender: str
+    target: str
+    message: Message
+
+
+NodeMessage: TypeAlias = Who | Here | Register | RegisterRefused | ForMember | liveness.Message
