@@ -37,17 +37,20 @@ format: setup ## Let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: setup ## Log, store, journal and uplink through 2,000 seeds of faults each
+sim: setup ## Log, store, journal, uplink and metadata through 2,000 seeds of faults each
 	$(BIN)/tidelog sim log --seeds 2000
 	$(BIN)/tidelog sim store --seeds 2000
 	$(BIN)/tidelog sim journal --seeds 2000
 	$(BIN)/tidelog sim uplink --seeds 2000
+	$(BIN)/tidelog sim metadata --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json
 	$(BIN)/tidelog bench journal --json
 	$(BIN)/tidelog bench uplink --json
 	$(BIN)/tidelog bench fleet --json
+	$(BIN)/tidelog bench metadata --json
+	$(BIN)/tidelog bench link --json
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.cli.commands import Tidelog, snapshot
 from tests.wire.certificates import Files, contexts, handshake
@@ -187,6 +190,62 @@ def test_revoking_a_stranger_says_where_to_look(fleet: Tidelog) -> None:
     fleet("ca", "issue", *CLOUD)
     assert "add --node" in fleet("ca", "revoke", "cloud", code=2).err
     assert "tidelog ca list" in fleet("ca", "revoke", "boat-009", code=2).err
+
+
+def test_an_operator_is_signed_by_the_nodes_authority_and_is_a_client_only(fleet: Tidelog) -> None:
+    issued = fleet("ca", "issue", "anna", "--operator", "--json").json
+    assert (issued["kind"], issued["files"]) == ("operator", ["anna.crt", "anna.key", "ca.crt"])
+    assert identity_of(Path("anna.crt").read_bytes(), fleet="fleet") == Identity("operator", "anna")
+    certificate = parse_certificate(Path("anna.crt").read_bytes())
+    certificate.verify_directly_issued_by(parse_certificate(Path("ca/nodes/ca.crt").read_bytes()))
+    usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert "serves nobody" in fleet("ca", "issue", "otto", "--operator", "--server-name", "h", code=2).err
+    assert "exclude each other" in fleet("ca", "issue", "otto", "--operator", "--node", code=2).err
+    assert len(fleet("ca", "list", "--json").json["certificates"]) == 1
+
+
+def test_an_operator_cannot_pass_for_a_server(fleet: Tidelog) -> None:
+    fleet("ca", "issue", "anna", "--operator", "--out", "anna")
+    fleet("ca", "issue", "boat-001", "--out", "boat")
+    server_context, client_context = contexts(
+        Files(Path("anna/anna.crt"), Path("anna/anna.key")),
+        Files(Path("boat/boat-001.crt"), Path("boat/boat-001.key")),
+        server_ca=Path("boat/ca.crt").read_bytes(),
+        client_ca=Path("ca/boats/ca.crt").read_bytes(),
+    )
+    client_context.check_hostname = False
+    with pytest.raises(ssl.SSLError, match="purpose"):
+        handshake(server_context, client_context)
+
+
+def test_an_operator_and_a_node_may_share_a_name_and_are_told_apart(fleet: Tidelog) -> None:
+    fleet("ca", "issue", "n1", "--node", "--out", "node")
+    fleet("ca", "issue", "n1", "--operator", "--out", "operator")
+    renewed = fleet("ca", "renew", "n1", "--operator", "--out", "operator", "--json").json
+    assert renewed["kind"] == "operator"
+    assert identity_of(Path("operator/n1.crt").read_bytes()) == Identity("operator", "n1")
+    assert identity_of(Path("node/n1.crt").read_bytes()) == Identity("node", "n1")
+    assert "operator n1 is revoked" in fleet("ca", "revoke", "n1", "--operator").out
+    rows = fleet("ca", "list", "--json").json["certificates"]
+    assert [(row["kind"], row["status"]) for row in rows] == [
+        ("node", "valid"),
+        ("operator", "revoked"),
+        ("operator", "revoked"),
+    ]
+    # Its serials are on the list that nodes read.
+    listed = RevocationList("ca/nodes/revoked.txt", now_us=NOW_US)
+    with pytest.raises(CertificateRevoked):
+        listed.require_good(int(renewed["serial"], 16), NOW_US)
+    fleet("ca", "issue", "n1", "--operator", "--out", "again")
+
+
+def test_an_operator_is_found_by_serial_and_not_by_name_alone(fleet: Tidelog) -> None:
+    serial = fleet("ca", "issue", "anna", "--operator", "--json").json["serial"]
+    assert "add --operator" in fleet("ca", "revoke", "anna", code=2).err
+    assert "add --operator" in fleet("ca", "revoke", "anna", "--node", code=2).err
+    assert "no certificate" in fleet("ca", "renew", "anna", "--node", "--out", "x", code=2).err
+    assert "operator anna is revoked" in fleet("ca", "revoke", serial).out
 
 
 def test_list_shows_expiry_and_days_left(fleet: Tidelog) -> None:

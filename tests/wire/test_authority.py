@@ -124,6 +124,16 @@ def test_a_boat_takes_no_server_name(boats: Authority) -> None:
         boats.issue("boat-001", now_us=NOW_US, server_names=["localhost"])
 
 
+def test_only_the_nodes_authority_signs_operators(boats: Authority, nodes: Authority) -> None:
+    with pytest.raises(AuthorityError, match="that of the nodes"):
+        boats.issue("anna", kind="operator", now_us=NOW_US)
+    with pytest.raises(AuthorityError, match="signs no boat"):
+        nodes.issue("boat-001", kind="boat", now_us=NOW_US)
+    issued = nodes.issue("anna", kind="operator", now_us=NOW_US)
+    assert identity_of(issued.certificate_pem) == Identity("operator", "anna")
+    assert [(row.kind, row.name) for row in Authority(nodes.folder).certificates(NOW_US)] == [("operator", "anna")]
+
+
 def test_a_leaf_begins_early_and_never_outlives_its_authority(boats: Authority) -> None:
     begins_us, ends_us = validity_us(parse_certificate(boats.issue("a", now_us=NOW_US, days=10).certificate_pem))
     assert NOW_US - BACKDATE_US - 1_000_000 < begins_us <= NOW_US - BACKDATE_US

@@ -14,7 +14,7 @@ from tidelog.cli.output import print_json, print_table
 
 @click.group(cls=LazyGroup)
 def bench() -> None:
-    """Measure the log, the journal, the uplink and a fleet."""
+    """Measure the log, the journal, the uplink, a fleet, the metadata and the link between nodes."""
 
 
 @bench.command("log")
@@ -47,6 +47,22 @@ def bench_uplink(quick: bool, as_json: bool) -> None:
 def bench_fleet(quick: bool, as_json: bool) -> None:
     """Fifty busy boats into one cloud process, then a thousand silent ones."""
     _report("tidelog.bench.fleet_bench", quick=quick, as_json=as_json)
+
+
+@bench.command("metadata")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
+@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
+def bench_metadata(quick: bool, as_json: bool) -> None:
+    """Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes."""
+    _report("tidelog.bench.metadata_bench", quick=quick, as_json=as_json)
+
+
+@bench.command("link")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
+@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
+def bench_link(quick: bool, as_json: bool) -> None:
+    """The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk."""
+    _report("tidelog.bench.link_bench", quick=quick, as_json=as_json)
 
 
 def _report(module: str, *, quick: bool, as_json: bool) -> None:

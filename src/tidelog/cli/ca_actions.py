@@ -2,7 +2,7 @@
 
 A boat gets the names that the seed's configuration uses: `boat-001.crt`, `boat-001.key`, and `ca.crt`, which is
 the nodes' authority, because it is the server that a boat verifies. A node gets `ca.crt` (the nodes' authority, for
-its peers) and `client-ca.crt` (the boats', for the boats that call it).
+its peers) and `client-ca.crt` (the boats', for the boats that call it). An operator gets `ca.crt`: it calls nodes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidelog.wire.authority import (
     FOLDER_NAMES,
     INDEX_NAME,
     REVOKED_NAME,
+    SIGNED_BY,
     Authority,
     Issued,
     Listed,
@@ -62,7 +63,7 @@ def run_init(
 def run_issue(
     name: str,
     *,
-    node: bool,
+    kind: Kind,
     server_names: Sequence[str],
     days: int,
     out: str,
@@ -70,14 +71,14 @@ def run_issue(
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
-    authority = _authority(folder, node=node, passphrase=_passphrase(passphrase_file))
-    target, companions = Path(out), _companions(folder, node=node)
+    authority = _authority(folder, kind, passphrase=_passphrase(passphrase_file))
+    target, companions = Path(out), _companions(folder, kind)
     if is_name(name):
         _refuse_clashes(target, [f"{name}.crt", f"{name}.key"], companions)
-    issued = authority.issue(name, now_us=_now_us(), days=days, server_names=server_names)
+    issued = authority.issue(name, kind=kind, now_us=_now_us(), days=days, server_names=server_names)
     written = _write_issued(target, issued, companions)
     _say_issued("issued", issued, authority, written, as_json=as_json)
-    if node and not server_names:
+    if kind == "node" and not server_names:
         warn("without --server-name no client can verify this node as a server")
     if "ca.crt" not in companions:
         warn(f"{folder} has no certificate of the nodes' authority, so no ca.crt was written; copy it from there")
@@ -86,7 +87,7 @@ def run_issue(
 def run_renew(
     name: str,
     *,
-    node: bool,
+    kind: Kind,
     server_names: Sequence[str],
     new_key: bool,
     days: int,
@@ -95,32 +96,29 @@ def run_renew(
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
-    authority = _authority(folder, node=node, passphrase=_passphrase(passphrase_file))
-    target, companions = Path(out), _companions(folder, node=node)
+    authority = _authority(folder, kind, passphrase=_passphrase(passphrase_file))
+    target, companions = Path(out), _companions(folder, kind)
     if is_name(name):
         _refuse_clashes(target, [f"{name}.crt", f"{name}.key"] if new_key else [], companions)
         if not new_key:
-            _refuse_other_key(target / f"{name}.crt", authority, name)
+            _refuse_other_key(target / f"{name}.crt", authority, name, kind)
     issued = authority.renew(
-        name, now_us=_now_us(), days=days, new_keys=new_key, server_names=tuple(server_names) or None
+        name, kind=kind, now_us=_now_us(), days=days, new_keys=new_key, server_names=tuple(server_names) or None
     )
     written = _write_issued(target, issued, companions)
     _say_issued("renewed", issued, authority, written, as_json=as_json)
 
 
-def run_revoke(name_or_serial: str, *, node: bool, reason: str, folder: str, as_json: bool) -> None:
+def run_revoke(name_or_serial: str, *, kind: Kind, reason: str, folder: str, as_json: bool) -> None:
     now_us = _now_us()
-    wanted: Kind = "node" if node else "boat"
-    authorities = _authorities(folder)
-    holders = [one for one in authorities if one.find(name_or_serial, now_us)]
-    # A serial says by itself whose it is; a name may be a boat's and a node's at once.
-    by_serial = [one for one in holders if one.find(name_or_serial, now_us)[0].name != name_or_serial]
-    chosen = [one for one in holders if one.kind == wanted] or by_serial
+    found = [(one, one.find(name_or_serial, now_us, kind=kind)) for one in _authorities(folder)]
+    # A serial says by itself whose it is; a name may be a boat's, a node's and an operator's at once.
+    named = [one for one, rows in found if rows and rows[0].name == name_or_serial]
+    chosen = named or [one for one, rows in found if rows]
     if not chosen:
-        other = f"; it is a {holders[0].kind}'s, {'leave out' if node else 'add'} --node" if holders else ""
-        problem = f"no {wanted} has the name or serial {name_or_serial!a}{other or '; `tidelog ca list` shows all'}"
-        raise AuthorityError(path=folder, problem=problem)
-    rows = chosen[0].revoke(name_or_serial, now_us=now_us, reason=reason)
+        raise AuthorityError(path=folder, problem=_nobody(name_or_serial, kind, folder, now_us))
+    signed_kind = kind if SIGNED_BY[kind] == chosen[0].kind else None
+    rows = chosen[0].revoke(name_or_serial, kind=signed_kind, now_us=now_us, reason=reason)
     revocation_list = chosen[0].folder / REVOKED_NAME
     if as_json:
         print_json({"revocation_list": str(revocation_list), "revoked": [_row_facts(row) for row in rows]})
@@ -129,6 +127,18 @@ def run_revoke(name_or_serial: str, *, node: bool, reason: str, folder: str, as_
         state = "is revoked" if row.status == "revoked" else f"is {row.status} already"
         print(f"certificate {row.serial} of {row.kind} {row.name} {state}")
     print(f"the list is {revocation_list}; servers that read it elsewhere need the new copy")
+
+
+def _nobody(name: str, kind: Kind, folder: str, now_us: int) -> str:
+    """That no holder of this kind has the name, and who has it."""
+    others = [row.kind for one in _authorities(folder) for row in one.find(name, now_us)]
+    words: dict[Kind, str] = {
+        "boat": "it is a boat's, leave out --node and --operator",
+        "node": "it is a node's, add --node",
+        "operator": "it is an operator's, add --operator",
+    }
+    where = words[others[0]] if others else "`tidelog ca list` shows all"
+    return f"no {kind} has the name or serial {name!a}; {where}"
 
 
 def run_list(folder: str, *, as_json: bool) -> None:
@@ -175,10 +185,10 @@ def _passphrase(passphrase_file: str | None) -> bytes | None:
     return passphrase
 
 
-def _authority(folder: str, *, node: bool, passphrase: bytes | None) -> Authority:
-    kind: Kind = "node" if node else "boat"
-    authority = Authority(Path(folder, FOLDER_NAMES[kind]), passphrase=passphrase)
-    if authority.kind != kind:
+def _authority(folder: str, kind: Kind, *, passphrase: bytes | None) -> Authority:
+    signer = SIGNED_BY[kind]
+    authority = Authority(Path(folder, FOLDER_NAMES[signer]), passphrase=passphrase)
+    if authority.kind != signer:
         raise AuthorityError(path=str(authority.folder), problem=f"this is the authority of the {authority.kind}s")
     return authority
 
@@ -191,9 +201,9 @@ def _authorities(folder: str) -> list[Authority]:
     return [Authority(path) for path in found]
 
 
-def _companions(folder: str, *, node: bool) -> dict[str, bytes]:
+def _companions(folder: str, kind: Kind) -> dict[str, bytes]:
     """The certificates that a holder needs to verify others, by file name."""
-    wanted = {"ca.crt": FOLDER_NAMES["node"]} | ({"client-ca.crt": FOLDER_NAMES["boat"]} if node else {})
+    wanted = {"ca.crt": FOLDER_NAMES["node"]} | ({"client-ca.crt": FOLDER_NAMES["boat"]} if kind == "node" else {})
     read = {name: read_authority_certificate(Path(folder, tree)) for name, tree in wanted.items()}
     return {name: data for name, data in read.items() if data is not None}
 
@@ -209,12 +219,12 @@ def _refuse_clashes(target: Path, new_names: Sequence[str], companions: dict[str
             raise AuthorityError(path=str(path), problem=problem)
 
 
-def _refuse_other_key(path: Path, authority: Authority, name: str) -> None:
+def _refuse_other_key(path: Path, authority: Authority, name: str, kind: Kind) -> None:
     """A renewed certificate beside another key would not work; the holder would find out at sea."""
     if not path.exists():
         return
     present = parse_certificate(read_file(path, bytes_max=CERTIFICATE_BYTES_MAX))
-    rows = authority.find(name, _now_us())
+    rows = [row for row in authority.certificates(_now_us()) if (row.kind, row.name) == (kind, name)]
     if not rows:
         return  # the authority says it better
     issued_path = authority.issued_path(name, rows[-1].serial)

@@ -1,13 +1,18 @@
-"""`tidelog ca`: make, renew, revoke and list the certificates of boats and nodes.
+"""`tidelog ca`: make, renew, revoke and list the certificates of boats, nodes and operators.
 
 Only the options live here; the work is in `tidelog.cli.ca_actions`, loaded when a command is called.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tidelog.cli.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from tidelog.wire.identity import Kind
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 _FOLDER = click.option(
@@ -15,6 +20,7 @@ _FOLDER = click.option(
 )
 _OUT = click.option("--out", default=".", metavar="FOLDER", help="Where to write the files; here by default.")
 _NODE = click.option("--node", is_flag=True, help="A node of the cluster, or the cloud; without it a boat.")
+_OPERATOR = click.option("--operator", is_flag=True, help="A person or tool that commands the cluster.")
 _DAYS = click.option(
     "--days", default=730, show_default=True, type=click.IntRange(1, 36_500), help="Days until it expires."
 )
@@ -32,10 +38,17 @@ _PASSPHRASE = click.option(
 
 @click.group(cls=LazyGroup)
 def ca() -> None:
-    """Make, renew and revoke the certificates of boats and nodes.
+    """Make, renew and revoke the certificates of boats, nodes and operators.
 
-    Boats and nodes have an authority each, so that neither can pass for the other.
+    Boats and nodes have an authority each, so that neither can pass for the other. Operators command the nodes, so the
+    nodes' authority signs them.
     """
+
+
+def _kind(*, node: bool, operator: bool) -> Kind:
+    if node and operator:
+        raise click.UsageError("--node and --operator exclude each other; give one, or none for a boat.")
+    return "node" if node else "operator" if operator else "boat"
 
 
 @ca.command()
@@ -57,6 +70,7 @@ def init(folder: str, only: str | None, fleet: str, days: int, passphrase_file: 
 @ca.command()
 @click.argument("name")
 @_NODE
+@_OPERATOR
 @_SERVER_NAME
 @_DAYS
 @_OUT
@@ -66,6 +80,7 @@ def init(folder: str, only: str | None, fleet: str, days: int, passphrase_file: 
 def issue(
     name: str,
     node: bool,
+    operator: bool,
     server_names: tuple[str, ...],
     days: int,
     out: str,
@@ -78,7 +93,7 @@ def issue(
 
     run_issue(
         name,
-        node=node,
+        kind=_kind(node=node, operator=operator),
         server_names=server_names,
         days=days,
         out=out,
@@ -91,6 +106,7 @@ def issue(
 @ca.command()
 @click.argument("name")
 @_NODE
+@_OPERATOR
 @_SERVER_NAME
 @click.option("--new-key", is_flag=True, help="Make a new key too; without it the holder keeps its own.")
 @_DAYS
@@ -101,6 +117,7 @@ def issue(
 def renew(
     name: str,
     node: bool,
+    operator: bool,
     server_names: tuple[str, ...],
     new_key: bool,
     days: int,
@@ -117,7 +134,7 @@ def renew(
 
     run_renew(
         name,
-        node=node,
+        kind=_kind(node=node, operator=operator),
         server_names=server_names,
         new_key=new_key,
         days=days,
@@ -131,14 +148,16 @@ def renew(
 @ca.command()
 @click.argument("name_or_serial", metavar="NAME|SERIAL")
 @_NODE
+@_OPERATOR
 @click.option("--reason", default="", help="One line, for the list.")
 @_FOLDER
 @_JSON
-def revoke(name_or_serial: str, node: bool, reason: str, folder: str, as_json: bool) -> None:
+def revoke(name_or_serial: str, node: bool, operator: bool, reason: str, folder: str, as_json: bool) -> None:
     """Put every certificate of NAME, or the one of SERIAL, on the revocation list."""
     from tidelog.cli.ca_actions import run_revoke
 
-    run_revoke(name_or_serial, node=node, reason=reason, folder=folder, as_json=as_json)
+    kind = _kind(node=node, operator=operator)
+    run_revoke(name_or_serial, kind=kind, reason=reason, folder=folder, as_json=as_json)
 
 
 @ca.command("list")

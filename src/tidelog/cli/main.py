@@ -1,7 +1,7 @@
 """The `tidelog` command: what is common to all of its commands.
 
-Exit codes: 0 done; 1 the data is damaged or a simulation found a violation; 2 the input cannot be used
-or the call is wrong; 70 a bug in Tidelog; 130 interrupted; 141 the reader of our output went away. Every
+Exit codes: 0 done; 1 the data is damaged, a simulation found a violation or a cluster refused; 2 the input cannot be
+used or the call is wrong; 70 a bug in Tidelog; 130 interrupted; 141 the reader of our output went away. Every
 failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows the traceback too.
 """
 
@@ -27,8 +27,12 @@ EXIT_BROKEN_PIPE = 141
 _COMMANDS = {
     "boat": LazyCommand("tidelog.cli.processes", "boat", "Record a bus into a journal and ship it to the cloud."),
     "cloud": LazyCommand("tidelog.cli.processes", "cloud", "Take the journals of many boats and keep them."),
+    "node": LazyCommand("tidelog.cli.processes", "node", "Be one node of a cluster."),
+    "cluster": LazyCommand(
+        "tidelog.cli.cluster_commands", "cluster", "Look at a cluster, and change who belongs to it."
+    ),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
-    "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke the certificates of boats and nodes."),
+    "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke certificates."),
     "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure the log and the journal."),
     "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run log, store, journal and uplink through faults."),

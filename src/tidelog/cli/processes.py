@@ -1,6 +1,6 @@
-"""`tidelog boat` and `tidelog cloud`, also installed as `lplex-server` and `lplex-cloud`.
+"""`tidelog boat` and `tidelog cloud`, also installed as `lplex-server` and `lplex-cloud`, and `tidelog node`.
 
-Both take their settings as flags (one dash or two), environment or HOCON file; see `tidelog.config`. Everything
+All take their settings as flags (one dash or two), environment or HOCON file; see `tidelog.config`. Everything
 that is wrong with them is said before anything is opened, a line each, and the exit code is 2. They run until
 SIGINT or SIGTERM and then stop cleanly. Log lines go to stderr, one a line, key=value.
 """
@@ -23,13 +23,22 @@ import click
 from tidelog import __version__
 from tidelog.cli.boat_settings import BOAT_FILES, BOAT_SETTINGS, boat_options, check_boat, open_source
 from tidelog.cli.cloud_settings import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
+from tidelog.cli.node_settings import NODE_FILES, NODE_SETTINGS, check_node, node_options
 from tidelog.cli.setting_checks import require_free
 from tidelog.cli.settings_page import render_help
 from tidelog.config import Loaded, Setting, load_settings, read_flags
 
 _LOOSE: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 _HELP: Final = {"-h", "-help", "--help", "-help=true", "--help=true"}
-_OTHER_VARIABLES: Final = ("TIDELOG_TRACEBACK", "TIDELOG_CA", "TIDELOG_CA_PASSPHRASE")
+_OTHER_VARIABLES: Final = (
+    "TIDELOG_TRACEBACK",
+    "TIDELOG_CA",
+    "TIDELOG_CA_PASSPHRASE",
+    "TIDELOG_CLUSTER_NODES",
+    "TIDELOG_CLUSTER_TLS_CERT",
+    "TIDELOG_CLUSTER_TLS_KEY",
+    "TIDELOG_CLUSTER_TLS_CA",
+)
 
 Run = tuple[Callable[[], None], Coroutine[Any, Any, None]]
 
@@ -63,6 +72,15 @@ def cloud(arguments: tuple[str, ...]) -> None:
     )
 
 
+@click.command(context_settings=_LOOSE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def node(arguments: tuple[str, ...]) -> None:
+    """Be one node of a cluster."""
+    _run_process(
+        _Process(name="node", settings=NODE_SETTINGS, files=NODE_FILES, check=check_node, start=_run_node), arguments
+    )
+
+
 def _run_process(process: _Process, arguments: Sequence[str]) -> None:
     """Read the settings, and do what they ask for: help, version, a check, or the work."""
     if _HELP & set(arguments):
@@ -72,7 +90,7 @@ def _run_process(process: _Process, arguments: Sequence[str]) -> None:
         print(f"tidelog {process.name} {__version__}")
         return
     file = _settings_file(process, arguments)
-    every = (setting.variable for setting in (*BOAT_SETTINGS, *CLOUD_SETTINGS))
+    every = (setting.variable for setting in (*BOAT_SETTINGS, *CLOUD_SETTINGS, *NODE_SETTINGS))
     loaded = load_settings(
         process.settings,
         arguments=arguments,
@@ -153,6 +171,38 @@ async def _run_cloud(values: dict[str, Any]) -> Run:
             await running.stop()
 
     return stopping.set, work()
+
+
+async def _run_node(values: dict[str, Any]) -> Run:
+    from tidelog.cluster.node import Node
+
+    _allow_many_files()
+    for flag in ("listen", "http-listen"):
+        if values[flag]:
+            require_free(values[flag], flag)
+    running = Node(node_options(values), log=_say)
+    stopping = asyncio.Event()
+
+    async def work() -> None:
+        await running.start()
+        try:
+            await _first_of(stopping.wait(), running.wait_stopped())
+        finally:
+            await running.stop()
+
+    return stopping.set, work()
+
+
+async def _first_of(*ends: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them ends; raises what it raises."""
+    tasks = [asyncio.ensure_future(end) for end in ends]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
 
 
 def boat_main() -> None:

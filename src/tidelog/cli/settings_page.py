@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from tidelog.cli.boat_settings import BOAT_SETTINGS
 from tidelog.cli.cloud_settings import CLOUD_SETTINGS
-from tidelog.config import DURATION, SIZE, SWITCH, Setting
+from tidelog.cli.node_settings import NODE_SETTINGS
+from tidelog.config import DURATION, LISTEN, SIZE, SWITCH, TARGET, Setting
 from tidelog.units import KIB, MIB
 
 PAGE: Final = Path("docs/configuration.md")
@@ -32,14 +33,16 @@ def render_help(name: str, settings: Sequence[Setting], files: Sequence[str]) ->
             lines.append(f"  -{setting.flag:<40} {setting.help}{f' ({default})' if default else ''}")
         lines.append("")
     taken = ", ".join(f"-{setting.flag}" for setting in settings if setting.group == _LPLEX and not setting.file_only)
-    lines += [
-        *textwrap.wrap(
+    if taken:
+        lines += textwrap.wrap(
             f"Accepted for lplex, without effect or refused in words: {taken}.", 110, break_on_hyphens=False
-        ),
-        "",
+        )
+        lines.append("")
+    example = next(setting for setting in settings if setting.kind in (TARGET, LISTEN) and not setting.file_only)
+    lines += [
         "Durations: 30s, 1h30m, 7d, PT1H30M. Sizes: 4096, 64MiB, 1.5GB. One dash or two.",
         *textwrap.wrap(
-            "Each is also an environment variable (TIDELOG_REPLICATION_TARGET for -replication-target) and a key of "
+            f"Each is also an environment variable ({example.variable} for -{example.flag}) and a key of "
             f"the file that -config names; without it the first of {', '.join(files)} is read. A flag wins over the "
             "environment, the environment over the file. All keys: docs/configuration.md.",
             110,
@@ -51,7 +54,7 @@ def render_help(name: str, settings: Sequence[Setting], files: Sequence[str]) ->
 
 def render_page(text: str) -> str:
     """The page with its tables written anew; the prose around them stays."""
-    for name, settings in (("boat", BOAT_SETTINGS), ("cloud", CLOUD_SETTINGS)):
+    for name, settings in (("boat", BOAT_SETTINGS), ("cloud", CLOUD_SETTINGS), ("node", NODE_SETTINGS)):
         begin, end = _BEGIN.format(name=name), _END.format(name=name)
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
@@ -67,6 +70,8 @@ def _tables(settings: Sequence[Setting]) -> Iterator[str]:
             yield f"| {_flag(setting)} | {_keys(setting)} | {_default_cell(setting)} | {setting.help} |\n"
         yield "\n"
     others = [setting for setting in settings if setting.group == _LPLEX]
+    if not others:
+        return
     yield "### Accepted without effect\n\n| flag | key in a file | why |\n|---|---|---|\n"
     for setting in others:
         if setting.no_effect:

@@ -6,14 +6,16 @@
     boats/revoked.txt                  the revocation list that servers read (`tidelog.wire.revocation`)
     boats/index                        what happened, one JSON object per line
 
-Two trees, because one authority for both would let a stolen boat pass for a server.
+Two trees, because one authority for both would let a stolen boat pass for a server. Operators, who command the nodes,
+have certificates of the nodes' authority, good for clients only.
 
 What a caller must keep: hold `Issued.key_pem` only as long as it takes to write it; it is kept nowhere here.
 
 A1  A certificate is in `issued/` and in the index before anyone gets it, so all that is out there can be revoked.
 A2  `revoked.txt` decides who is revoked and is written first; the index only remembers when and why.
 A3  A name has one certificate to be issued and any number of renewals; a name that differs from a known one only in
-    case is refused (I4). A revoked or expired name may be issued again: a boat outlives its computer.
+    case is refused (I4). A revoked or expired name may be issued again: a boat outlives its computer. A node and an
+    operator may have the same name; they are different holders.
 A4  No key is ever overwritten, and the files of an authority appear all at once or not at all.
 """
 
@@ -75,6 +77,9 @@ from tidelog.wire.identity import (
 from tidelog.wire.revocation import LIST_BYTES_MAX, parse_revocations, parse_serial
 
 FOLDER_NAMES: dict[Kind, str] = {"boat": "boats", "node": "nodes"}
+"""Of the authorities."""
+SIGNED_BY: dict[Kind, Kind] = {"boat": "boat", "node": "node", "operator": "node"}
+"""Whose authority signs a holder of this kind."""
 CERTIFICATE_NAME = "ca.crt"
 KEY_NAME = "ca.key"
 ISSUED_NAME = "issued"
@@ -124,6 +129,8 @@ class _Entry:
     at_us: int
     serial: str
     name: str = ""
+    kind: str = ""
+    """Only where it is another one than the authority's."""
     not_before_us: int = 0
     not_after_us: int = 0
     reason: str = ""
@@ -185,14 +192,16 @@ class Authority:
         name: str,
         *,
         now_us: int,
+        kind: Kind | None = None,
         days: int = 730,
         server_names: Sequence[str] = (),
         random_bytes: RandomBytes = secrets.token_bytes,
     ) -> Issued:
-        """A first certificate for a name, with a new key (A3)."""
-        options = LeafOptions(identity=Identity(self.kind, name), server_names=server_names, days=days)
+        """A first certificate for a name, with a new key (A3); of the authority's own kind unless told."""
+        kind = self._signed_kind(kind)
+        options = LeafOptions(identity=Identity(kind, name), server_names=server_names, days=days)
         with locked(self._folder):
-            held = self.certificates(now_us)
+            held = [row for row in self.certificates(now_us) if row.kind == kind]
             NameRegistry(dict.fromkeys(row.name for row in held)).check(name)
             for row in held:
                 if row.name == name and row.status not in ("expired", "revoked"):
@@ -204,6 +213,7 @@ class Authority:
         name: str,
         *,
         now_us: int,
+        kind: Kind | None = None,
         days: int = 730,
         new_keys: bool = False,
         server_names: Sequence[str] | None = None,
@@ -213,22 +223,24 @@ class Authority:
 
         The one before stays good until it expires: the holder may be at sea when this one is made.
         """
+        kind = self._signed_kind(kind)
         with locked(self._folder):
-            last = self._last_good(name, now_us)
+            last = self._last_good(name, kind, now_us)
             path = self.issued_path(name, last.serial)
             before = parse_certificate(read_file(path, bytes_max=CERTIFICATE_BYTES_MAX))
             names = server_names_of(before) if server_names is None else server_names
-            options = LeafOptions(identity=Identity(self.kind, name), server_names=names, days=days)
+            options = LeafOptions(identity=Identity(kind, name), server_names=names, days=days)
             key = new_key() if new_keys else before.public_key()
             return self._issue(options, key=key, now_us=now_us, random_bytes=random_bytes)
 
-    def revoke(self, name_or_serial: str, *, now_us: int, reason: str = "") -> list[Listed]:
+    def revoke(self, name_or_serial: str, *, now_us: int, kind: Kind | None = None, reason: str = "") -> list[Listed]:
         """Revoke every unexpired certificate of a name, or the one of this serial; returns them as they are now."""
+        kind = self._signed_kind(kind)
         if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable() or "#" in reason:
             problem = f"a reason is one line of at most {REASON_CHARACTERS_MAX} characters without a hash"
             raise AuthorityError(path=str(self._folder), problem=problem)
         with locked(self._folder):
-            found = self.find(name_or_serial, now_us)
+            found = self.find(name_or_serial, now_us, kind=kind)
             if not found:
                 problem = f"no certificate has the name or serial {name_or_serial!a}; `tidelog ca list` shows all"
                 raise AuthorityError(path=str(self._folder), problem=problem)
@@ -239,11 +251,14 @@ class Authority:
             serials = {row.serial for row in wanted or found}
             return [row for row in self.certificates(now_us) if row.serial in serials]
 
-    def find(self, name_or_serial: str, now_us: int) -> list[Listed]:
-        """Every certificate of this name or, if nobody has that name, the one with this serial."""
+    def find(self, name_or_serial: str, now_us: int, *, kind: Kind | None = None) -> list[Listed]:
+        """Every certificate of this name or, if nobody has that name, the one with this serial, of whatever kind.
+
+        With `kind`, only a holder of that kind is looked for by name.
+        """
         rows = self.certificates(now_us)
         serial = parse_serial(name_or_serial)
-        by_name = [row for row in rows if row.name == name_or_serial]
+        by_name = [row for row in rows if row.name == name_or_serial and kind in (None, row.kind)]
         return by_name or [row for row in rows if serial is not None and row.serial == serial_hex(serial)]
 
     def certificates(self, now_us: int) -> list[Listed]:
@@ -257,8 +272,15 @@ class Authority:
             if entry.event == "revoked" and entry.serial in reasons and entry.reason
         }
         issued = [entry for entry in entries if entry.event == "issued"]
-        newest = {entry.name: entry.serial for entry in issued if entry.serial not in reasons}
-        return [_listed(entry, self.kind, now_us, reasons, newest.get(entry.name)) for entry in issued]
+        newest = {(entry.kind, entry.name): entry.serial for entry in issued if entry.serial not in reasons}
+        return [_listed(entry, self.kind, now_us, reasons, newest.get((entry.kind, entry.name))) for entry in issued]
+
+    def _signed_kind(self, kind: Kind | None) -> Kind:
+        wanted = self.kind if kind is None else kind
+        if SIGNED_BY[wanted] != self.kind:
+            problem = f"the authority of the {self.kind}s signs no {wanted}; use that of the {SIGNED_BY[wanted]}s"
+            raise AuthorityError(path=str(self._folder), problem=problem)
+        return wanted
 
     def _issue(
         self,
@@ -286,6 +308,7 @@ class Authority:
             at_us=now_us,
             serial=serial,
             name=name,
+            kind="" if options.identity.kind == self.kind else options.identity.kind,
             not_before_us=not_before_us,
             not_after_us=not_after_us,
         )
@@ -299,9 +322,9 @@ class Authority:
             key_pem=None if private_key is None else key_pem(private_key),
         )
 
-    def _last_good(self, name: str, now_us: int) -> Listed:
+    def _last_good(self, name: str, kind: Kind, now_us: int) -> Listed:
         """The newest certificate of a name, which must not be revoked; expired is no obstacle to a renewal."""
-        rows = [row for row in self.certificates(now_us) if row.name == name]
+        rows = [row for row in self.certificates(now_us) if (row.kind, row.name) == (kind, name)]
         if not rows:
             problem = f"{name!a} has no certificate; issue one, or look for the name with `tidelog ca list`"
             raise AuthorityError(path=str(self._folder), problem=problem)
@@ -412,12 +435,14 @@ def _fill(folder: Path, signer: Signer, now_us: int, passphrase: bytes | None) -
 def _entry(facts: Any) -> _Entry:
     """One line of the index again. Raises ValueError or TypeError if it cannot be one."""
     entry = _Entry(**facts)
-    texts = (entry.event, entry.serial, entry.name, entry.reason)
+    texts = (entry.event, entry.serial, entry.name, entry.kind, entry.reason)
     times = (entry.at_us, entry.not_before_us, entry.not_after_us)
     if not all(isinstance(text, str) for text in texts) or not all(type(time) is int for time in times):
         raise ValueError("a field has the wrong type")
     if entry.name and not is_name(entry.name):
         raise ValueError("a name is not a name")
+    if entry.kind not in ("", *SIGNED_BY):
+        raise ValueError("a kind is not a kind")
     return entry
 
 
@@ -438,7 +463,7 @@ def _listed(entry: _Entry, kind: Kind, now_us: int, reasons: dict[str, str], new
     else:
         status = "expiring" if days_left < EXPIRING_DAYS else "valid"
     return Listed(
-        kind=kind,
+        kind="operator" if entry.kind == "operator" else kind,
         name=entry.name,
         serial=entry.serial,
         not_before_us=entry.not_before_us,

@@ -38,7 +38,7 @@ from tidelog.errors import (
 from tidelog.units import format_time_us
 
 Kind = Literal["boat", "node", "operator"]
-"""An operator is a person or a tool that reads over HTTP; no gRPC door is open to it."""
+"""An operator is a person or a tool that reads over HTTP and runs `tidelog cluster`; no gRPC door is open to it."""
 
 CERTIFICATE_BYTES_MAX = 64 * 1024
 """Of one certificate or a chain of them. Ours take about 1 KiB."""

@@ -1,0 +1,369 @@
+"""The settings of `tidelog node`: their list, what must hold between them, and the options they become.
+
+Two have no default on purpose. Without peers every node would found a cluster of its own, and a folder for the data is
+chosen by whoever knows the disks. HTTP is off unless an address is given: several nodes on one host are normal, and a
+default port would stop the second one; `tidelog cluster status` needs none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidelog.cli.common_settings import (
+    CONTROL_SETTINGS,
+    GENERAL,
+    HTTP,
+    HTTP_SETTINGS,
+    INSECURE,
+    http_options,
+)
+from tidelog.cli.setting_checks import check_certificates, check_folder, check_http, check_pair, check_revocations
+from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting, split_address
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from tidelog.cluster.node import NodeProcessOptions
+    from tidelog.cluster.node_core import NodeOptions
+
+CLUSTER: Final = "Cluster"
+TIMING: Final = "Timing"
+NODE_FILES: Final = ("tidelog-node.conf", "/etc/tidelog/node.conf")
+"""Where settings are looked for when -config names no file; the first that exists is read."""
+VOTERS_MAX: Final = 9
+_TLS_FLAGS: Final = ("tls-cert", "tls-key", "tls-ca")
+_TEXT_BYTES_MAX: Final = 255
+_TAGS_MAX: Final = 64
+_PEERS_MAX: Final = 64
+_FADE_MS: Final = 60_000
+_MINUTE_MS: Final = 60_000
+_NAME_HINT: Final = "use 1 to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+
+_IDENTITY_SETTINGS: Final = (
+    Setting(flag="id", key="node.id", group=GENERAL, help="This node's name, as in its certificate. Needed."),
+    Setting(
+        flag="data-dir",
+        key="data-dir",
+        kind=FOLDER,
+        group=GENERAL,
+        help="Where everything of this node lies; one process at a time. Needed.",
+    ),
+    Setting(
+        flag="host",
+        key="node.host",
+        group=GENERAL,
+        help="Label of the machine: replicas of a channel are kept apart by it. Default: its host name.",
+    ),
+    Setting(flag="tags", key="node.tags", kind=NAMES, default=(), group=GENERAL, help="Labels for placement."),
+    Setting(
+        flag="capacity",
+        key="node.capacity",
+        kind=SIZE,
+        at_least=1,
+        group=GENERAL,
+        help="Bytes that this node offers. Default: the size of its file system.",
+    ),
+)
+_CLUSTER_SETTINGS: Final = (
+    Setting(
+        flag="peers",
+        key="cluster.peers",
+        kind=NAMES,
+        default=(),
+        group=CLUSTER,
+        help="The nodes to found the cluster with, or to find it by: n1=host:port,n2=host:port. Needed.",
+    ),
+    Setting(
+        flag="listen",
+        key="cluster.listen",
+        kind=LISTEN,
+        group=CLUSTER,
+        help="For the other nodes and `tidelog cluster`. Default: this node's address in -peers.",
+    ),
+    Setting(
+        flag="advertise",
+        key="cluster.advertise",
+        kind=TARGET,
+        group=CLUSTER,
+        help="What other nodes dial. Default: this node's address in -peers, else -listen.",
+    ),
+    Setting(flag="tls-cert", key="cluster.tls.cert", kind=FILE, group=CLUSTER, help="This node's certificate."),
+    Setting(flag="tls-key", key="cluster.tls.key", kind=FILE, group=CLUSTER, help="Its key."),
+    Setting(
+        flag="tls-ca",
+        key="cluster.tls.ca",
+        kind=FILE,
+        group=CLUSTER,
+        help="The nodes' authority: who is let in as a node or as an operator.",
+    ),
+    Setting(
+        flag="tls-revocations",
+        key="cluster.tls.revocations",
+        kind=FILE,
+        group=CLUSTER,
+        help="The nodes' file of revoked serial numbers, as `tidelog ca revoke` writes it.",
+    ),
+    Setting(flag="fleet", key="fleet", group=CLUSTER, help="Let in certificates of this fleet only; any by default."),
+    Setting(
+        flag="max-voters",
+        key="cluster.max-voters",
+        kind=INTEGER,
+        default=5,
+        at_least=1,
+        at_most=VOTERS_MAX,
+        group=CLUSTER,
+        help="Nodes that vote on the metadata; further ones hold a copy and do not vote.",
+    ),
+    Setting(
+        flag="snapshot-entries",
+        key="cluster.snapshot-entries",
+        kind=INTEGER,
+        default=4_096,
+        at_least=16,
+        at_most=1_000_000,
+        group=CLUSTER,
+        help="Changes of the metadata after which a snapshot of it is written.",
+    ),
+)
+_TIMING_SETTINGS: Final = (
+    Setting(
+        flag="raft-heartbeat",
+        key="raft.heartbeat",
+        kind=DURATION,
+        default=100,
+        at_least=10,
+        at_most=_MINUTE_MS,
+        group=TIMING,
+        help="How often the metadata leader speaks.",
+    ),
+    Setting(
+        flag="raft-election-timeout",
+        key="raft.election-timeout",
+        kind=DURATION,
+        default=600,
+        at_least=30,
+        at_most=10 * _MINUTE_MS,
+        group=TIMING,
+        help="Its silence, at least, before another node asks for votes; 3 x the heartbeat or more.",
+    ),
+    Setting(
+        flag="heartbeat",
+        key="liveness.heartbeat",
+        kind=DURATION,
+        default=500,
+        at_least=100,
+        at_most=_MINUTE_MS,
+        group=TIMING,
+        help="How often two nodes speak and a session is renewed. The same on all nodes.",
+    ),
+    Setting(
+        flag="session-timeout",
+        key="liveness.session-timeout",
+        kind=DURATION,
+        default=1_500,
+        at_least=300,
+        at_most=60 * _MINUTE_MS,
+        group=TIMING,
+        help="Silence after which a node is fenced; 3 x the heartbeat or more. The same on all nodes.",
+    ),
+)
+NODE_SETTINGS: Final[tuple[Setting, ...]] = (
+    *CONTROL_SETTINGS,
+    *_IDENTITY_SETTINGS,
+    *_CLUSTER_SETTINGS,
+    *_TIMING_SETTINGS,
+    Setting(
+        flag="http-listen",
+        key="http.listen",
+        kind=LISTEN,
+        group=HTTP,
+        help="For health, status and metrics, such as :8081. Off by default.",
+    ),
+    *HTTP_SETTINGS,
+    INSECURE,
+)
+
+
+def check_node(loaded: Loaded) -> None:
+    """Add to the problems whatever would stop this node later, and open nothing.
+
+    Afterwards the value of `peers` is a dict of node to address, and `listen` is where the node listens.
+    """
+    values = loaded.values
+    _check_names(loaded)
+    values["peers"] = peers = _checked_peers(loaded)
+    if values["listen"] is None:
+        values["listen"] = peers.get(values["id"])
+        if values["listen"] is None:
+            loaded.problems.append(
+                f"{loaded.named('listen')} is missing: other nodes must reach this one; give an address such as :9500, "
+                "or list this node in -peers"
+            )
+    check_folder(loaded, "data-dir", needed_for="this node's data")
+    _check_certificate(loaded)
+    _check_timing(loaded)
+    if values["listen"] and values["http-listen"]:
+        link_at, http_at = split_address(values["listen"]), split_address(values["http-listen"])
+        if link_at[1] and link_at[1] == http_at[1] and (link_at[0] == http_at[0] or not (link_at[0] and http_at[0])):
+            loaded.problems.append("-listen and -http-listen are the same port; give each its own")
+    check_http(loaded)
+
+
+def _check_names(loaded: Loaded) -> None:
+    from tidelog.wire.identity import is_fleet, is_name
+
+    values = loaded.values
+    if not values["id"]:
+        loaded.problems.append(f"{loaded.named('id')} is missing; give this node a name such as n1")
+    elif not is_name(values["id"]):
+        loaded.problems.append(f"{loaded.named('id')} = {values['id']!r} is no name; {_NAME_HINT}")
+    if values["fleet"] and not is_fleet(values["fleet"]):
+        loaded.problems.append(
+            f"{loaded.named('fleet')} = {values['fleet']!r} is no fleet; use lower-case letters, digits, dots, dashes"
+        )
+    labels = [("host", values["host"] or ""), *(("tags", tag) for tag in values["tags"])]
+    for flag, label in labels:
+        if len(label) > _TEXT_BYTES_MAX or not (label.isascii() and label.isprintable()):
+            loaded.problems.append(
+                f"{loaded.named(flag)} has {label[:40]!r}, which is no label: at most {_TEXT_BYTES_MAX} printable "
+                "ASCII characters"
+            )
+    if len(set(values["tags"])) < len(values["tags"]) or len(values["tags"]) > _TAGS_MAX:
+        loaded.problems.append(f"{loaded.named('tags')} has a tag twice, or more than {_TAGS_MAX} of them")
+
+
+def _checked_peers(loaded: Loaded) -> dict[str, str]:
+    """Node to address. What cannot be one is a problem and left out."""
+    label, entries = loaded.named("peers"), loaded.values["peers"]
+    if not entries:
+        loaded.problems.append(
+            f"{label} is missing; list all nodes that found the cluster, this one too, or some of the cluster to join: "
+            "n1=host1:9500,n2=host2:9500"
+        )
+    if len(entries) > _PEERS_MAX:
+        loaded.problems.append(f"{label} has {len(entries)} nodes; a cluster has at most {_PEERS_MAX}")
+        return {}
+    peers: dict[str, str] = {}
+    for entry in entries:
+        node, _, address = entry.partition("=")
+        problem = _peer_problem(node.strip(), address.strip(), peers)
+        if problem:
+            loaded.problems.append(f"{label} has {entry!r}, {problem}")
+        else:
+            peers[node.strip()] = address.strip()
+    return peers
+
+
+def _peer_problem(node: str, address: str, peers: dict[str, str]) -> str:
+    from tidelog.wire.identity import is_name
+
+    if not address:
+        return "which has no address; write it like n1=host:9500"
+    if not is_name(node):
+        return f"but {node!r} is no name; {_NAME_HINT}"
+    try:
+        TARGET.parse(address)
+    except ValueError as error:
+        return f"whose address {error}"
+    if node.lower() in (known.lower() for known in peers):
+        return "but that node is listed before it, in this or another case"
+    if address in peers.values():
+        return "whose address another node has already"
+    return ""
+
+
+def _check_certificate(loaded: Loaded) -> None:
+    values = loaded.values
+    certificate = check_pair(loaded, certificate="tls-cert", key="tls-key")
+    check_certificates(loaded, "tls-ca")
+    check_revocations(loaded, "tls-revocations")
+    given = [f"-{flag}" for flag in _TLS_FLAGS if values[flag]]
+    missing = [f"-{flag}" for flag in _TLS_FLAGS if not values[flag]]
+    if values["insecure-dev"] and given:
+        loaded.problems.append(
+            f"{loaded.named('insecure-dev')} and {' and '.join(given)} exclude each other: a node speaks TLS with all "
+            "or with nobody"
+        )
+    elif missing and not values["insecure-dev"]:
+        loaded.problems.append(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: nodes let each other in by "
+            "certificate alone; `tidelog ca issue NAME --node` writes the files"
+        )
+    if certificate is not None and values["id"]:
+        _check_certificate_names(loaded, certificate)
+
+
+def _check_certificate_names(loaded: Loaded, certificate: x509.Certificate) -> None:
+    """Peers believe the certificate alone, so another name or kind would be refused at every door."""
+    from tidelog.errors import LogError
+    from tidelog.wire.identity import Identity, identity_of_certificate
+
+    shown = f"{loaded.named('tls-cert')} = {loaded.values['tls-cert']!r}"
+    try:
+        identity = identity_of_certificate(certificate, fleet=loaded.values["fleet"] or None)
+    except LogError as error:
+        loaded.problems.append(f"{shown}: {error}")
+        return
+    if identity != Identity("node", loaded.values["id"]):
+        loaded.problems.append(
+            f"{shown} is the certificate of {identity}, and this is node {loaded.values['id']}; use the certificate "
+            f"that `tidelog ca issue {loaded.values['id']} --node` wrote, or the right -id"
+        )
+
+
+def _check_timing(loaded: Loaded) -> None:
+    values = loaded.values
+    for shorter, longer in (("raft-heartbeat", "raft-election-timeout"), ("heartbeat", "session-timeout")):
+        if values[longer] < 3 * values[shorter]:
+            loaded.problems.append(
+                f"{loaded.named(longer)} = {values[longer]} ms is less than 3 x {loaded.named(shorter)} "
+                f"({values[shorter]} ms), so one late heartbeat would be taken for a failure"
+            )
+
+
+def node_options(values: dict[str, Any]) -> NodeProcessOptions:
+    """What the node's process is made of; after `check_node`."""
+    from tidelog.cluster.node import NodeProcessOptions
+
+    certificate, key, authority, revocations = (
+        Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")
+    )
+    return NodeProcessOptions(
+        node=values["id"],
+        listen=values["listen"],
+        peers=values["peers"],
+        data_dir=Path(values["data-dir"]).absolute(),
+        advertise=values["advertise"],
+        host=values["host"] or "",
+        tags=tuple(values["tags"]),
+        capacity_bytes=values["capacity"],
+        tls_cert=certificate,
+        tls_key=key,
+        tls_ca=authority,
+        revocations=revocations,
+        fleet=values["fleet"] or None,
+        insecure_dev=values["insecure-dev"],
+        core=_core_options(values),
+        http=http_options(values, fleet=values["fleet"] or None),
+    )
+
+
+def _core_options(values: dict[str, Any]) -> NodeOptions:
+    from tidelog.cluster.metadata_member import MetadataOptions
+    from tidelog.cluster.node_core import NodeOptions
+    from tidelog.core.liveness import LivenessConfig
+    from tidelog.core.raft import RaftConfig
+
+    return NodeOptions(
+        metadata=MetadataOptions(
+            raft=RaftConfig(heartbeat_ms=values["raft-heartbeat"], election_timeout_ms=values["raft-election-timeout"]),
+            snapshot_entries=values["snapshot-entries"],
+        ),
+        liveness=LivenessConfig(
+            heartbeat_ms=values["heartbeat"],
+            session_timeout_ms=values["session-timeout"],
+            fade_ms=max(_FADE_MS, 10 * values["heartbeat"]),
+        ),
+        voters_max=values["max-voters"],
+    )

@@ -1,0 +1,440 @@
+"""A node of the cluster as a process: the link to its peers, the thread that writes, the timer, and who asks for what.
+
+All decisions are `NodeCore`'s. This shell feeds it what arrives and carries out what it says, in order: messages to the
+links, writes to the writer's thread, results to the futures of those who wait.
+
+What a caller must keep: `start` once, `stop` once; watch `wait_stopped`, which ends when the node cannot go on.
+
+NS1  One process per data folder and per port; a second one is refused before it touches anything.
+NS2  Everything that arrives in one turn of the event loop is carried out in one go, so proposals share writes.
+NS3  Every request ends within its time; one that may have happened says so (`definite` is False).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tidelog import __version__
+from tidelog.cluster.metadata_member import Failed, Result
+from tidelog.cluster.metadata_writer import MetadataWriter, Save
+from tidelog.cluster.node_asks import NodeAsks
+from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.node_status import node_status
+from tidelog.core.node_messages import NodeMessage
+from tidelog.errors import BadMessage, InvalidConfig, LogError, WaitTimedOut
+from tidelog.http.server import HttpOptions
+from tidelog.storage.disk import FolderLock
+from tidelog.storage.os_disk import OsDisk
+from tidelog.storage.writer import session_clock_us, wall_clock_us
+from tidelog.wire.identity import Kind
+from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkListener, LinkTls, LinkTlsFiles
+from tidelog.wire.link_pool import LinkPool, PoolOptions
+from tidelog.wire.node_codec import (
+    decode_node_messages,
+    encode_node_messages,
+)
+from tidelog.wire.revocation import RevocationList
+
+INTERNAL_FOLDER: Final = ".tidelog"
+REQUEST_MS: Final = 5_000
+RETRY_MS: Final = 50
+"""Between two tries while nobody leads."""
+_ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator"})
+_POOL: Final = PoolOptions(backoff_max_ms=1_000)
+"""A peer that comes back is found within a second, whoever dials."""
+_TRANSFER_MS: Final = 3_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProcessOptions:
+    node: str
+    listen: str
+    peers: dict[str, str]
+    """Node to address; our own may be among them."""
+    data_dir: Path
+    advertise: str | None = None
+    """What other nodes dial; our entry in `peers`, or what we listen on."""
+    host: str = ""
+    """Replicas of a channel are kept on different hosts; the machine's name by default."""
+    tags: tuple[str, ...] = ()
+    capacity_bytes: int | None = None
+    """The size of the file system by default."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    revocations: Path | None = None
+    fleet: str | None = None
+    insecure_dev: bool = False
+    core: NodeOptions = field(default_factory=NodeOptions)
+    http: HttpOptions | None = None
+
+    def __post_init__(self) -> None:
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if not self.insecure_dev and None in files:
+            problem = "a node needs its certificate, its key and the nodes' authority; or --insecure-dev on one machine"
+            raise InvalidConfig(section="node", problems=(problem,))
+
+
+class Node:
+    def __init__(self, options: NodeProcessOptions, *, log: Callable[[str], None] = lambda _: None) -> None:
+        self.options = options
+        self._log = log
+        self._lock: FolderLock | None = None
+        self._core: NodeCore | None = None
+        self._pool: LinkPool | None = None
+        self._pool_task: asyncio.Task[None] | None = None
+        self._listener: LinkListener | None = None
+        self._writer: MetadataWriter | None = None
+        self._http: Any = None
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._pump_is_due = False
+        self._outbox: list[tuple[str, NodeMessage]] = []
+        """What the core has said and no link was given yet; empty after every turn of the event loop."""
+        self._addresses: dict[str, str] = {}
+        self._stopping = False
+        self._ended: asyncio.Future[None] | None = None
+        self.asks = NodeAsks(self)
+
+    @staticmethod
+    def now_ms() -> int:
+        """The clock of the core."""
+        return session_clock_us() // 1000
+
+    @property
+    def core(self) -> NodeCore:
+        assert self._core is not None, "start() first"
+        return self._core
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None, "start() first"
+        return self._listener.port
+
+    @property
+    def http_port(self) -> int | None:
+        return None if self._http is None else int(self._http.port)
+
+    @property
+    def writer(self) -> MetadataWriter | None:
+        return self._writer
+
+    @property
+    def pool(self) -> LinkPool:
+        assert self._pool is not None, "start() first"
+        return self._pool
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        options = self.options
+        self._ended = asyncio.get_running_loop().create_future()
+        options.data_dir.mkdir(parents=True, exist_ok=True)
+        disk = OsDisk(options.data_dir)
+        disk.make_folder(INTERNAL_FOLDER)
+        self._lock = disk.lock_folder(INTERNAL_FOLDER)  # NS1
+        end = LinkEnd(
+            identity=self._identity,
+            tls=self._tls(),
+            insecure_dev=options.insecure_dev,
+            log=self._log,
+        )
+        self._pool = LinkPool(
+            end=end,
+            handler=self,
+            dice=random.SystemRandom(),
+            options=_POOL,
+            on_up=self._link_up,
+            on_down=self._link_down,
+        )
+        # Kept in `_pool_task`; ends when the pool is closed.
+        self._pool_task = asyncio.get_running_loop().create_task(self._pool.run())
+        await asyncio.sleep(0)  # until it runs, no link can come about
+        self._listener = LinkListener(
+            options.listen, end=end, handler=self, on_link=self._pool.admit, allowed_kinds=_ALLOWED_KINDS
+        )
+        await self._listener.start()
+        self._core = NodeCore(
+            node=options.node,
+            peers=tuple(options.peers),
+            facts=self._facts(),
+            disk=disk,
+            folder=INTERNAL_FOLDER,
+            options=options.core,
+            rng=random.SystemRandom(),
+            now_ms=self.now_ms(),
+            now_us=wall_clock_us,
+        )
+        for peer, address in options.peers.items():
+            if peer != options.node:
+                self._set_address(peer, address)
+        if options.http is not None:
+            from tidelog.cluster.node_http import NodeHttp
+
+            revoked = None
+            if options.revocations is not None:
+                revoked = RevocationList(options.revocations, now_us=wall_clock_us())
+            self._http = NodeHttp(options.http, node=self, revocations=revoked, log=self._log)
+            await self._http.start()
+        self._log(f"node id={options.node} listen={options.listen} port={self.port} data={options.data_dir}")
+        self._pump()
+
+    def _identity(self) -> LinkIdentity:
+        core = self._core
+        if core is None:
+            return LinkIdentity(node=self.options.node, cluster=b"")
+        return LinkIdentity(node=self.options.node, cluster=core.cluster, incarnation=core.incarnation)
+
+    def _tls(self) -> LinkTls | None:
+        options = self.options
+        if options.insecure_dev:
+            return None
+        assert options.tls_cert is not None
+        assert options.tls_key is not None
+        assert options.tls_ca is not None
+        files = LinkTlsFiles(
+            certificate=options.tls_cert, key=options.tls_key, authority=options.tls_ca, revoked=options.revocations
+        )
+        return LinkTls(files, fleet=options.fleet, log=self._log)
+
+    def _facts(self) -> NodeFacts:
+        options = self.options
+        advertise = options.advertise or options.peers.get(options.node)
+        if advertise is None:
+            host, _, port = options.listen.rpartition(":")
+            advertise = f"{host or socket.gethostname()}:{self.port if port == '0' else port}"
+        capacity = options.capacity_bytes
+        return NodeFacts(
+            addresses=(("link", advertise),),
+            host=options.host or socket.gethostname(),
+            tags=tuple(sorted(options.tags)),
+            capacity_bytes=shutil.disk_usage(options.data_dir).total if capacity is None else capacity,
+            software=__version__,
+        )
+
+    async def stop(self) -> None:
+        """Hand leadership over, finish what is being written, and leave the mark of a clean stop."""
+        if self._stopping:
+            return
+        await self._hand_over()
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._http is not None:
+            await self._http.stop()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._pool_task is not None:
+            await self._pool_task
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.stop)
+        for future in self._waiting.values():
+            future.cancel()
+        if self._core is not None and not self._has_failed:
+            self._core.stop_cleanly()
+        if self._lock is not None:
+            self._lock.release()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._ended is not None and self._ended.done() and self._ended.exception() is not None
+
+    async def _hand_over(self) -> None:
+        """A leader that stops on purpose does not make the others wait for an election timeout."""
+        core = self._core
+        if core is None or self._has_failed or not core.is_leader:
+            return
+        with contextlib.suppress(LogError, TimeoutError):
+            heir = await self.asks.transfer(None, timeout_ms=_TRANSFER_MS)
+            self._log(f"leadership handed over to={heir}")
+
+    async def wait_stopped(self) -> None:
+        """Until the node is stopped; raises what made it impossible to go on."""
+        assert self._ended is not None, "start() first"
+        await asyncio.shield(self._ended)
+
+    def _fail(self, error: Exception) -> None:
+        """What is in memory can no longer be trusted, or cannot be understood: nothing more leaves this node."""
+        if self._ended is not None and not self._ended.done():
+            self._log(f"node stops reason={str(error)!r}")
+            self._ended.set_exception(error)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    # --- feeding the core -------------------------------------------------------------------------------
+
+    def on_message(self, link: Link, kind: int, body: memoryview) -> None:
+        """From a peer's link (see `LinkHandler`)."""
+        if link.peer_kind != "node":
+            raise BadMessage(problem="only nodes take part in the metadata group")
+        now_us = session_clock_us()
+        now_ms = now_us // 1000
+        for message in decode_node_messages(kind, body):
+            self.core.receive(link.peer, message, now_ms, now_us)
+        self.pump_soon()
+
+    def _link_up(self, link: Link) -> None:
+        if self._core is not None:
+            self._core.link_up(link.peer, self.now_ms())
+            self.pump_soon()
+
+    def _link_down(self, peer: str, _: str) -> None:
+        if self._core is not None:
+            self._core.link_down(peer, self.now_ms())
+
+    def _set_address(self, peer: str, address: str) -> None:
+        if self._addresses.get(peer) != address:
+            self._addresses[peer] = address
+            self.pool.set_peer(peer, address)
+
+    def _follow_addresses(self) -> None:
+        """The catalog knows better than the configuration where a node is."""
+        for peer, address in self.core.addresses().items():
+            self._set_address(peer, address)
+        catalog = self.core.catalog
+        if catalog is not None:
+            for peer in [peer for peer in self._addresses if self._is_removed(peer)]:
+                del self._addresses[peer]
+                self.pool.remove_peer(peer)
+
+    def _is_removed(self, peer: str) -> bool:
+        catalog = self.core.catalog
+        record = None if catalog is None else catalog.node(peer)
+        return record is not None and record.state.value == "removed"
+
+    # --- carrying out what it says ------------------------------------------------------------------------
+
+    def pump_soon(self) -> None:
+        """Carry out what the core has to say, once, after this turn of the event loop."""
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump)  # NS2
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
+        if self._stopping or self._has_failed:
+            return
+        try:
+            self._carry_out()
+        except Exception as error:
+            # A typed error is a catalog that this software cannot read; anything else is a bug. Both end the node.
+            self._fail(error)
+            return
+        self._arm_timer()
+
+    def _carry_out(self) -> None:
+        core, now_ms = self.core, self.now_ms()
+        if now_ms >= core.wake_at_ms():
+            core.wake(now_ms, session_clock_us())
+        somebody_waits = False
+        while (output := core.poll(now_ms)) is not None:
+            if self._writer is None and core.storage is not None:
+                self._writer = MetadataWriter(
+                    core.storage, on_written=self._written, on_saved=self._saved, on_failed=self._fail
+                )
+            for line in output.lines:
+                self._log(line)
+            self._outbox += output.messages
+            if output.member is not None:
+                assert self._writer is not None
+                if output.member.write is not None:
+                    self._writer.put(output.member.write)
+                if output.member.save is not None:
+                    self._writer.put(Save(*output.member.save))
+                if output.member.applied:
+                    self._follow_addresses()
+            for result in output.results:
+                future = self._waiting.pop(result.token, None)
+                if future is not None and not future.done():
+                    future.set_result(result)
+                    somebody_waits = True
+        if somebody_waits:
+            # Whoever waits is answered before the followers hear of the commit, which they are in no hurry for.
+            asyncio.get_running_loop().call_soon(self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        """Everything in the outbox, in the order the core said it."""
+        messages, self._outbox = self._outbox, []
+        by_peer: dict[str, list[NodeMessage]] = {}
+        for peer, message in messages:
+            by_peer.setdefault(peer, []).append(message)
+        for peer, gathered in by_peer.items():
+            for kind, body in encode_node_messages(gathered):
+                # What cannot be sent is lost like any message; the core sends again what matters.
+                if not self.pool.post(peer, kind, body):
+                    break
+
+    def _arm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, self.core.wake_at_ms() - self.now_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
+
+    def _written(self, number: int) -> None:
+        self.core.written(number)
+        self.pump_soon()
+
+    def _saved(self, save: Save) -> None:
+        member = self.core.member
+        assert member is not None
+        member.saved(save.snapshot, save.keep_from_index)
+        self.pump_soon()
+
+    # --- what others ask for -----------------------------------------------------------------------------
+
+    async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
+        """From a node, for one of its clients, or from an operator's tool (see `LinkHandler`)."""
+        return await self.asks.answer(kind, bytes(body), from_operator=link.peer_kind != "node")
+
+    async def wait_for(self, token: int, ask: Callable[[], None], *, timeout_ms: int, what: str) -> Result:
+        """Ask the core for something, and wait for the result with this token (NS3)."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        try:
+            ask()
+            self.pump_soon()
+            async with asyncio.timeout(timeout_ms / 1000):
+                result = await future
+        except TimeoutError:
+            raise WaitTimedOut(waiting_for=what, deadline_s=timeout_ms / 1000) from None
+        finally:
+            if self._waiting.pop(token, None) is not None and self.core.member is not None:
+                self.core.member.forget(token)
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
+    def status(self) -> dict[str, Any]:
+        """For people and programs: where this node stands."""
+        status = node_status(self.core, now_ms=self.now_ms())
+        if self._writer is not None and status["metadata"] is not None:
+            counts = self._writer.statistics
+            status["metadata"] |= {
+                "writes": counts.writes,
+                "settles": counts.settles,
+                "entries_written": counts.entries,
+                "snapshots_saved": counts.snapshots,
+            }
+        return status

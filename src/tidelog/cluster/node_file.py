@@ -1,0 +1,70 @@
+"""What a node remembers of itself, beside the metadata: the cluster it belongs to, its incarnation, how it stopped.
+
+Two copies are kept. Should both be lost, nothing breaks: the catalog knows the incarnation, and takes the disk for one
+that may have lost anything.
+
+NF1  An incarnation is on disk before anyone hears of it, so none is ever used twice (R5).
+NF2  The mark of a clean stop names the incarnation that stopped so, and is taken away when the node starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from tidelog.errors import InvalidConfig
+from tidelog.storage.atomic import read_either_mark, write_mark_twice
+from tidelog.storage.disk import Disk
+
+NODE_FILE = "node.state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """As stored. The defaults are those of a node that never ran."""
+
+    node: str
+    cluster: str = ""
+    incarnation: int = 0
+    """The highest that this node ever asked for."""
+    clean_incarnation: int | None = None
+    """The one that stopped cleanly, all synced; None after a crash and while the node runs."""
+
+
+class NodeFile:
+    def __init__(self, disk: Disk, folder: str, *, node: str) -> None:
+        self._disk = disk
+        self._path = f"{folder}/{NODE_FILE}"
+        disk.make_folder(folder)
+        stored = read_either_mark(disk, self._path)
+        found = NodeState(node=node) if stored is None else NodeState(**stored)
+        if found.node != node:
+            problem = (
+                f"the data folder belongs to node {found.node}; start it with --id {found.node}, or use another folder"
+            )
+            raise InvalidConfig(section="node", problems=(problem,))
+        self.known_incarnation = found.incarnation
+        """When this process started."""
+        self.clean_incarnation = found.clean_incarnation
+        self.state = replace(found, clean_incarnation=None)
+        if found.clean_incarnation is not None:
+            self._write()  # NF2
+
+    def belongs_to(self, cluster: bytes) -> None:
+        if self.state.cluster != cluster.hex():
+            self.state = replace(self.state, cluster=cluster.hex())
+            self._write()
+
+    def raise_incarnation(self, above: int) -> int:
+        """A fresh incarnation above this one and all that were ever used here, durable (NF1)."""
+        self.state = replace(self.state, incarnation=max(above, self.state.incarnation) + 1)
+        self._write()
+        return self.state.incarnation
+
+    def stopped_cleanly(self, incarnation: int | None) -> None:
+        """Everything is synced. A life that never registered leaves the mark that it found (R5)."""
+        clean = self.clean_incarnation if incarnation is None else incarnation
+        self.state = replace(self.state, clean_incarnation=clean)
+        self._write()
+
+    def _write(self) -> None:
+        write_mark_twice(self._disk, self._path, asdict(self.state))

@@ -1,0 +1,184 @@
+"""A socket of a link, secure or (in development) plain, without waiting and without copies.
+
+TLS runs on the descriptor itself: asyncio's own TLS carries every byte through two more buffers. What a caller must
+keep: all calls from the event loop's thread; after `send` took nothing, send the same bytes again, as TLS wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import Final
+
+from tidelog.errors import PeerUnreachable, TlsFailed
+
+_NOT_SENT_BYTES_MAX: Final = 128 * 1024
+"""What may lie unsent in the kernel: what is there can no longer be overtaken by a heartbeat."""
+_WANT_NOW: Final = (BlockingIOError, InterruptedError)
+
+
+class LinkSocket:
+    """One connection. `name` is for messages to people, until the peer has told its own."""
+
+    def __init__(self, connection: socket.socket, *, name: str) -> None:
+        self.name = name
+        self._socket = connection
+        self._secure: ssl.SSLSocket | None = None
+        self.read_wants_write = False
+        self.send_wants_read = False
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # not TCP, or a kernel without these: slower, not wrong
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOT_SENT_BYTES_MAX)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    async def secure(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+        """The TLS handshake. The caller bounds its time."""
+        try:
+            secure = context.wrap_socket(self._socket, server_side=server_side, do_handshake_on_connect=False)
+        except (OSError, ValueError) as error:
+            raise TlsFailed(peer=self.name, problem=words(error)) from error
+        self._socket = self._secure = secure
+        while True:
+            try:
+                secure.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                await self.wait_readable()
+            except ssl.SSLWantWriteError:
+                await self.wait_writable()
+            except (OSError, ValueError) as error:
+                raise TlsFailed(peer=self.name, problem=words(error)) from error
+
+    def certificate(self) -> bytes:
+        """The peer's, in DER."""
+        der = None if self._secure is None else self._secure.getpeercert(binary_form=True)
+        if der is None:
+            raise TlsFailed(peer=self.name, problem="it shows no certificate")
+        return der
+
+    def receive_into(self, view: memoryview) -> int | None:
+        """How many bytes came; 0 at the end, None if there are none now. Raises OSError when the connection broke."""
+        try:
+            return self._socket.recv_into(view)
+        except (ssl.SSLWantReadError, *_WANT_NOW):
+            return None
+        except ssl.SSLWantWriteError:
+            self.read_wants_write = True
+            return None
+
+    def fill(self, view: memoryview) -> int | None:
+        """As `receive_into`, again and again until `view` is full or no more is there. For large bodies."""
+        filled, size = 0, len(view)
+        receive_into = self._socket.recv_into
+        try:
+            while filled < size:
+                count = receive_into(view[filled:])
+                if not count:
+                    break  # the end is found again by the next call
+                filled += count
+        except (ssl.SSLWantReadError, *_WANT_NOW):
+            return filled or None
+        except ssl.SSLWantWriteError:
+            self.read_wants_write = True
+            return filled or None
+        return filled
+
+    def send(self, view: memoryview) -> int:
+        """How many bytes were taken; 0 if none can be now. Raises OSError when the connection broke."""
+        try:
+            return self._socket.send(view)
+        except (ssl.SSLWantWriteError, *_WANT_NOW):
+            return 0
+        except ssl.SSLWantReadError:
+            self.send_wants_read = True
+            return 0
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether bytes lie decrypted where no selector sees them."""
+        return self._secure is not None and self._secure.pending() > 0
+
+    async def wait_readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready, descriptor = loop.create_future(), self.fileno()
+        loop.add_reader(descriptor, _resolve, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(descriptor)
+
+    async def wait_writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready, descriptor = loop.create_future(), self.fileno()
+        loop.add_writer(descriptor, _resolve, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_writer(descriptor)
+
+    async def finish(self) -> None:
+        """Let the peer read our last words: say that no more come, and wait until it has hung up."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            rest = memoryview(bytearray(4096))
+            while True:
+                count = self.receive_into(rest)
+                if count == 0:
+                    return
+                if count is None:
+                    await self.wait_readable()
+
+    def close(self) -> None:
+        # Not a TLS goodbye: the link has its own (DONE), and a broken one must not wait for another.
+        self._socket.close()
+
+
+async def connect(address: str) -> LinkSocket:
+    """A connection to `host:port`; the first of its addresses that answers."""
+    loop = asyncio.get_running_loop()
+    host, port = split_address(address)
+    problem = "it has no address"
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise PeerUnreachable(address=address, problem=words(error)) from error
+    for family, kind, protocol, _, place in found:
+        try:
+            with contextlib.ExitStack() as unless_connected:
+                connection = unless_connected.enter_context(socket.socket(family, kind, protocol))
+                connection.setblocking(False)
+                await loop.sock_connect(connection, place)
+                unless_connected.pop_all()
+                return LinkSocket(connection, name=address)
+        except OSError as error:
+            problem = words(error)
+    raise PeerUnreachable(address=address, problem=problem)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[::1]:port`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise PeerUnreachable(address=address, problem="it is not of the form host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def words(error: Exception) -> str:
+    """A foreign error in one line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,0 +1,61 @@
+"""What a node remembers of itself: incarnations are never used twice, a clean stop is believed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidelog.cluster.node_file import NODE_FILE, NodeFile
+from tidelog.errors import InvalidConfig
+from tidelog.storage.os_disk import OsDisk
+
+
+def opened(folder: Path) -> NodeFile:
+    return NodeFile(OsDisk(folder), ".tidelog", node="n1")
+
+
+def test_every_incarnation_is_new_and_on_disk_before_it_is_used(tmp_path: Path) -> None:
+    """NF1."""
+    assert opened(tmp_path).raise_incarnation(0) == 1
+    file = opened(tmp_path)
+    assert file.known_incarnation == 1
+    assert file.raise_incarnation(0) == 2
+    assert file.raise_incarnation(10) == 11
+    assert opened(tmp_path).raise_incarnation(0) == 12
+
+
+def test_the_mark_of_a_clean_stop_is_believed_once(tmp_path: Path) -> None:
+    """NF2."""
+    file = opened(tmp_path)
+    file.stopped_cleanly(file.raise_incarnation(0))
+    assert opened(tmp_path).clean_incarnation == 1
+    assert opened(tmp_path).clean_incarnation is None
+
+
+def test_a_life_that_never_registered_leaves_the_mark_it_found(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.stopped_cleanly(file.raise_incarnation(0))
+    file = opened(tmp_path)
+    file.raise_incarnation(0)
+    file.stopped_cleanly(None)
+    assert opened(tmp_path).clean_incarnation == 1
+
+
+def test_the_folder_of_another_node_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).raise_incarnation(0)
+    with pytest.raises(InvalidConfig, match="belongs to node n1"):
+        NodeFile(OsDisk(tmp_path), ".tidelog", node="n2")
+
+
+@pytest.mark.parametrize("damaged", [NODE_FILE, f"{NODE_FILE}.copy"])
+def test_one_damaged_copy_loses_nothing(tmp_path: Path, damaged: str) -> None:
+    file = opened(tmp_path)
+    file.belongs_to(b"c" * 16)
+    file.raise_incarnation(7)
+    path = tmp_path / ".tidelog" / damaged
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    assert (again.known_incarnation, again.state.cluster) == (8, (b"c" * 16).hex())
