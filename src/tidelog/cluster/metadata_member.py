@@ -2,7 +2,7 @@
 
 No I/O happens here and no clock is read, so it runs unchanged under the simulator. What a caller must keep: after every
 input `poll` until it returns None, and carry each `Output` out: send its messages, write its Ready (in order; one fsync
-may cover many), call `written` afterwards; save its snapshot, then call `saved`.
+may cover many), call `written` afterwards; make and save its snapshot, then call `saved`.
 
 MM1  A proposal's outcome is told once, and only when it is certain: applied, refused, or replaced by another leader's
      entry. If it cannot be known any more, that is what is said.
@@ -75,12 +75,25 @@ class Failed:
 Result: TypeAlias = Done | ReadDone | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Make a snapshot of the catalog as it was, later and in any thread, and save it. With thousands of channels it
+    takes long enough to delay heartbeats."""
+
+    head: SnapshotHead
+    make: Callable[[], bytes]
+    keep_from_index: int
+    """The first index to keep in the log."""
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.head, self.make())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     messages: tuple[Envelope, ...]
     write: Ready | None
-    save: tuple[Snapshot, int] | None
-    """A snapshot of the catalog to make durable, and the first index to keep in the log."""
+    save: SaveOrder | None
     results: tuple[Result, ...]
     applied: tuple[Applied, ...]
 
@@ -224,7 +237,9 @@ class MetadataMember:
             ready = self._held.popleft()
             if ready.snapshot is not None:
                 self._restore(ready.snapshot)
-            self._messages += ready.messages_after  # MM3
+            # MM3. One write may cover a later term too, in which a new leader's entries took the place of those that an
+            # earlier answer speaks of. What is said of a term that is over is of no use to anybody, so it is not said.
+            self._messages += [sent for sent in ready.messages_after if sent.message.term >= self.raft.term]
 
     def saved(self, snapshot: Snapshot, keep_from_index: int) -> None:
         """The snapshot of the catalog is durable."""
@@ -261,7 +276,7 @@ class MetadataMember:
             for token in self._places.pop(index).values():
                 self._results.append(Failed(token, OutcomeUnknown(what=f"the change at index {index}")))
 
-    def _due_snapshot(self) -> tuple[Snapshot, int] | None:
+    def _due_snapshot(self) -> SaveOrder | None:
         options = self._options
         due = self._entries_since >= options.snapshot_entries or self._bytes_since >= options.snapshot_bytes
         if not due or self._saving:
@@ -272,8 +287,8 @@ class MetadataMember:
             return None
         self._saving = True
         self._entries_since = self._bytes_since = 0
-        snapshot = Snapshot(SnapshotHead(index, term, log.members_at(index)), self.catalog.snapshot())
-        return snapshot, max(1, index + 1 - options.keep_entries)
+        head = SnapshotHead(index, term, log.members_at(index))
+        return SaveOrder(head, self.catalog.snapshot_of_now(), max(1, index + 1 - options.keep_entries))
 
     # --- reads -------------------------------------------------------------------------------------------
 

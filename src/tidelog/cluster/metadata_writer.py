@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from tidelog.cluster.metadata_member import SaveOrder
 from tidelog.core.raft import Ready, Snapshot
 from tidelog.errors import LogError, MetadataPoisoned
 from tidelog.storage.raft_storage import RaftStorage
@@ -25,15 +26,7 @@ IDLE_S: Final = 0.02
 STOP_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """A snapshot of the catalog, and the first index to keep in the log."""
-
-    snapshot: Snapshot
-    keep_from_index: int
-
-
-Work: TypeAlias = Ready | Save | None
+Work: TypeAlias = Ready | SaveOrder | None
 
 
 @dataclass(slots=True)
@@ -52,7 +45,7 @@ class MetadataWriter:
         storage: RaftStorage,
         *,
         on_written: Callable[[int], None],
-        on_saved: Callable[[Save], None],
+        on_saved: Callable[[Snapshot, int], None],
         on_failed: Callable[[LogError], None],
     ) -> None:
         self._storage = storage
@@ -66,7 +59,7 @@ class MetadataWriter:
         self._thread = threading.Thread(target=self._run, name="tidelog-metadata", daemon=True)
         self._thread.start()
 
-    def put(self, work: Ready | Save) -> None:
+    def put(self, work: Ready | SaveOrder) -> None:
         self._queue.put(work)
 
     def stop(self) -> None:
@@ -112,9 +105,10 @@ class MetadataWriter:
             if work is None:
                 self._storage.settle()
                 return False
-            self._storage.save_snapshot(work.snapshot, keep_from_index=work.keep_from_index)
+            snapshot = work.snapshot()
+            self._storage.save_snapshot(snapshot, keep_from_index=work.keep_from_index)
             self.statistics.snapshots += 1
-            self._tell(self._on_saved, work)
+            self._tell(self._on_saved, snapshot, work.keep_from_index)
         self._write(readys)
         return True
 

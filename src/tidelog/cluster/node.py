@@ -24,11 +24,13 @@ from typing import Any, Final
 
 from tidelog import __version__
 from tidelog.cluster.metadata_member import Failed, Result
-from tidelog.cluster.metadata_writer import MetadataWriter, Save
+from tidelog.cluster.metadata_writer import MetadataWriter
 from tidelog.cluster.node_asks import NodeAsks
 from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node_status import node_status
+from tidelog.core.membership import node_of
 from tidelog.core.node_messages import NodeMessage
+from tidelog.core.raft import Snapshot
 from tidelog.errors import BadMessage, InvalidConfig, LogError, WaitTimedOut
 from tidelog.http.server import HttpOptions
 from tidelog.storage.disk import FolderLock
@@ -261,8 +263,11 @@ class Node:
     async def _hand_over(self) -> None:
         """A leader that stops on purpose does not make the others wait for an election timeout."""
         core = self._core
-        if core is None or self._has_failed or not core.is_leader:
+        if core is None or core.member is None or self._has_failed or not core.is_leader:
             return
+        voters = core.member.raft.members.voters
+        if not any(self.pool.link_to(node_of(voter)) for voter in voters if voter != core.member.member):
+            return  # nobody is there to take over
         with contextlib.suppress(LogError, TimeoutError):
             heir = await self.asks.transfer(None, timeout_ms=_TRANSFER_MS)
             self._log(f"leadership handed over to={heir}")
@@ -360,7 +365,7 @@ class Node:
                 if output.member.write is not None:
                     self._writer.put(output.member.write)
                 if output.member.save is not None:
-                    self._writer.put(Save(*output.member.save))
+                    self._writer.put(output.member.save)
                 if output.member.applied:
                     self._follow_addresses()
             for result in output.results:
@@ -377,6 +382,8 @@ class Node:
     def _send(self) -> None:
         """Everything in the outbox, in the order the core said it."""
         messages, self._outbox = self._outbox, []
+        if self._has_failed:
+            return
         by_peer: dict[str, list[NodeMessage]] = {}
         for peer, message in messages:
             by_peer.setdefault(peer, []).append(message)
@@ -387,19 +394,26 @@ class Node:
                     break
 
     def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0, self.core.wake_at_ms() - self.now_ms()) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
+        """One that fires before it is needed finds nothing to do and is set anew: cheaper than moving it every time."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + max(0, self.core.wake_at_ms() - self.now_ms()) / 1000
+        if self._timer is None or due_s < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
 
     def _written(self, number: int) -> None:
         self.core.written(number)
         self.pump_soon()
 
-    def _saved(self, save: Save) -> None:
+    def _saved(self, snapshot: Snapshot, keep_from_index: int) -> None:
         member = self.core.member
         assert member is not None
-        member.saved(save.snapshot, save.keep_from_index)
+        member.saved(snapshot, keep_from_index)
         self.pump_soon()
 
     # --- what others ask for -----------------------------------------------------------------------------
