@@ -8,13 +8,14 @@ never run. Everything else that a target raises is a bug, and so is a result tha
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fastcrc.crc32 import iscsi as crc32c
 
 from tests.blocks.crafted import decode_all, reseal, reseal_made, stamped, steady_frames
+from tests.fuzz.node_targets import NODE_TARGETS
+from tests.fuzz.target import AS_IT_IS, RESEALED, Target
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import EpochStarted, RangeLost, encode_control
 from tidelog.blocks.foreign import wrap_foreign
@@ -37,14 +38,6 @@ from tidelog.units import KIB, MIB
 CHANNEL: Final = 7
 LIMITS: Final = BlockLimits(raw_bytes_max=MIB, stored_bytes_max=MIB, records_max=1 << 16, windows_max=1 << 10)
 LPJ_BYTES: Final = 4 * KIB
-AS_IT_IS, RESEALED = b"\0", b"\1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    run: Callable[[bytes], None]
-    seeds: Callable[[], Iterator[bytes]]
-    """Good inputs for the fuzzer to start from."""
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -231,5 +224,6 @@ TARGETS: Final = {
     "index": Target(run=run_index, seeds=index_seeds),
     "segment": Target(run=run_segment, seeds=segment_seeds),
     "lpj": Target(run=run_lpj, seeds=lpj_seeds),
+    **NODE_TARGETS,
 }
 PLANTED: Final = {"planted": Target(run=run_planted, seeds=block_seeds)}

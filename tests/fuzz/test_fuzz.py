@@ -7,8 +7,12 @@ import random
 
 import pytest
 
+from tests.fuzz.node_targets import OPTIONS, hello_frame, listen
 from tests.fuzz.run import fuzz
-from tests.fuzz.targets import RESEALED, TARGETS
+from tests.fuzz.target import RESEALED
+from tests.fuzz.targets import TARGETS
+from tidelog.wire.link_frames import FrameType, frame
+from tidelog.wire.link_mux import LinkMux
 
 needs_atheris = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
 
@@ -37,6 +41,15 @@ def test_a_target_takes_its_seeds_with_random_damage(name: str) -> None:
             target.run(bytes(damaged))
         except Exception as error:
             pytest.fail(f"{error!r} for {damaged.hex()}")
+
+
+def test_the_seeds_of_the_link_get_past_the_hello() -> None:
+    """Or the fuzzer would spend its life in front of it."""
+    mux = LinkMux(options=OPTIONS, is_dialler=False, now_us=0)
+    listen(mux, hello_frame())
+    mux.accept(OPTIONS.taken)
+    listen(mux, frame(FrameType.READY) + frame(FrameType.MESSAGE, kind=1, body=b"note"))
+    assert mux.messages_received == 1
 
 
 @needs_atheris

@@ -28,7 +28,7 @@ class RaftConfig:
     reads_max: int = 10_000
     """Reads that wait for a majority to confirm the leader."""
     snapshot_chunk_bytes: int = 256 * KIB
-    snapshot_bytes_max: int = 256 * MIB
+    snapshot_bytes_max: int = 512 * MIB
     promote_lag_entries: int = 64
     """A learner further behind than this is not made a voter: it would hold commits up."""
 
