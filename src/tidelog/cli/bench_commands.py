@@ -17,52 +17,28 @@ def bench() -> None:
     """Measure the log, the journal, the uplink, a fleet, the metadata and the link between nodes."""
 
 
-@bench.command("log")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_log(quick: bool, as_json: bool) -> None:
-    """Append, recover, encode, decode and the store, against their floors."""
-    _report("tidelog.bench.log_bench", quick=quick, as_json=as_json)
+_BENCHES = {
+    "log": "Append, recover, encode, decode and the store, against their floors.",
+    "journal": "What journaling a busy bus costs a boat: processor time and memory.",
+    "uplink": "One boat and one cloud over mTLS, against bare gRPC, rsync and lplex.",
+    "fleet": "Fifty busy boats into one cloud process, then a thousand silent ones.",
+    "metadata": "Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes.",
+    "link": "The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk.",
+}
 
 
-@bench.command("journal")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_journal(quick: bool, as_json: bool) -> None:
-    """What journaling a busy bus costs a boat: processor time and memory."""
-    _report("tidelog.bench.journal_bench", quick=quick, as_json=as_json)
+def _add_bench(name: str, description: str) -> None:
+    """Every benchmark lies in `tidelog.bench.{name}_bench` and is run by its `run`."""
+
+    @bench.command(name, help=description)
+    @click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
+    def command(quick: bool, as_json: bool) -> None:
+        _report(f"tidelog.bench.{name}_bench", quick=quick, as_json=as_json)
 
 
-@bench.command("uplink")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_uplink(quick: bool, as_json: bool) -> None:
-    """One boat and one cloud over mTLS, against bare gRPC, rsync and lplex."""
-    _report("tidelog.bench.uplink_bench", quick=quick, as_json=as_json)
-
-
-@bench.command("fleet")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_fleet(quick: bool, as_json: bool) -> None:
-    """Fifty busy boats into one cloud process, then a thousand silent ones."""
-    _report("tidelog.bench.fleet_bench", quick=quick, as_json=as_json)
-
-
-@bench.command("metadata")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_metadata(quick: bool, as_json: bool) -> None:
-    """Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes."""
-    _report("tidelog.bench.metadata_bench", quick=quick, as_json=as_json)
-
-
-@bench.command("link")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
-@click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
-def bench_link(quick: bool, as_json: bool) -> None:
-    """The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk."""
-    _report("tidelog.bench.link_bench", quick=quick, as_json=as_json)
+for _name, _description in _BENCHES.items():
+    _add_bench(_name, _description)
 
 
 def _report(module: str, *, quick: bool, as_json: bool) -> None:
