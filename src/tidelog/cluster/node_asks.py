@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tidelog.cluster.node import Node
 
 REQUEST_MS: Final = 5_000
+READ_TRY_MS: Final = 500
+"""For one answer of the leader to a read: below the shortest time in which there can be another leader."""
 RETRY_MS: Final = 25
 """Between two tries while nobody leads."""
 _TRY_AGAIN: Final = frozenset(
@@ -96,7 +98,7 @@ class NodeAsks:
             core = self._node.core
             if core.is_leader:
                 return await self._read_index_here(left_ms)
-            index = int((await self._ask_leader(READ_INDEX, b"", left_ms))["index"])
+            index = await self._leaders_read_index(left_ms)
             token, member = core.new_token(), core.member
             if member is None:
                 raise NotLeader(leader=core.leader)
@@ -109,6 +111,15 @@ class NodeAsks:
             return index
 
         return await self._until_led(attempt, timeout_ms)
+
+    async def _leaders_read_index(self, timeout_ms: int) -> int:
+        """A leader that hangs is not waited for to the end: a read may be asked for again, of whoever leads by then."""
+        try:
+            return int((await self._ask_leader(READ_INDEX, b"", min(timeout_ms, READ_TRY_MS)))["index"])
+        except LogError as error:
+            if error.definite:
+                raise
+            raise NotLeader(leader=None) from error
 
     async def _read_index_here(self, timeout_ms: int) -> int:
         core = self._node.core
