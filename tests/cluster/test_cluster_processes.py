@@ -48,6 +48,9 @@ async def whole(kit: ClusterKit) -> AsyncIterator[tuple[ClusterCaller, str]]:
 
 
 class Silent:
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         pass
 

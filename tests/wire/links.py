@@ -188,6 +188,9 @@ class Recorder:
     answers: dict[int, Callable[[Link, memoryview], Awaitable[Buffers]]] = field(default_factory=dict)
     refuses: dict[int, Exception] = field(default_factory=dict)
 
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         if kind in self.refuses:
             raise self.refuses[kind]

@@ -440,6 +440,9 @@ def test_a_flood_from_one_peer_does_not_starve_the_others() -> None:
     class Counter(Recorder):
         count = 0
 
+        def on_turn(self) -> None:
+            """Nothing is put off."""
+
         def on_message(self, link: Link, kind: int, body: memoryview) -> None:
             self.count += 1
 

@@ -38,6 +38,9 @@ _ASK_ANOTHER: Final = frozenset(
 class _Deaf:
     """The load asks; nobody asks it."""
 
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         pass  # a node greets whoever calls itself a node
 

@@ -46,6 +46,9 @@ class BenchHandler:
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         self.notes += 1
 
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         if kind == COUNT:
             return str(self.notes).encode()

@@ -21,6 +21,9 @@ class _Deaf:
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         raise BadMessage(problem="an operator's tool takes no messages")
 
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         raise BadMessage(problem="an operator's tool answers nothing")
 

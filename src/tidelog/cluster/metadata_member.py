@@ -135,6 +135,8 @@ class MetadataMember:
         self._reads: deque[tuple[int, int]] = deque()
         """(index, token) of reads that wait for that index to be applied."""
         self._asked: set[int] = set()
+        self._committed: list[Entry] = []
+        """To be applied with the next `poll` that has nothing to write."""
         self._messages: list[Envelope] = []
         self._results: list[Result] = []
         self._applied: list[Applied] = []
@@ -209,15 +211,19 @@ class MetadataMember:
             self._messages += ready.messages
             for read in ready.reads:
                 self._read_answered(read)
-            for entry in ready.committed:
-                self._apply(entry)
+            self._committed += ready.committed
             if ready.must_persist or self._held:
                 self._held.append(ready)
             else:
                 self._messages += ready.messages_after
+        write = ready if ready is not None and ready.must_persist else None
+        if write is None:
+            # What is to be written goes first: the disk works while the catalog does.
+            for entry in self._committed:
+                self._apply(entry)
+            self._committed.clear()
         self._finish_reads()
         save = self._due_snapshot()
-        write = ready if ready is not None and ready.must_persist else None
         if not (self._messages or write or save or self._results or self._applied):
             return None
         output = Output(
@@ -270,6 +276,7 @@ class MetadataMember:
         """A leader's snapshot jumps over entries, and with them over the outcomes that were waited for."""
         self.catalog = Catalog.restore(snapshot.data) if snapshot.data else Catalog()
         self.restores += 1
+        self._committed.clear()
         self._applied_index = snapshot.head.index
         self._entries_since = self._bytes_since = 0
         for index in [index for index in self._places if index <= snapshot.head.index]:

@@ -17,7 +17,7 @@ import contextlib
 import random
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,7 @@ RETRY_MS: Final = 50
 _ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator"})
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
 """A peer that comes back is found within a second, whoever dials."""
+_LOOK_MS: Final = 5
 _TRANSFER_MS: Final = 3_000
 
 
@@ -98,10 +99,10 @@ class Node:
         self._http: Any = None
         self._waiting: dict[int, asyncio.Future[Result]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._has_input = False
         self._pump_is_due = False
-        self._outbox: list[tuple[str, NodeMessage]] = []
-        """What the core has said and no link was given yet; empty after every turn of the event loop."""
         self._addresses: dict[str, str] = {}
+        self._wake_ms = self._looked_ms = 0
         self._stopping = False
         self._ended: asyncio.Future[None] | None = None
         self.asks = NodeAsks(self)
@@ -178,7 +179,7 @@ class Node:
             disk=disk,
             folder=INTERNAL_FOLDER,
             options=options.core,
-            rng=random.SystemRandom(),
+            rng=random.Random(random.SystemRandom().getrandbits(256)),
             now_ms=self.now_ms(),
             now_us=wall_clock_us,
         )
@@ -296,7 +297,12 @@ class Node:
         now_ms = now_us // 1000
         for message in decode_node_messages(kind, body):
             self.core.receive(link.peer, message, now_ms, now_us)
-        self.pump_soon()
+        self._has_input = True
+
+    def on_turn(self) -> None:
+        """A link has handed out all that arrived (see `LinkHandler`)."""
+        if self._has_input:
+            self._pump()
 
     def _link_up(self, link: Link) -> None:
         if self._core is not None:
@@ -336,7 +342,7 @@ class Node:
             asyncio.get_running_loop().call_soon(self._pump)  # NS2
 
     def _pump(self) -> None:
-        self._pump_is_due = False
+        self._pump_is_due = self._has_input = False
         if self._stopping or self._has_failed:
             return
         try:
@@ -349,9 +355,8 @@ class Node:
 
     def _carry_out(self) -> None:
         core, now_ms = self.core, self.now_ms()
-        if now_ms >= core.wake_at_ms():
+        if now_ms >= self._wake_ms:
             core.wake(now_ms, session_clock_us())
-        somebody_waits = False
         while (output := core.poll(now_ms)) is not None:
             if self._writer is None and core.storage is not None:
                 self._writer = MetadataWriter(
@@ -359,7 +364,8 @@ class Node:
                 )
             for line in output.lines:
                 self._log(line)
-            self._outbox += output.messages
+            # The links come first: the writer's thread would take the interpreter from them.
+            self._send(output.messages)
             if output.member is not None:
                 assert self._writer is not None
                 if output.member.write is not None:
@@ -372,18 +378,8 @@ class Node:
                 future = self._waiting.pop(result.token, None)
                 if future is not None and not future.done():
                     future.set_result(result)
-                    somebody_waits = True
-        if somebody_waits:
-            # Whoever waits is answered before the followers hear of the commit, which they are in no hurry for.
-            asyncio.get_running_loop().call_soon(self._send)
-        else:
-            self._send()
 
-    def _send(self) -> None:
-        """Everything in the outbox, in the order the core said it."""
-        messages, self._outbox = self._outbox, []
-        if self._has_failed:
-            return
+    def _send(self, messages: Sequence[tuple[str, NodeMessage]]) -> None:
         by_peer: dict[str, list[NodeMessage]] = {}
         for peer, message in messages:
             by_peer.setdefault(peer, []).append(message)
@@ -392,11 +388,18 @@ class Node:
                 # What cannot be sent is lost like any message; the core sends again what matters.
                 if not self.pool.post(peer, kind, body):
                     break
+            self.pool.flush(peer)
 
     def _arm_timer(self) -> None:
-        """One that fires before it is needed finds nothing to do and is set anew: cheaper than moving it every time."""
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + max(0, self.core.wake_at_ms() - self.now_ms()) / 1000
+        """One that fires too early finds nothing to do and is set anew: cheaper than moving it every time. When the
+        core wants to be woken is looked at every few milliseconds at most: under load that moves all the time."""
+        loop, now_ms = asyncio.get_running_loop(), self.now_ms()
+        if now_ms >= min(self._wake_ms, self._looked_ms + _LOOK_MS):
+            self._wake_ms, self._looked_ms = self.core.wake_at_ms(), now_ms
+            due_ms = self._wake_ms
+        else:
+            due_ms = min(self._wake_ms, self._looked_ms + _LOOK_MS)
+        due_s = loop.time() + max(0, due_ms - now_ms) / 1000
         if self._timer is None or due_s < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()
@@ -408,7 +411,7 @@ class Node:
 
     def _written(self, number: int) -> None:
         self.core.written(number)
-        self.pump_soon()
+        self._pump()
 
     def _saved(self, snapshot: Snapshot, keep_from_index: int) -> None:
         member = self.core.member
@@ -448,6 +451,7 @@ class Node:
             status["metadata"] |= {
                 "writes": counts.writes,
                 "settles": counts.settles,
+                "commit_p50_ms": self.asks.commit_p50_ms(),
                 "entries_written": counts.entries,
                 "snapshots_saved": counts.snapshots,
             }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,7 +17,7 @@ from tidelog.cluster.node_status import record_json
 from tidelog.core.catalog import AdmitNode, Change, RemoveNode, decode_change, encode_change
 from tidelog.core.membership import node_of
 from tidelog.errors import BadMessage, LogError, NotLeader, UnknownNode, WaitTimedOut
-from tidelog.storage.writer import steady_clock_ms
+from tidelog.storage.writer import session_clock_us, steady_clock_ms
 from tidelog.wire.node_codec import PROPOSE, READ, READ_INDEX, STATUS, TRANSFER
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ _TRY_AGAIN: Final = frozenset(
 )
 """Codes of refusals that say nothing about the request itself, and pass."""
 
+_COMMITS_KEPT: Final = 100
+
 T = TypeVar("T")
 
 
 class NodeAsks:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.commits_us: deque[int] = deque(maxlen=_COMMITS_KEPT)
+        """How long the last changes took here, from the proposal until they were applied."""
 
     async def answer(self, kind: int, body: bytes, *, from_operator: bool) -> bytes:
         """A request that came over the link."""
@@ -63,6 +68,11 @@ class NodeAsks:
                 raise BadMessage(problem=f"no request has kind {kind:#06x}")
         return json.dumps(found).encode()
 
+    def commit_p50_ms(self) -> float | None:
+        """Of the last hundred changes that were proposed here; None before the first."""
+        taken = sorted(self.commits_us)
+        return taken[len(taken) // 2] / 1000 if taken else None
+
     # --- changes -------------------------------------------------------------------------------------------
 
     async def propose(self, change: Change, *, timeout_ms: int = REQUEST_MS) -> int:
@@ -82,10 +92,12 @@ class NodeAsks:
         """Only if this node leads."""
         core = self._node.core
         token = core.new_token()
+        began_us = session_clock_us()
         result = await self._node.wait_for(
             token, lambda: core.propose(change, token), timeout_ms=timeout_ms, what="the commit"
         )
         assert isinstance(result, Done)
+        self.commits_us.append(session_clock_us() - began_us)
         result.applied.raise_refusal()
         return result.applied.index
 

@@ -386,10 +386,12 @@ class NodeCore:
             for applied in output.applied:
                 self._on_applied(applied, now_ms)
         if self.member is not None:
-            if self.member.restores != self._restores_seen:
+            restored = self.member.restores != self._restores_seen
+            if restored:
                 self._restores_seen = self.member.restores
                 self._follow_nodes(now_ms)
-            self._note_registration(now_ms)
+            if restored or self.holder.is_fenced or (output is not None and output.applied):
+                self._note_registration(now_ms)
         if not (self._messages or output or self._lines or self._results):
             return None
         found = NodeOutput(

@@ -128,7 +128,5 @@ class OutcomeUnknown(LogError):
     definite = False
 
     def __init__(self, *, what: str) -> None:
-        super().__init__(
-            f"whether {what} was committed cannot be known here any more; read before asking again"
-        )
+        super().__init__(f"whether {what} was committed cannot be known here any more; read before asking again")
         self.what = what

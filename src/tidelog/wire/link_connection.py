@@ -42,6 +42,9 @@ class LinkHandler(Protocol):
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         """A one-way message. Runs in the event loop and must be quick."""
 
+    def on_turn(self) -> None:
+        """All that had arrived is handed out: what it brings about may leave now, without another turn of the loop."""
+
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         """Answer, or raise a `LogError`, which the caller over there sees. Cancelled when it no longer waits."""
 
@@ -154,6 +157,11 @@ class Link:
         if not self._flush_is_due and not self._is_blocked:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
+
+    def flush(self) -> None:
+        """What was posted leaves now; without this call it leaves after this turn of the loop."""
+        if self._flush_is_due and not self._is_blocked:
+            self._flush()
 
     async def request(self, kind: int, body: Buffers, *, timeout_ms: int) -> memoryview:
         """The peer's answer. Raises `PeerRefused`, `WaitTimedOut`, `LinkBusy`, `LinkClosed` or `BodyTooLarge`."""
@@ -284,6 +292,7 @@ class Link:
         except OSError as error:
             self.abort(f"the connection broke: {words(error)}")
             return
+        self._handler.on_turn()
         self._after_turn()
 
     def _after_turn(self) -> None:

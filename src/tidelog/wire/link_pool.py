@@ -148,6 +148,12 @@ class LinkPool:
             return False
         return True
 
+    def flush(self, node: str) -> None:
+        """What was posted to a node leaves now, not after this turn of the loop."""
+        link = self.link_to(node)
+        if link is not None:
+            link.flush()
+
     async def request(self, node: str, kind: int, body: Buffers, *, timeout_ms: int) -> memoryview:
         """Ask a node; `PeerUnreachable` at once, and definitely without effect, if there is no link to it."""
         link = self.link_to(node)

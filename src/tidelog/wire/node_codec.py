@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from tidelog.core.catalog import RegisterNode, decode_change, encode_change
@@ -87,11 +88,16 @@ def decode_node_messages(kind: int, body: memoryview) -> Sequence[NodeMessage]:
 def _take_name(body: memoryview) -> tuple[str, memoryview]:
     if not body or len(body) < 1 + body[0]:
         raise BadMessage(problem="a Raft message ends within the names of its members")
-    name, rest = bytes(body[1 : 1 + body[0]]), body[1 + body[0] :]
+    return _member(bytes(body[1 : 1 + body[0]])), body[1 + body[0] :]
+
+
+@lru_cache(maxsize=256)
+def _member(name: bytes) -> str:
+    """The same few names come with every message."""
     node, slash, disk = name.decode("latin-1").partition("/")
     if not slash or not is_name(node) or not is_name(disk):
         raise BadMessage(problem="a Raft message names a member that cannot be one")
-    return f"{node}/{disk}", rest
+    return f"{node}/{disk}"
 
 
 def _decode_plain(data: bytes) -> NodeMessage:

@@ -203,7 +203,8 @@ class Net:
         disks: dict[str, Disk] | None = None,
         seed: int = 1,
     ) -> None:
-        self.config = config or RaftConfig()
+        # Told of commits at once, a group needs no clock to come to rest.
+        self.config = config or RaftConfig(commit_news_ms=0)
         self.seed = seed
         self.random = Random(seed)
         self.wire: deque[Packet] = deque()

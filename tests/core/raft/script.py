@@ -33,7 +33,7 @@ from tidelog.core.raft import (
 )
 from tidelog.errors import LogError
 
-CONFIG = RaftConfig(snapshot_chunk_bytes=16)
+CONFIG = RaftConfig(snapshot_chunk_bytes=16, commit_news_ms=0)
 CHANGES: dict[str, Callable[[str], MembersChange]] = {
     "add": AddLearner,
     "promote": Promote,

@@ -484,3 +484,27 @@ def test_a_role_change_sends_nothing_of_an_old_term() -> None:
     leader.raft.tick(leader.now_ms)
     leader.pump()
     assert len(net.messages(Append, source="a")) == count
+
+
+def test_followers_hear_of_a_commit_soon_even_if_nothing_follows() -> None:
+    """5.3: the commit travels with the next append, or on its own after a few milliseconds, long before a heartbeat."""
+    config = RaftConfig()
+    net = Net("abc", config=config)
+    leader = net.elect("a")
+    net.run_for(config.commit_news_ms)
+    leader.raft.propose(b"x")
+    net.settle()
+    assert leader.applied[-1] == b"x"
+    assert net["b"].applied[-1:] != [b"x"]
+    net.run_for(config.commit_news_ms)
+    assert [member.applied[-1] for member in net.up] == [b"x"] * 3
+
+
+def test_the_next_append_brings_the_news_of_the_commit_before() -> None:
+    """5.3: under load nobody is told anything twice."""
+    net = Net("abc", config=RaftConfig())
+    leader = net.elect("a")
+    for number in range(5):
+        leader.raft.propose(b"%d" % number)
+        net.settle()
+    assert net["b"].applied[-1] == b"3"

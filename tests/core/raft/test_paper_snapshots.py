@@ -22,7 +22,7 @@ from tidelog.core.raft import (
 )
 
 HEARTBEAT_MS = RaftConfig().heartbeat_ms
-CONFIG = RaftConfig(snapshot_chunk_bytes=10)
+CONFIG = RaftConfig(snapshot_chunk_bytes=10, commit_news_ms=0)
 
 
 def compacted_without(name: str, *, entries: int = 20, config: RaftConfig = CONFIG) -> tuple[Net, Member]:

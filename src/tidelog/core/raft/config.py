@@ -15,6 +15,9 @@ class RaftConfig:
     election_timeout_ms: int = 600
     """A follower that hears no leader for this long, or up to twice as long (drawn anew each time), asks for votes. A
     leader that hears no majority for this long steps down."""
+    commit_news_ms: int = 5
+    """Followers hear of a commit with the next append, or after this long: an empty message for each would cost as much
+    as the change itself. 0 tells them at once."""
     append_bytes_max: int = 256 * KIB
     """Of the entries in one message; a single larger entry still travels."""
     inflight_max: int = 64
@@ -36,10 +39,10 @@ class RaftConfig:
         problems = [
             f"{name} must be at least 1"
             for name in self.__slots__
-            if name != "promote_lag_entries" and getattr(self, name) < 1
+            if name not in ("promote_lag_entries", "commit_news_ms") and getattr(self, name) < 1
         ]
-        if self.promote_lag_entries < 0:
-            problems.append("promote_lag_entries must not be negative")
+        if self.promote_lag_entries < 0 or self.commit_news_ms < 0:
+            problems.append("promote_lag_entries and commit_news_ms must not be negative")
         if self.election_timeout_ms < 3 * self.heartbeat_ms:
             problems.append(
                 "election_timeout_ms must be at least 3 x heartbeat_ms, or one late heartbeat is an election"

@@ -74,7 +74,8 @@ class Leading:
         self._settled = log.last_index
         """Up to here nothing counts as uncommitted any more: committed, and durable here, so that it can be applied."""
         self._take(EntryKind.EMPTY)
-        self._announced_commit = log.commit
+        self._tell_at_ms: int | None = None
+        """When followers that have not heard of the newest commit are told, if nothing else tells them before."""
 
     # --- members ---------------------------------------------------------------------------------
 
@@ -142,17 +143,29 @@ class Leading:
 
     # --- what leaves -----------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Send what has gathered since the last time: entries, the news of a commit, a round for waiting reads."""
+    def flush(self, now_ms: int) -> None:
+        """Send what has gathered since the last time: entries, a round for waiting reads. News of a commit can wait."""
         self._start_reads()
         log = self._log
-        has_news = log.commit > self._announced_commit
-        self._announced_commit = log.commit
         for member, progress in self.progress.items():
             if progress.next <= log.last_index:
                 self._send_appends(member, progress)
-            elif has_news and progress.pace is Pace.REPLICATE:
+            if self._tell_at_ms is None and self._lacks_news(progress):
+                self._tell_at_ms = now_ms + self._config.commit_news_ms
+        if self._config.commit_news_ms == 0:
+            self.tell_commit()
+
+    def tell_commit(self) -> None:
+        """Whoever has not heard of the newest commit with something else hears of it now."""
+        self._tell_at_ms = None
+        for member, progress in self.progress.items():
+            if self._lacks_news(progress):
                 self._send_append(member, progress, ())
+
+    def _lacks_news(self, progress: Progress) -> bool:
+        """It was sent every entry, and has not heard that the newest are committed."""
+        log = self._log
+        return progress.told < log.commit and progress.next > log.last_index and progress.pace is Pace.REPLICATE
 
     def _send_appends(self, member: str, progress: Progress) -> None:
         config, log = self._config, self._log
@@ -184,6 +197,7 @@ class Leading:
                 round=self._round,
             ),
         )
+        progress.told = log.commit
         if progress.pace is Pace.PROBE:
             progress.probed = True
         elif entries:
@@ -227,6 +241,8 @@ class Leading:
         moments = [self._heartbeat_at_ms, self._quorum_at_ms]
         if self._transfer is not None:
             moments.append(self._transfer[1])
+        if self._tell_at_ms is not None:
+            moments.append(self._tell_at_ms)
         return min(moments)
 
     def tick(self, now_ms: int) -> bool:
@@ -242,6 +258,8 @@ class Leading:
             self._begin_round(now_ms)
             for member, progress in self.progress.items():
                 self._heartbeat(member, progress)
+        if self._tell_at_ms is not None and now_ms >= self._tell_at_ms:
+            self.tell_commit()
         return True
 
     def _begin_round(self, now_ms: int) -> None:

@@ -33,6 +33,7 @@ class Progress:
         "snapshot",
         "snapshot_checksum",
         "snapshot_received",
+        "told",
     )
 
     def __init__(self, next_index: int) -> None:
@@ -47,6 +48,8 @@ class Progress:
         """The newest round it has answered."""
         self.snapshot: Snapshot | None = None
         self.snapshot_checksum = self.snapshot_received = 0
+        self.told = 0
+        """The newest commit that was in a message to it."""
         self._flight: deque[tuple[int, int]] = deque()
         self._flight_bytes = 0
 

@@ -416,7 +416,8 @@ class Raft:
         """A leader that removed itself leads until that is committed, and no longer (section 4.2.2)."""
         log = self.log
         if self._leading is not None and self.me not in log.members.voters and log.members_index <= log.commit:
-            self._leading.flush()  # the others hear of the commit
+            self._leading.flush(self._now_ms)
+            self._leading.tell_commit()
             self._follow(self.term, None)
 
     # --- Ready ---------------------------------------------------------------------------------------
@@ -424,15 +425,18 @@ class Raft:
     def ready(self) -> Ready | None:
         """What is to be done now, or None. Take it out after every input, or after a batch of them."""
         if self._leading is not None:
-            self._leading.flush()
-        log, outbox = self.log, self._outbox
-        hard_state = HardState(self.term, self.vote)
-        hard_new = hard_state if hard_state != self._hard_stored else None
+            self._leading.flush(self._now_ms)
+        log, outbox, stored = self.log, self._outbox, self._hard_stored
+        hard_state = (
+            stored if stored.term == self.term and stored.vote == self.vote else HardState(self.term, self.vote)
+        )
+        hard_new = None if hard_state is stored else hard_state
         snapshot, self._snapshot_new = self._snapshot_new, None
-        entries = log.between(log.stored + 1, log.last_index + 1)
         committed = self._take_committed()
-        if not (hard_new or snapshot or entries or committed or outbox.now or outbox.after or outbox.reads):
+        has_entries = log.stored < log.last_index
+        if not (hard_new or snapshot or has_entries or committed or outbox.now or outbox.after or outbox.reads):
             return None
+        entries = log.between(log.stored + 1, log.last_index + 1) if has_entries else ()
         must_persist = hard_new is not None or snapshot is not None or bool(entries)
         if must_persist:
             self._number += 1
