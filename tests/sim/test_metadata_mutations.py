@@ -58,7 +58,7 @@ BY_SEEDS = {
     "snapshot with an older membership": "LD3:",
     "session believed too long": "L1:",
     "new leader gives no time": "L1:",
-    "fence ignored": "L4:",
+    "fence ignored": "L",
     "incarnation not written down": "NF1:",
     "channel epoch not compared": "C2:",
     "entry skipped": "",

@@ -276,7 +276,9 @@ class NodeCore:
             case SessionRenewed() | SessionFenced():
                 self.holder.receive(message)
             case Who():
-                self._messages.append((peer, Here(cluster=self.cluster, leader=self.leader)))
+                # Hearsay is not passed on: two that wait would keep telling each other of a leader that is gone.
+                hearsay = self.member is None or self.member.member not in self.member.raft.members
+                self._messages.append((peer, Here(cluster=self.cluster, leader=None if hearsay else self.leader)))
             case Here():
                 self._founding.answered(peer, message.cluster, now_ms)
                 if message.cluster == self.cluster or self.member is None:

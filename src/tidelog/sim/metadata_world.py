@@ -313,6 +313,10 @@ class MetadataWorld:
             node.retired = node.retired and record is not None and record.state is NodeState.REMOVED
             node.disk.faults.capacity_bytes = node.disk.faults.fail_after = node.disk.cut_after = None
             node.disk_ms = node.disk_usual_ms
+            if node.core is not None and not node.core.is_registered:
+                # Whoever it was told to ask may have left the cluster; its operator corrects that, and starts it again.
+                node.peers = tuple(self.nodes)
+                node.stop()
             node.start()
 
     def at_rest(self) -> bool:

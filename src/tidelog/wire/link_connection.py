@@ -429,18 +429,17 @@ class Link:
         writing, connection = self._writing, self._connection
         while writing:
             view = writing[0]
-            sent = connection.send(view)
-            if sent == 0:
+            sent = connection.send_all(view)
+            if sent:
+                self._bytes_sent += sent
+                self._mux.progressed(_now_us())
+            if sent < len(view):
+                writing[0] = view[sent:]
                 self._is_blocked = True
                 if not connection.send_wants_read:
                     self._loop.add_writer(self._descriptor, self._on_writable)
                 return False
-            self._bytes_sent += sent
-            self._mux.progressed(_now_us())
-            if sent == len(view):
-                del writing[0]
-            else:
-                writing[0] = view[sent:]
+            del writing[0]
         return True
 
     def _wake_waiters(self) -> None:

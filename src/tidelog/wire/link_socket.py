@@ -98,6 +98,19 @@ class LinkSocket:
             self.send_wants_read = True
             return 0
 
+    def send_all(self, view: memoryview) -> int:
+        """As `send`, again and again until all of `view` is taken or no more can be now. For large bodies."""
+        sent, size = 0, len(view)
+        send = self._socket.send
+        try:
+            while sent < size:
+                sent += send(view[sent:])
+        except (ssl.SSLWantWriteError, *_WANT_NOW):
+            return sent
+        except ssl.SSLWantReadError:
+            self.send_wants_read = True
+        return sent
+
     @property
     def has_pending(self) -> bool:
         """Whether bytes lie decrypted where no selector sees them."""
