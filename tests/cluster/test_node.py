@@ -258,3 +258,26 @@ def test_a_removed_node_leaves_the_group_and_does_not_come_back_by_itself(tmp_pa
             await wait_until(lambda: again.core.is_registered, "admitted again, it comes back")
 
     play(story())
+
+
+def test_large_bodies_show_what_a_link_can_carry(tmp_path: Path) -> None:
+    """R10: 1 Gbit/s is assumed until a transfer has shown the real peak."""
+
+    async def story() -> None:
+        async with formed(tmp_path) as trio:
+            sender, receiver = trio.nodes["n1"], trio.nodes["n2"]
+            assert receiver.core.heartbeats.peak_bytes_per_s("n1") == 125_000_000
+            body = bytes(8 << 20)
+
+            async def shown() -> bool:
+                with pytest.raises(PeerRefused, match="one channel or one node"):
+                    await sender.pool.request("n2", 0x0103, body, timeout_ms=30_000)
+                return receiver.core.heartbeats.peak_bytes_per_s("n1") != 125_000_000
+
+            async with asyncio.timeout(DEADLINE_S):
+                while not await shown():
+                    pass
+            report = receiver.core.heartbeats.report(receiver.now_ms())
+            assert next(hearing for hearing in report.hearings if hearing.node == "n1").peak_bytes_per_s > 0
+
+    play(story())

@@ -34,8 +34,8 @@ _COMMANDS = {
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
     "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke certificates."),
     "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
-    "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure the log and the journal."),
-    "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run log, store, journal and uplink through faults."),
+    "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure whatever has a bar to reach."),
+    "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run everything that decides through faults."),
     "demo": LazyCommand("tidelog.cli.demo", "demo", "A boat ships a voyage to a cloud through cuts and kills."),
 }
 

@@ -53,6 +53,7 @@ _ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator"})
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
 """A peer that comes back is found within a second, whoever dials."""
 _LOOK_MS: Final = 5
+_US_PER_S: Final = 1_000_000
 _TRANSFER_MS: Final = 3_000
 
 
@@ -102,6 +103,8 @@ class Node:
         self._has_input = False
         self._pump_is_due = False
         self._addresses: dict[str, str] = {}
+        self._rates: dict[str, int] = {}
+        """Bytes per second of the last large bodies from each peer, as noted."""
         self._wake_ms = self._looked_ms = 0
         self._stopping = False
         self._ended: asyncio.Future[None] | None = None
@@ -356,6 +359,7 @@ class Node:
     def _carry_out(self) -> None:
         core, now_ms = self.core, self.now_ms()
         if now_ms >= self._wake_ms:
+            self._note_transfers(now_ms)
             core.wake(now_ms, session_clock_us())
         while (output := core.poll(now_ms)) is not None:
             if self._writer is None and core.storage is not None:
@@ -378,6 +382,15 @@ class Node:
                 future = self._waiting.pop(result.token, None)
                 if future is not None and not future.done():
                     future.set_result(result)
+
+    def _note_transfers(self, now_ms: int) -> None:
+        """What large bodies have shown of each link, for the proximity graph (R10)."""
+        for peer in self.core.heartbeats.peers():
+            link = self.pool.link_to(peer)
+            rate = 0 if link is None else round(link.statistics().bulk_bytes_per_s)
+            if rate and self._rates.get(peer) != rate:
+                self._rates[peer] = rate
+                self.core.heartbeats.record_transfer(peer, rate, _US_PER_S, now_ms)
 
     def _send(self, messages: Sequence[tuple[str, NodeMessage]]) -> None:
         by_peer: dict[str, list[NodeMessage]] = {}
