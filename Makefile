@@ -22,7 +22,7 @@ demo: setup ## Boat to cloud on this machine: cuts, kills, every frame compared 
 	$(BIN)/tidelog demo
 
 test: setup lint ## Lint, types, layers and every fast test: what CI runs
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: setup lint ## The same plus the slow lanes (2,000 crash seeds, every byte cut, fuzzing)
 	$(BIN)/python -m pytest

@@ -14,7 +14,8 @@ from tidelog.bench import metadata_bench
 
 KEYS = {
     "commit_p50_ms",
-    "commit_p99_ms",
+    "client_commit_p50_ms",
+    "client_commit_p99_ms",
     "fsync_p50_ms",
     "commit_p50_max_ms",
     "proposals_per_fsync",

@@ -14,7 +14,7 @@ from tidelog.blocks.header import BlockKind
 from tidelog.cluster.cloud import CloudOptions
 from tidelog.cluster.keeper import KeeperOptions
 from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.errors import InvalidConfig
+from tidelog.errors import InvalidConfig, OffsetOutOfRange
 from tidelog.storage.options import LogOptions, Retention
 from tidelog.storage.store import StoreOptions
 from tidelog.units import KIB
@@ -38,12 +38,16 @@ def keeping(**options: object) -> KeeperOptions:
 
 def snapshots(house: CloudHouse) -> list[int]:
     """Offsets of the fold snapshots that the log still holds."""
-    return [
-        block.offsets.start
-        for block in house.log(NAME).blocks()
-        if block.maker.kind == BlockKind.CONTROL
-        and any(isinstance(record, FoldSnapshot) for record in decode_control(block.maker, block.raw_body()))
-    ]
+    while True:
+        try:
+            return [
+                block.offsets.start
+                for block in house.log(NAME).blocks()
+                if block.maker.kind == BlockKind.CONTROL
+                and any(isinstance(record, FoldSnapshot) for record in decode_control(block.maker, block.raw_body()))
+            ]
+        except OffsetOutOfRange:
+            continue  # the keeper trimmed what was being read, as it may: read what there is now
 
 
 async def sail(house: CloudHouse, seqs: range, head: int = 1) -> None:
