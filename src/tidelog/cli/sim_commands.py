@@ -11,6 +11,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from multiprocessing import get_context
 from typing import Any
 
 import click
@@ -85,7 +86,8 @@ def run_seeds(module: str, function: str, *, first: int, count: int) -> dict[str
     step = -(-count // (PROCESSES * _CHUNKS_PER_PROCESS))
     starts = range(first, first + count, step)
     counts = [min(step, first + count - start) for start in starts]
-    with ProcessPoolExecutor(PROCESSES) as pool:
+    # Fresh processes, not forks: a caller may have threads of gRPC, which do not survive one.
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         tasks = [pool.submit(_run_part, module, function, *part) for part in zip(starts, counts, strict=True)]
         merged: dict[str, Any] = {}
         for task in tasks:
