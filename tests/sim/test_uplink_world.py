@@ -48,7 +48,7 @@ def check_lane(function: str, first: int, count: int) -> int:
     return int(result["events"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
     assert check_lane("run_short_uplink_seeds", 0, FAST_SEEDS) > 1_000 * FAST_SEEDS
 
