@@ -28,6 +28,7 @@ from tidelog.cluster.metadata_writer import MetadataWriter
 from tidelog.cluster.node_asks import NodeAsks
 from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node_status import node_status
+from tidelog.core.catalog import NodeState
 from tidelog.core.membership import node_of
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.raft import Snapshot
@@ -334,7 +335,7 @@ class Node:
     def _is_removed(self, peer: str) -> bool:
         catalog = self.core.catalog
         record = None if catalog is None else catalog.node(peer)
-        return record is not None and record.state.value == "removed"
+        return record is not None and record.state is NodeState.REMOVED
 
     # --- carrying out what it says ------------------------------------------------------------------------
 
@@ -376,7 +377,7 @@ class Node:
                     self._writer.put(output.member.write)
                 if output.member.save is not None:
                     self._writer.put(output.member.save)
-                if output.member.applied:
+                if any(applied.touched.nodes for applied in output.member.applied):
                     self._follow_addresses()
             for result in output.results:
                 future = self._waiting.pop(result.token, None)
@@ -423,7 +424,12 @@ class Node:
         self._pump()
 
     def _written(self, number: int) -> None:
+        member = self.core.member
+        assert member is not None
+        restores = member.restores
         self.core.written(number)
+        if member.restores != restores:
+            self._follow_addresses()  # a leader's snapshot brought the whole catalog
         self._pump()
 
     def _saved(self, snapshot: Snapshot, keep_from_index: int) -> None:

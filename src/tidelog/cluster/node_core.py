@@ -161,9 +161,14 @@ class NodeCore:
         return None if self.member is None else self.member.catalog
 
     @property
+    def is_in_group(self) -> bool:
+        """Whether this node's disk is a member of the metadata group, as far as it knows."""
+        return self.member is not None and self.member.member in self.member.raft.members
+
+    @property
     def leader(self) -> str | None:
         """The node that leads the metadata, as far as this one knows."""
-        if self.member is None or self.member.member not in self.member.raft.members:
+        if self.member is None or not self.is_in_group:
             return self._leader_hint  # what others said; a member of the group knows better by itself
         leader = self.member.raft.leader
         return None if leader is None else node_of(leader)
@@ -277,8 +282,8 @@ class NodeCore:
                 self.holder.receive(message)
             case Who():
                 # Hearsay is not passed on: two that wait would keep telling each other of a leader that is gone.
-                hearsay = self.member is None or self.member.member not in self.member.raft.members
-                self._messages.append((peer, Here(cluster=self.cluster, leader=None if hearsay else self.leader)))
+                leader = self.leader if self.is_in_group else None
+                self._messages.append((peer, Here(cluster=self.cluster, leader=leader)))
             case Here():
                 self._founding.answered(peer, message.cluster, now_ms)
                 if message.cluster == self.cluster or self.member is None:
