@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-all lint format sim bench fuzz proto lock clean
+.PHONY: help setup demo test test-all lint format sim bench chaos fuzz proto lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,12 +37,13 @@ format: setup ## Let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-sim: setup ## Log, store, journal, uplink and metadata through 2,000 seeds of faults each
+sim: setup ## Log, store, journal, uplink, metadata and whole clusters through 2,000 seeds of faults each
 	$(BIN)/tidelog sim log --seeds 2000
 	$(BIN)/tidelog sim store --seeds 2000
 	$(BIN)/tidelog sim journal --seeds 2000
 	$(BIN)/tidelog sim uplink --seeds 2000
 	$(BIN)/tidelog sim metadata --seeds 2000
+	$(BIN)/tidelog sim cluster --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json
@@ -51,6 +52,14 @@ bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench fleet --json
 	$(BIN)/tidelog bench metadata --json
 	$(BIN)/tidelog bench link --json
+	$(BIN)/tidelog bench cluster --json
+	$(BIN)/tidelog bench failover --json
+	$(BIN)/tidelog bench idle --json
+	$(BIN)/tidelog bench client --json
+	$(BIN)/tidelog bench catchup --json
+
+chaos: setup ## Ten minutes of kills, pauses, cuts and full disks on clusters of real processes
+	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -m slow -s tests/cluster/test_channel_chaos.py
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60

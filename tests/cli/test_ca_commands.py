@@ -248,6 +248,22 @@ def test_an_operator_is_found_by_serial_and_not_by_name_alone(fleet: Tidelog) ->
     assert "operator anna is revoked" in fleet("ca", "revoke", serial).out
 
 
+def test_a_client_is_signed_by_the_nodes_authority_and_is_no_operator(fleet: Tidelog) -> None:
+    issued = fleet("ca", "issue", "plotter", "--client", "--json").json
+    assert (issued["kind"], issued["files"]) == ("client", ["plotter.crt", "plotter.key", "ca.crt"])
+    assert identity_of(Path("plotter.crt").read_bytes(), fleet="fleet") == Identity("client", "plotter")
+    certificate = parse_certificate(Path("plotter.crt").read_bytes())
+    certificate.verify_directly_issued_by(parse_certificate(Path("ca/nodes/ca.crt").read_bytes()))
+    usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert "a client serves nobody" in fleet("ca", "issue", "otto", "--client", "--server-name", "h", code=2).err
+    assert "exclude each other" in fleet("ca", "issue", "otto", "--client", "--operator", code=2).err
+    assert [row["kind"] for row in fleet("ca", "list", "--json").json["certificates"]] == ["client"]
+    assert "add --client" in fleet("ca", "revoke", "plotter", "--operator", code=2).err
+    assert fleet("ca", "renew", "plotter", "--client", "--json").json["kind"] == "client"
+    assert "client plotter is revoked" in fleet("ca", "revoke", "plotter", "--client").out
+
+
 def test_list_shows_expiry_and_days_left(fleet: Tidelog) -> None:
     fleet("ca", "issue", "boat-001", "--days", "20")
     listing = fleet("ca", "list", "--json").json

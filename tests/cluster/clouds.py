@@ -8,15 +8,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.parties import HOST, Fleet, wait_until
+from tests.cluster.parties import HOST, Fleet, log_of, wait_until
 from tidelog.cluster.cloud import Cloud, CloudOptions
 from tidelog.cluster.cloud_view import InstanceStatus
 from tidelog.cluster.keeper import KeeperOptions
+from tidelog.cluster.node import Node
 from tidelog.cluster.store_view import StoreView
 from tidelog.cluster.uplink_instance import Instance
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
-from tidelog.storage.store import Store, StoreOptions
+from tidelog.storage.os_disk import OsDisk
+from tidelog.storage.store import Store, StoreOptions, open_store
 from tidelog.storage.writer import wall_clock_us
 
 QUICK = KeeperOptions(state_interval_ms=50)
@@ -51,9 +53,13 @@ class CloudHouse:
         return self.cloud.view
 
     @property
+    def node(self) -> Node:
+        assert self.cloud.node is not None
+        return self.cloud.node
+
+    @property
     def store(self) -> Store:
-        assert self.cloud.store is not None
-        return self.cloud.store
+        return self.node.channel_logs._store
 
     def instance(self, name: str) -> Instance:
         assert self.cloud.service is not None
@@ -65,7 +71,7 @@ class CloudHouse:
         return found
 
     def log(self, name: str) -> Log:
-        return self.store.log(name, now_us=wall_clock_us())
+        return log_of(self.node, name)
 
     def events(self, name: str) -> list[tuple[str, dict[str, Any]]]:
         """Oldest first."""
@@ -101,3 +107,12 @@ async def running_cloud(
 def saved(folder: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / name / "state.json").read_text())
     return found
+
+
+def log_end_on_disk(folder: Path, name: str) -> int:
+    """Of a cloud that is down."""
+    store = open_store(OsDisk(folder), now_us=wall_clock_us())
+    try:
+        return store.log(name, now_us=wall_clock_us()).log_end
+    finally:
+        store.close(wall_clock_us())

@@ -23,7 +23,13 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.decode import counted_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.lpj import encode_lpj_block
+from tidelog.cluster.node import Node, NodeProcessOptions
+from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.uplink_boats import Boats
+from tidelog.cluster.uplink_identity import UplinkIdentity
+from tidelog.cluster.uplink_relay import UplinkRelay
 from tidelog.cluster.uplink_service import MESSAGE_BYTES_MAX, SERVICE, UplinkService
+from tidelog.core.catalog import ChannelConfig
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.journal import Journal, open_journal
@@ -35,8 +41,8 @@ from tidelog.errors import DiskFull
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import Store, StoreOptions, open_store
-from tidelog.storage.writer import Append, Committer, steady_clock_ms, wall_clock_us
+from tidelog.storage.store import StoreOptions
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.wire.authority import Authority
 from tidelog.wire.certificates import DAY_US, AuthorityOptions, Signer, certificate_pem, key_pem
 from tidelog.wire.proto import replication_pb2 as pb
@@ -129,15 +135,18 @@ class Fleet:
 # --- the cloud -----------------------------------------------------------------------------------
 
 
-class TightCommitter(Committer):
-    """A committer whose disk can be full for a while."""
+class TightDisk:
+    """Stands before a node's channels: their disk can be full for a while."""
 
-    is_full = False
+    def __init__(self, node: Node) -> None:
+        self.is_full = False
+        self._submit = node.doors.submit
+        node.doors.submit = self.submit  # type: ignore[method-assign]
 
-    def submit_noted(self, append: Append) -> None:
+    def submit(self, channel_id: int, order: ProduceOrder) -> None:
         if self.is_full:
             raise DiskFull(operation="write", path="segment", reason="no space left")
-        super().submit_noted(append)
+        self._submit(channel_id, order)
 
 
 class CloudParty:
@@ -164,18 +173,34 @@ class CloudParty:
         self._ask_for_certificates = ask_for_certificates
 
     async def start(self) -> None:
+        """A cluster of one, with a gRPC server of the test's own in front of it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = StoreOptions(log=LogOptions(reserve_bytes=0))
-        self.store: Store = open_store(OsDisk(self.folder), now_us=wall_clock_us(), options=options)
-        self.committer = TightCommitter(self.store)
-        self.service = UplinkService(
-            store=self.store,
-            committer=self.committer,
+        node = self.node = Node(
+            NodeProcessOptions(
+                node="node-1",
+                listen=None,
+                peers={"node-1": ""},
+                data_dir=self.folder,
+                store=StoreOptions(log=LogOptions(reserve_bytes=0)),
+            )
+        )
+        await node.start()
+        await wait_until(lambda: node.core.is_registered, "the node is registered")
+        self.disk = TightDisk(node)
+        boats = Boats(
+            node,
+            disk=OsDisk(self.folder),
             limits=self._limits,
             new_lineage=lambda: uuid.uuid4().bytes,
-            revocations=self._revocations,
-            insecure_dev=self._insecure_dev,
+            config=ChannelConfig(factor=1),
         )
+        node.doors.watchers.append(boats.moved)
+        self.service = UplinkService(
+            boats=boats,
+            identity=UplinkIdentity(insecure_dev=self._insecure_dev, revocations=self._revocations),
+            relay=UplinkRelay(node, boats),
+        )
+        self.service.open()
         self._server = grpc.aio.server(
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
         )
@@ -206,8 +231,7 @@ class CloudParty:
         self._acks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._acks
-        await asyncio.to_thread(self.committer.close)
-        await asyncio.sleep(0)  # what was committed last comes back to the loop
+        await self.node.stop()
 
     async def crash(self) -> None:
         """Stop, and leave in a new folder what the disk held at that moment: nothing was flushed or closed."""
@@ -225,12 +249,17 @@ class CloudParty:
         finally:
             await self.stop()
 
+    def names(self) -> list[str]:
+        """Of all channels."""
+        catalog = self.node.core.catalog
+        return [] if catalog is None else [record.name for record in catalog.channels()]
+
     def log(self, name: str) -> Log:
-        return self.store.log(name, now_us=wall_clock_us())
+        return log_of(self.node, name)
 
     def held(self, name: str, lineage: bytes | None = None) -> list[tuple[int, Row]]:
         """Every (seq, frame) that counts, in the order of the log."""
-        if name not in self.store.channels:
+        if name not in self.names():
             return []
         found: list[tuple[int, Row]] = []
         for block in self.log(name).blocks():
@@ -243,6 +272,11 @@ class CloudParty:
     def session(self, name: str) -> int:
         instance = self.service.instances.get(name)
         return instance.session.number if instance is not None and instance.session is not None else 0
+
+
+def log_of(node: Node, name: str) -> Log:
+    """A channel's log on a node; waits for nothing."""
+    return node.channel_logs.log(node.doors.channel_named(name).channel_id)
 
 
 # --- boats of ours -------------------------------------------------------------------------------

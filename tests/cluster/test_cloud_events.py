@@ -222,3 +222,36 @@ def test_a_passing_backfill_is_seen_in_the_counters(tmp_path: Path) -> None:
             assert (status.frames_received, status.frames_by_live, status.frames_by_backfill) == (16, 10, 6)
 
     run(scenario())
+
+
+def test_events_survive_a_restart_and_a_snapshot(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cloud(tmp_path) as house:
+            async with dialed(house.port) as channel:
+                boat = LplexBoat(channel, NAME)
+                await boat.handshake(21)
+                await send_frames(boat.live(), range(21, 31))
+                backfill = boat.backfill()
+                await backfill.write(backfill_block(range(1, 11), lpj_block(range(1, 11))))
+                await answer(backfill)
+            await wait_until(lambda: not house.status(NAME).connected, "the boat has hung up")
+            await wait_until(lambda: "live_stop" in types(house), "and that is noted")
+            for _ in range(3):
+                assert await _refusal(boat_of(house, lost=60)) is grpc.StatusCode.INVALID_ARGUMENT
+            before = house.events(NAME)
+        for place in range(3):
+            async with running_cloud(tmp_path) as house:
+                await house.wait_ready()
+                after = house.events(NAME)
+                assert sorted(after, key=lambda event: event[0]) == sorted(before, key=lambda event: event[0]), place
+                times = [event.time_us for event in house.view.events(NAME, 100)]
+                assert times == sorted(times, reverse=True)
+                if place == 1:
+                    await house.instance(NAME).write_snapshot()
+
+    run(scenario())
+
+
+async def boat_of(house: CloudHouse, *, lost: int) -> None:
+    async with dialed(house.port) as channel:
+        await LplexBoat(channel, NAME).handshake(30, lost=[pb.SeqRange(start=lost, end=lost + 1)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,21 +83,23 @@ def test_log_start_passes_what_a_snapshot_covers_and_the_cursor_stays(tmp_path: 
     run(scenario())
 
 
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target)
-
-
 def test_cursor_survives_a_crash_after_retention(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = tmp_path / "image"
         async with running_cloud(tmp_path / "cloud", store=SMALL, limits=FAST, keeper=keeping()) as house:
             await sail(house, range(1, 2_001))
             await wait_until(lambda: house.log(NAME).log_start > 500, "old frames are gone")
-            committer = house.cloud._committer
-            assert committer is not None
+            storage = house.node.storage
+            assert storage is not None
             # Between two commits, as a crash would leave it: nothing is flushed or closed.
-            store = tmp_path / "cloud" / ".tidelog"
-            committer.run_exclusive(lambda _: _copy(store, image / ".tidelog"))
+            store, copied = tmp_path / "cloud" / ".tidelog", threading.Event()
+
+            def copy(_: int) -> None:
+                shutil.copytree(store, image / ".tidelog")
+                copied.set()
+
+            storage.writer.run_exclusive(copy)
+            assert await asyncio.to_thread(copied.wait, 20)
         async with running_cloud(image, store=SMALL, limits=FAST) as house:
             await house.wait_ready()
             assert house.status(NAME).cursor == 2_000
@@ -167,3 +171,17 @@ def test_retention_in_the_stores_own_options_is_refused(tmp_path: Path) -> None:
     store = StoreOptions(log=LogOptions(retention=Retention(max_bytes=1)))
     with pytest.raises(InvalidConfig, match="belongs to the keeper"):
         CloudOptions(data_dir=tmp_path, insecure_dev=True, store=store)
+
+
+def test_retention_that_is_set_anew_holds_for_boats_that_are_there_already(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cloud(tmp_path, store=SMALL, limits=FAST) as house:
+            await sail(house, range(1, 3_001))
+            assert house.log(NAME).log_start == 0
+        async with running_cloud(tmp_path, store=SMALL, limits=FAST, keeper=keeping()) as house:
+            kept = house.node.doors.channel_named(NAME).config.retention
+            assert kept.max_bytes == 32 * KIB
+            await wait_until(lambda: house.log(NAME).log_start > 1_000, "old frames are gone")
+            assert house.status(NAME).cursor == 3_000
+
+    run(scenario())

@@ -133,7 +133,7 @@ def test_what_was_queued_is_committed_and_the_store_is_clean(tmp_path: Path) -> 
             await house.wait_ready()
             assert house.store.recovery is not None
             assert house.store.recovery.clean
-            assert house.log(NAME).log_end == log_end
+            assert house.log(NAME).log_end == log_end + 1, "and the first record of a new epoch (R1)"
             assert house.status(NAME).cursor == cursor
 
     run(scenario())

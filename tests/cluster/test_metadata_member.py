@@ -80,7 +80,7 @@ def desk(*voters: str, options: MetadataOptions | None = None) -> Desk:
 
 def leading(*voters: str, options: MetadataOptions | None = None) -> Desk:
     made = desk(*voters, options=options)
-    made.member.raft.campaign(0)
+    made.member.campaign(0)
     made.pump()
     for pre in (True, False):
         if made.member.raft.leading is None:

@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.cluster.replica_kit import Kit
 from tests.http.parties import KEY, Client, options, run, serving
 from tidelog.cli.openapi_page import render_openapi_page
 from tidelog.cluster.metadata_writer import WriterStatistics
@@ -17,6 +19,7 @@ from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node_http import NodeHttp
 from tidelog.cluster.node_status import node_status
 from tidelog.core.membership import node_of
+from tidelog.errors import WithdrawnByHand
 from tidelog.http.access import READ_METRICS, READ_STATUS, AccessOptions, new_token
 from tidelog.storage.os_disk import OsDisk
 from tidelog.wire.link import LinkStatistics
@@ -58,16 +61,37 @@ class SomeWriter:
         self.statistics = WriterStatistics(writes=5, entries=40, snapshots=1)
 
 
+class NoProximity:
+    def rtt_us(self, a: str, b: str) -> int | None:
+        return None
+
+
+class SmallCore:
+    """The channels of a node: those of one in a `Kit`, or none."""
+
+    def __init__(self, kit: Kit | None = None, node: str = "n1") -> None:
+        self.node = node
+        self.is_leader = False
+        self.catalog = None if kit is None else kit.catalog
+        self.proximity = NoProximity()
+        self.channels = SimpleNamespace(replicas=(kit or Kit(node))[node].core)
+
+
 class SmallNode:
     """A node as its own HTTP side sees it."""
 
     def __init__(self, **changes: Any) -> None:
+        self.core: Any = SmallCore()
+        self.clock_ms = 20_000
         self.said = standing_well() | changes
         self.pool = SmallPool("n2")
         self.writer: SomeWriter | None = SomeWriter()
 
     def status(self) -> dict[str, Any]:
         return self.said
+
+    def now_ms(self) -> int:
+        return self.clock_ms
 
 
 def standing_well() -> dict[str, Any]:
@@ -103,6 +127,16 @@ def standing_well() -> dict[str, Any]:
             {"node": "n2", "state": "active", "addresses": {"link": "h2:1"}},
             {"node": "n3", "state": "fenced", "addresses": {}},
         ],
+        "channels": {
+            "total": 12,
+            "paused": 1,
+            "leaderless": 2,
+            "below_min_isr": 1,
+            "under_replicated": 3,
+            "here": 9,
+            "led": 4,
+            "advertised": 8,
+        },
         "proximity": {
             "nodes": ["n1", "n2", "n3"],
             "unheard": ["n3"],
@@ -207,7 +241,7 @@ def test_who_sees_some_instances_only_does_not_see_the_cluster(tmp_path: Path) -
     async def test() -> None:
         access = AccessOptions(token_file=tokens)
         async with serving(served(SmallNode(), access=access).server, key="some") as client:
-            for path in ("/status", "/cluster/status", "/metrics"):
+            for path in ("/status", "/cluster/status", "/channels", "/channels/spray", "/metrics"):
                 refused = await client.ask(path)
                 assert refused.status == 403
                 assert "some instances only" in refused.json["detail"]
@@ -250,6 +284,14 @@ def test_metrics_say_how_the_group_the_pairs_and_the_links_stand() -> None:
             "tidelog_cluster_cut_pairs": 1,
             "tidelog_cluster_parts": 1,
             "tidelog_cluster_unheard_nodes": 1,
+            "tidelog_channels": 12,
+            "tidelog_channels_leaderless": 2,
+            "tidelog_channels_under_replicated": 3,
+            "tidelog_channels_below_min_isr": 1,
+            "tidelog_channels_paused": 1,
+            "tidelog_channels_here": 9,
+            "tidelog_channels_led": 4,
+            "tidelog_channels_advertised": 8,
             'tidelog_link_up{peer="n2"}': 1,
             'tidelog_link_up{peer="n3"}': 0,
             'tidelog_link_bytes_sent_total{peer="n2"}': 1_000,
@@ -276,6 +318,93 @@ def test_a_node_without_metadata_has_metrics_too() -> None:
     run(test)
 
 
+# --- channels ------------------------------------------------------------------------------------
+
+
+def with_channels(*names: str) -> tuple[Kit, SmallNode]:
+    """Three nodes that share these channels, led by n1 and whole; the node is n2."""
+    kit = Kit("n1", "n2", "n3")
+    for number, name in enumerate(names, 1):
+        kit.create(name, leader_pinned="n1")
+        kit.write(b"one", channel_id=number)
+        kit.run_until(lambda number=number: kit.is_whole(number))  # type: ignore[misc]
+    node = SmallNode()
+    node.core = SmallCore(kit, "n2")
+    node.clock_ms = kit.now_ms
+    return kit, node
+
+
+def test_channels_are_listed_by_name_in_pages() -> None:
+    async def test() -> None:
+        _, node = with_channels("spray", "deck/foam", "wake")
+        async with serving(served(node).server) as client:
+            found = (await client.ask("/channels")).json
+            assert [line["name"] for line in found["channels"]] == ["deck/foam", "spray", "wake"]
+            assert "next" not in found
+            first = found["channels"][0]
+            assert (first["leader"], first["state"], first["role"]) == ("n1", "ok", "replica")
+            assert sorted(first["isr"]) == ["n1", "n2", "n3"]
+            page = (await client.ask("/channels?limit=2")).json
+            assert (len(page["channels"]), page["next"]) == (2, "spray")
+            rest = (await client.ask("/channels?limit=2&after=spray")).json
+            assert [line["name"] for line in rest["channels"]] == ["wake"]
+            for wrong in ("limit=0", "limit=1001", "limit=ten", "limit=", "name=spray"):
+                assert (await client.ask(f"/channels?{wrong}")).status == 400, wrong
+
+    run(test)
+
+
+def test_one_channel_has_its_epochs_its_offsets_and_its_problem() -> None:
+    async def test() -> None:
+        kit, node = with_channels("spray", "deck/foam")
+        async with serving(served(node).server) as client:
+            found = (await client.ask("/channels/spray")).json
+            record = kit.record()
+            assert (found["leader_epoch"], found["channel_epoch"]) == (record.leader_epoch, record.channel_epoch)
+            assert found["tag"] == "causal:0000000000000001"
+            assert found["holders"][0] == "n2"
+            assert found["config"]["factor"] == 3
+            here = found["here"]
+            assert (here["role"], here["log_end"], here["committed_end"], here["lag_records"]) == ("replica", 2, 2, 0)
+            assert (here["serves"], here["problem"]) == (True, "")
+            kit["n2"].replica().withdraw(WithdrawnByHand(channel="spray"), kit.now_ms)
+            here = (await client.ask("/channels/spray")).json["here"]
+            assert here["role"] == "idle"
+            assert "withdrawn by hand" in here["problem"]
+            assert (await client.ask("/channels/deck%2Ffoam")).json["name"] == "deck/foam"
+            missing = await client.ask("/channels/nothing")
+            assert missing.status == 404
+            assert "nothing" in missing.json["detail"]
+            client.key = None
+            assert (await client.ask("/channels")).status == 401
+            assert (await client.ask("/channels/spray")).status == 401
+
+    run(test)
+
+
+def test_metrics_hold_those_of_the_seed_with_lags_as_of_now() -> None:
+    async def test() -> None:
+        kit, node = with_channels("spray")
+        async with serving(served(node).server) as client:
+            found = await metrics_of(client)
+            labels = '{channel="spray"}'
+            assert found[f"dataforts_leader_changes_total{labels}"] == 0, "n2 never led"
+            assert found[f"dataforts_replication_witness_withdrawals_total{labels}"] == 0
+            lag = 'dataforts_replication_lag_seconds{channel="spray",role="replica"}'
+            before = found[lag]
+            kit["n1"].kill()
+            kit.duties_on = False
+            kit.run(3_000)
+            node.clock_ms = kit.now_ms
+            found = await metrics_of(client)
+            assert found[lag] >= before + 2.9
+            assert found[f"dataforts_replication_election_thrash_total{labels}"] == 1
+            body = (await client.ask("/metrics")).body.decode()
+            assert body.count("# TYPE dataforts_replication_lag_seconds gauge\n") == 1
+
+    run(test)
+
+
 # --- what a real node says ---------------------------------------------------------------------------
 
 
@@ -283,7 +412,7 @@ class LonelyNode:
     """A cluster of one: the real core, without links and threads."""
 
     def __init__(self, folder: Path) -> None:
-        self.now_ms = 1_000
+        self.clock_ms = 1_000
         self.pool = SmallPool()
         self.writer = None
         self.core = NodeCore(
@@ -294,16 +423,16 @@ class LonelyNode:
             folder=".tidelog",
             options=NodeOptions(),
             rng=Random(1),
-            now_ms=self.now_ms,
+            now_ms=self.clock_ms,
             now_us=lambda: START_US,
         )
 
     def live(self, span_ms: int) -> None:
-        end_ms = self.now_ms + span_ms
-        while self.now_ms < end_ms:
-            self.now_ms += 10
-            self.core.wake(self.now_ms)
-            while (output := self.core.poll(self.now_ms)) is not None:
+        end_ms = self.clock_ms + span_ms
+        while self.clock_ms < end_ms:
+            self.clock_ms += 10
+            self.core.wake(self.clock_ms)
+            while (output := self.core.poll(self.clock_ms)) is not None:
                 member = output.member
                 if member is not None and member.write is not None:
                     assert self.core.storage is not None
@@ -311,7 +440,10 @@ class LonelyNode:
                     self.core.written(member.write.number)
 
     def status(self) -> dict[str, Any]:
-        return node_status(self.core, now_ms=self.now_ms)
+        return node_status(self.core, now_ms=self.clock_ms)
+
+    def now_ms(self) -> int:
+        return self.clock_ms
 
 
 def test_the_status_of_a_real_core_fits_the_document_and_becomes_ready(tmp_path: Path) -> None:
@@ -323,6 +455,8 @@ def test_the_status_of_a_real_core_fits_the_document_and_becomes_ready(tmp_path:
             node.live(3_000)
             status = (await client.ask("/status")).json
             assert (status["standing"], status["leader"]) == ("leader", "n1")
+            assert status["channels"]["total"] == 0
+            assert (await client.ask("/channels")).json == {"channels": []}
             assert [node_of(member["member"]) for member in status["members"]] == ["n1"]
             assert (await client.ask("/readyz")).status == 200
             found = await metrics_of(client)

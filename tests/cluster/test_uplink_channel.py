@@ -12,6 +12,7 @@ from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import LineageOpened, encode_control
 from tidelog.blocks.frames import encode_frames
+from tidelog.blocks.messages import Message, encode_messages
 from tidelog.cluster.uplink_channel import UplinkChannel, fold_log, held_block
 from tidelog.core.uplink.messages import (
     BackfillData,
@@ -289,3 +290,12 @@ def test_frames_are_compared_after_a_restart_too() -> None:
     cloud.hello(100)
     (refusal,) = cloud.backfill(31, 51, salt=1)
     assert refusal.code == "conflicting_frames"
+
+
+def test_messages_of_clients_in_a_boats_channel_are_no_frames_of_the_boat() -> None:
+    cloud = Cloud()
+    before = fold_log(cloud.log.blocks()).to_state()
+    made = encode_messages([Message(time_us=1, value=b"hello")], base_seq=1, producer=bytes(15) + b"\x07")
+    cloud.log.stage(made, epoch=1, now_us=0)
+    cloud.log.commit(0)
+    assert fold_log(cloud.log.blocks()).to_state() == before

@@ -160,7 +160,7 @@ def test_bad_certificates_are_refused_on_every_rpc_and_hurt_nobody(tmp_path: Pat
             await boat.wait_acked()
             assert not boat.downs, "the honest boat noticed nothing"
             assert cloud.session(NAME) == session
-            assert cloud.store.names() == [NAME], "nobody else got a channel"
+            assert cloud.names() == [NAME], "nobody else got a channel"
             assert_equal_logs(boat, cloud, NAME)
             await boat.close()
 
@@ -197,7 +197,7 @@ def test_handshake_for_another_boat_is_denied(tmp_path: Path, fleet: Fleet) -> N
         ):
             for claimed in ("boat-002", "", "BOAT-001", "../x", "x" * 100_000, "b\u00f6at"):
                 assert await handshake_code(LplexBoat(channel, claimed)) is DENIED, claimed[:20]
-            assert not cloud.store.names()
+            assert not cloud.names()
 
     run(scenario())
 
@@ -210,7 +210,7 @@ def test_names_that_differ_in_case_are_not_both_let_in(tmp_path: Path, fleet: Fl
                 await LplexBoat(channel, NAME).handshake(0)
             async with dialed(cloud.port, fleet, twin) as channel:
                 assert await handshake_code(LplexBoat(channel, "BOAT-001")) is DENIED
-            assert cloud.store.names() == [NAME]
+            assert cloud.names() == [NAME]
 
     run(scenario())
 
@@ -311,7 +311,7 @@ def test_intermediate_is_followed_where_the_authority_allows_it(tmp_path: Path, 
                 assert await codes(channel, 1) == {UNAVAILABLE}, "without the intermediate there is no way to the root"
             async with dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
                 assert await codes(channel, 1) == {UNAVAILABLE}, "our own boats' authority is not trusted here"
-            assert not cloud.store.names()
+            assert not cloud.names()
             async with dialed(cloud.port, fleet, chain) as channel:
                 boat = LplexBoat(channel, NAME)
                 await boat.handshake(0)
@@ -328,7 +328,7 @@ def test_metadata_is_never_trusted_over_tls(tmp_path: Path, fleet: Fleet, insecu
         cloud = CloudParty(tmp_path / "cloud", fleet, insecure_dev=insecure_dev, ask_for_certificates=False)
         async with cloud.running(), dialed(cloud.port, fleet) as channel:
             assert await codes(channel, 1) == {grpc.StatusCode.UNAUTHENTICATED}
-            assert not cloud.store.names()
+            assert not cloud.names()
 
     run(scenario())
 
@@ -336,7 +336,7 @@ def test_metadata_is_never_trusted_over_tls(tmp_path: Path, fleet: Fleet, insecu
 def test_plaintext_without_insecure_dev_is_unauthenticated(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with CloudParty(tmp_path / "cloud", None).running() as cloud:
-            cloud.service._insecure_dev = False
+            cloud.service.identity.insecure_dev = False
             async with dialed(cloud.port) as channel:
                 assert await codes(channel, 1) == {grpc.StatusCode.UNAUTHENTICATED}
 

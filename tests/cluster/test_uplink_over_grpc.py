@@ -59,7 +59,7 @@ def test_two_boats_do_not_mix(tmp_path: Path, fleet: Fleet) -> None:
                 await boat.wait_acked()
                 assert_equal_logs(boat, cloud, name)
                 await boat.close()
-            assert sorted(cloud.store.names()) == names
+            assert sorted(cloud.names()) == names
 
     run(scenario())
 
@@ -231,12 +231,12 @@ def test_full_disk_of_the_cloud_refuses_until_there_is_room_and_loses_nothing(tm
             boat.dial(target(fleet, cloud.port, NAME))
             await boat.sail(10)
             await boat.wait_acked()
-            cloud.committer.is_full = True
+            cloud.disk.is_full = True
             await boat.sail(10)
             await wait_until(lambda: len(boat.downs) >= 3, "the boat is refused, also when it dials again")
             assert any("RESOURCE_EXHAUSTED: disk_full" in reason for reason in boat.downs)
             assert boat.journal.acked == 100, "nothing that was refused is acked"
-            cloud.committer.is_full = False
+            cloud.disk.is_full = False
             await boat.sail(10)
             await boat.wait_acked()
             assert_equal_logs(boat, cloud, NAME)

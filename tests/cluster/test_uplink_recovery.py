@@ -1,32 +1,86 @@
-"""What the uplink service does about a boat's log that stopped."""
+"""What the uplink does about a channel that takes nothing: stopped, read-only, or somebody else's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tidelog.blocks.messages import Message, encode_messages
-from tidelog.cluster.uplink_service import UplinkService
-from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.storage.options import LogOptions
-from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import StoreOptions, open_store
-from tidelog.storage.writer import Append, Committer, wall_clock_us
+import grpc
+import pytest
+
+from tests.cluster.parties import (
+    BoatParty,
+    CloudParty,
+    Fleet,
+    LplexBoat,
+    assert_equal_logs,
+    dialed,
+    run,
+    target,
+    wait_until,
+)
+from tidelog.core.catalog import ChannelConfig
+from tidelog.wire.client_codec import ALTER, CREATE, config_json
+
+NAME = "boat-001"
 
 
-def test_a_log_that_stopped_is_opened_anew_and_verified_at_the_next_handshake(tmp_path: Path) -> None:
-    options = StoreOptions(log=LogOptions(reserve_bytes=0))
-    store = open_store(OsDisk(tmp_path), now_us=wall_clock_us(), options=options)
-    committer = Committer(store)
-    try:
-        limits = ReceiverLimits()
-        service = UplinkService(store=store, committer=committer, limits=limits, new_lineage=lambda: bytes(16))
-        log = service._open_or_create("boat-001").log
-        block = encode_messages([Message(time_us=1, value=b"kept")])
-        assert committer.commit(Append(log, block, epoch=1)) == range(0, 1)
-        log.poison("a failed sync")
-        again = service._open_or_create("boat-001").log
-        assert again is not log
-        assert committer.commit(Append(again, block, epoch=1)) == range(1, 2)
-        assert again.log_end == 2
-    finally:
-        committer.close()
+def test_a_log_that_stopped_is_opened_anew_and_verified_and_the_boat_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        boat, fleet = BoatParty(tmp_path / "boat"), Fleet(tmp_path / "fleet")
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(10)
+            await boat.wait_acked()
+            acked = boat.journal.acked
+            stopped = cloud.log(NAME)
+            stopped.poison("a failed sync")
+            await boat.sail(10)
+            await wait_until(lambda: bool(boat.downs), "the boat was refused")
+            assert boat.journal.acked >= acked, "acks never go back"
+            await boat.wait_acked()
+            assert cloud.log(NAME) is not stopped
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())
+
+
+def test_a_read_only_channel_refuses_by_type_acks_nothing_and_goes_on_when_it_is_writable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        boat, fleet = BoatParty(tmp_path / "boat"), Fleet(tmp_path / "fleet")
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.sail(10)
+            await boat.wait_acked()
+
+            async def alter(operation: str) -> None:
+                request = {"channel": NAME, "op": operation}
+                await cloud.node.admin.ask(ALTER, request, principal="operator:test")
+
+            await alter("readonly")
+            await boat.sail(10)
+            await wait_until(lambda: len(boat.downs) >= 2, "the boat is refused, also when it dials again")
+            assert any("FAILED_PRECONDITION: channel_readonly" in reason for reason in boat.downs), boat.downs
+            assert boat.journal.acked == 100, "nothing that was refused is acked"
+            await alter("writable")
+            await boat.wait_acked()
+            assert_equal_logs(boat, cloud, NAME)
+            await boat.close()
+
+    run(scenario())
+
+
+def test_no_boat_writes_to_a_channel_that_is_not_a_boats(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with CloudParty(tmp_path / "cloud", None).running() as cloud, dialed(cloud.port) as channel:
+            config = config_json(ChannelConfig(factor=1))
+            request = {"channels": [{"name": "orders", "config": config}]}
+            await cloud.node.admin.ask(CREATE, request, principal="operator:test")
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await LplexBoat(channel, "orders").handshake(0)
+            assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "orders" not in cloud.service.instances
+            with pytest.raises(grpc.aio.AioRpcError, match="name_taken"):
+                await LplexBoat(channel, "Orders").handshake(0)
+
+    run(scenario())

@@ -109,7 +109,7 @@ def test_a_channel_in_which_nothing_was_ever_said_loads_with_cursor_0(tmp_path: 
     async def scenario() -> None:
         cloud = CloudParty(tmp_path / "cloud", fleet)
         await cloud.start()
-        cloud.store.create_channel(NAME, now_us=wall_clock_us())
+        await cloud.service.boats.instance(NAME)
         await cloud.stop()
         async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
             welcome = await LplexBoat(channel, NAME).handshake(0)

@@ -10,17 +10,22 @@ import pytest
 from tests.core.catalog_kit import Cluster, three
 from tidelog.core.catalog import (
     AdmitNode,
+    AdoptChannel,
+    AlterChannel,
     Batch,
+    Catalog,
     Change,
     ChannelConfig,
     ChannelRetention,
     CreateChannel,
     DeleteChannel,
+    ExpandIsr,
     FenceNode,
     FsyncPolicy,
     Keeps,
     PauseChannel,
     Placement,
+    RaiseChannelEpoch,
     ResumeChannel,
     SetReadonly,
     ShrinkReason,
@@ -549,3 +554,85 @@ def test_a_change_touches_its_own_channel_and_nothing_else() -> None:
     cluster.take(cluster.shrink(channel_id, "n3"))
     assert cluster.channel(other.channel_id) is other, "not even a copy"
     assert cluster.node("n3") is node
+
+
+# --- logs that were there before the catalog ---------------------------------------------------------
+
+
+def adoption(**fields: Any) -> AdoptChannel:
+    change = AdoptChannel(name="old", config=ChannelConfig(factor=3), node="n2", channel_id=40, newest_epoch=6, at_ms=7)
+    return replace(change, **fields)
+
+
+def test_r1_an_adopted_log_keeps_its_id_and_its_leader_begins_above_every_epoch_in_it() -> None:
+    cluster, _ = three()
+    cluster.take(adoption())
+    channel = cluster.channel(40)
+    assert (channel.name, channel.leader_epoch, channel.channel_epoch) == ("old", 7, 7)
+    assert (channel.replicas, channel.leader, cluster.isr(40)) == (("n2",), "n2", ["n2"])
+    cluster.take(creation("next"))
+    assert cluster.catalog.channel("next").channel_id == 41  # type: ignore[union-attr]
+    assert Catalog.restore(cluster.catalog.snapshot()).digest() == cluster.catalog.digest()
+
+
+def test_an_adopted_channel_is_joined_by_others_as_any_other() -> None:
+    cluster, _ = three()
+    cluster.take(adoption())
+    channel = cluster.channel(40)
+    cluster.take(AlterChannel(channel_id=40, expected_channel_epoch=channel.channel_epoch, replicas=("n2", "n1", "n3")))
+    assert cluster.isr(40) == ["n2"], "who joins holds nothing yet"
+
+
+def test_an_adopted_log_that_was_never_written_begins_with_epoch_1() -> None:
+    cluster, _ = three()
+    cluster.take(adoption(newest_epoch=0))
+    assert cluster.channel(40).leader_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"channel_id": 1}, "given out already"),
+        ({"channel_id": 0}, "given out already"),
+        ({"channel_id": 2**64 - 1}, "at most"),
+        ({"newest_epoch": 2**64 - 1}, "at most"),
+        ({"name": "not a name"}, "not a channel name"),
+        ({"config": ChannelConfig(factor=0)}, "factor"),
+    ],
+)
+def test_an_adoption_that_would_break_the_counting_is_refused(fields: dict[str, Any], problem: str) -> None:
+    cluster, _ = three()
+    refused = cluster.refused(adoption(**fields))
+    assert isinstance(refused, InvalidChange)
+    assert problem in str(refused)
+
+
+def test_an_adoption_needs_a_free_name_and_an_active_node() -> None:
+    cluster, _ = three()
+    assert isinstance(cluster.refused(adoption(name="spray")), ChannelExists)
+    assert isinstance(cluster.refused(adoption(node="n9")), UnknownNode)
+    cluster.fence("n2")
+    assert isinstance(cluster.refused(adoption()), NodeFenced)
+
+
+# --- fencing a proposal ------------------------------------------------------------------------------
+
+
+def test_r3_raising_the_channel_epoch_changes_nothing_else_and_fences_what_was_proposed_before() -> None:
+    cluster, channel_id = three()
+    before = cluster.channel(channel_id)
+    pending = ExpandIsr(channel_id=channel_id, expected_channel_epoch=1, member="n3", incarnation=1)
+    raising = RaiseChannelEpoch(channel_id=channel_id, expected_channel_epoch=1)
+    cluster.take(raising)
+    after = cluster.channel(channel_id)
+    assert after == replace(before, channel_epoch=2, changed_index=cluster.index)
+    assert isinstance(cluster.refused(pending), StaleChannelEpoch)
+    assert isinstance(cluster.refused(raising), StaleChannelEpoch), "repeated, it does nothing"
+    assert isinstance(cluster.refused(RaiseChannelEpoch(channel_id=9, expected_channel_epoch=1)), UnknownChannel)
+
+
+def test_both_are_explained_in_words() -> None:
+    cluster, channel_id = three()
+    assert "take over channel 'old' as it lies on 'n2'" in cluster.catalog.explain(adoption())
+    raising = RaiseChannelEpoch(channel_id=channel_id, expected_channel_epoch=1)
+    assert "raise the epoch of channel 'spray'" in cluster.catalog.explain(raising)

@@ -132,9 +132,23 @@ def0123456789abcdef","expires_at_ms":99,"revoked_at_ms":8,"scopes":["read:data",
 ombstones":[{"channel_id":3,"deleted_at_ms":4,"deleted_index":23,"name":"gone"}]}"""
 
 
+LATER_CHANGES = b"""\
+{"at_ms":1700000000009,"channel_id":40,"config":{"bandwidth_class":"foreground","factor":1,"fsync":"always","fsyn\
+c_interval_ms":1000,"heartbeat_ms":500,"leader_pinned":null,"min_isr":null,"on_under_capacity":"withdraw","persis\
+tent":true,"pinned_nodes":[],"placement":"standard","placement_metadata":[],"replicated":true,"replication_budget\
+_ppm":500000,"retention":{"max_age_ms":null,"max_bytes":null,"max_events":null},"skip_threshold_bytes":104857600}\
+,"kind":"adopt_channel","name":"boats/old","newest_epoch":6,"node":"n1","v":1}
+{"channel_id":40,"expected_channel_epoch":7,"kind":"raise_channel_epoch","v":1}
+""".splitlines()
+"""Kinds that came before version 1 was ever released, applied after those above. All were accepted."""
+
+LATER_DIGEST = "21bd4595e6f8deab6cc8154cc54a7f4dffed47def97cf0f9175043be8839c346"
+"""Of the catalog after all of them."""
+
+
 def test_version_1_changes_are_read_and_written_as_ever() -> None:
     seen = set()
-    for line in CHANGES:
+    for line in [*CHANGES, *LATER_CHANGES]:
         change = decode_change(line)
         assert encode_change(change) == line
         seen.add(kind_of(change))
@@ -149,6 +163,18 @@ def test_version_1_changes_lead_to_the_same_snapshot_as_ever() -> None:
         assert catalog.apply(index, decode_change(line)).refusal is None
     assert catalog.snapshot() == SNAPSHOT_HEADER + SNAPSHOT_BODY
     assert catalog.digest() == hashlib.sha256(SNAPSHOT_BODY).digest()
+
+
+def test_kinds_that_came_later_lead_to_the_same_state_as_ever() -> None:
+    catalog = Catalog.restore(SNAPSHOT_HEADER + SNAPSHOT_BODY)
+    for index, line in enumerate(LATER_CHANGES, start=len(CHANGES) + 1):
+        assert catalog.apply(index, decode_change(line)).refusal is None
+    adopted = catalog.channel("boats/old")
+    assert adopted is not None
+    assert (adopted.channel_id, adopted.leader_epoch, adopted.channel_epoch) == (40, 7, 8)
+    assert (adopted.replicas, adopted.leader, adopted.isr_nodes) == (("n1",), "n1", ("n1",))
+    assert Catalog.restore(catalog.snapshot()).digest() == catalog.digest()
+    assert catalog.digest().hex() == LATER_DIGEST
 
 
 def test_a_version_1_snapshot_is_restored_as_ever() -> None:

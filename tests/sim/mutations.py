@@ -41,6 +41,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, *edits: Edit) -> None:
     for first in {(id(edit.owner), edit.name): edit for edit in edits}.values():
         owner, name = first.owner, first.name
         function = owner[name] if isinstance(owner, dict) else inspect.getattr_static(owner, name)
+        is_property = isinstance(function, property)
+        if is_property:
+            function = function.fget
         source = textwrap.dedent(inspect.getsource(function))
         for edit in edits:
             if edit.owner is owner and edit.name == name:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.storage.logs import CHANNEL, FOLDER, contents, fill, flip, killed, made, new_disk, opened, options, stamped
 from tidelog.blocks.header import HEAD_BYTES
+from tidelog.blocks.messages import encode_values
 from tidelog.errors import (
     BlockCorrupt,
     DamagedRange,
@@ -19,7 +20,7 @@ from tidelog.errors import (
     StaleEpoch,
 )
 from tidelog.storage.epochs import EpochHistory
-from tidelog.storage.options import Retention
+from tidelog.storage.options import LogOptions, Retention
 from tidelog.storage.recovery import open_log
 
 # --- appending and reading -------------------------------------------------------------------------
@@ -587,3 +588,13 @@ def test_statistics_say_what_is_there() -> None:
     assert (found.log_start, found.durable_end, found.log_end) == (0, 9, 11)
     assert found.staged_bytes == log.staged_bytes > HEAD_BYTES
     assert found.damaged == ()
+
+
+def test_a_segment_is_sealed_before_it_holds_too_many_records() -> None:
+    log = open_log(new_disk(), FOLDER, now_us=1, options=LogOptions(segment_events_max=3, reserve_bytes=0))
+    for number in range(10):
+        log.stage(encode_values([b"%d" % number], time_us=1), epoch=1, now_us=1)
+    log.commit(1)
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 6, 9]
+    assert log.sweep_retention(2, Retention(max_events=4)).segments == 2
+    assert log.log_start == 6

@@ -219,6 +219,25 @@ def test_an_operator_comes_in_where_the_listener_says_so(tree: Tree) -> None:
     run(work)
 
 
+def test_a_client_comes_in_as_a_client_and_cannot_say_that_it_is_an_operator(tree: Tree) -> None:
+    tree.issue("c1", kind="client")
+
+    async def work() -> None:
+        kinds: tuple[Kind, ...] = ("node", "operator", "client")
+        async with server(end_of(tree.files("n2"), "n2"), allowed_kinds=kinds) as (listener, links, _):
+            place = f"{HOST}:{listener.port}"
+            link = await dial_link(
+                place, end=end_of(tree.files("c1"), "c1", kind="client", cluster=b""), handler=Recorder()
+            )
+            assert bytes(await link.request(1, b"status", timeout_ms=TIMEOUT_MS)) == b"status"
+            assert (links[0].peer, links[0].peer_kind) == ("c1", "client")
+            liar = end_of(tree.files("c1"), "c1", kind="operator", cluster=b"")
+            assert (await refusal_of(dial_link(place, end=liar, handler=Recorder()))).code == "wrong_peer"
+            link.abort("the test is over")
+
+    run(work)
+
+
 def test_a_certificate_without_a_uri_is_no_node(tree: Tree) -> None:
     named = crafted(common_names=["n1"], signer=tree.signer)
     tree.write("plain", named, key_pem(KEY))

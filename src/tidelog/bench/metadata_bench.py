@@ -20,7 +20,7 @@ from tidelog.bench.cluster_kit import ClusterKit
 from tidelog.bench.cluster_load import ClusterCaller, MetadataClient
 from tidelog.bench.measure import Results, machine_facts, scratch_folder
 from tidelog.bench.uplink_parties import percentile
-from tidelog.core.catalog import ChannelConfig, CreateChannel, SetReadonly
+from tidelog.core.catalog import ChannelConfig, CreateChannel, PauseChannel, SetReadonly
 from tidelog.errors import LogError
 
 IN_FLIGHT: Final = 64
@@ -109,7 +109,9 @@ async def _channels(caller: ClusterCaller, leader: str) -> list[_Channel]:
         await client.propose(CreateChannel(name=name, config=config, replicas=(leader,), leader=leader, at_ms=0))
         record = await client.read_channel(name)
         assert record is not None, "it was just made"
-        found.append(_Channel(name, record["channel_id"]))
+        # Paused, so that nobody but us changes it, and an election is no part of what is measured.
+        await client.propose(PauseChannel(channel_id=record["channel_id"], expected_channel_epoch=1))
+        found.append(_Channel(name, record["channel_id"], epoch=2))
     return found
 
 

@@ -88,7 +88,7 @@ class MadeBlock:
 class Block:
     """A stamped block: head (with windows) and padded body."""
 
-    __slots__ = ("body", "head", "leader", "maker", "size", "windows")
+    __slots__ = ("body", "end", "head", "leader", "maker", "size", "windows")
 
     def __init__(self, head: Buffer, body: Buffer, maker: Maker, leader: Leader, windows: tuple[range, ...]) -> None:
         self.head = head
@@ -97,6 +97,8 @@ class Block:
         self.leader = leader
         self.windows = windows
         self.size = len(head) + len(body)
+        self.end = leader.base_offset + (counted_records(maker, windows) if windows else maker.record_count)
+        """The offset after its last record; asked for many times on the way of every block."""
 
     @classmethod
     def parse(cls, data: Buffer, position: int = 0, limits: BlockLimits = DEFAULT_LIMITS) -> Self:
@@ -119,11 +121,11 @@ class Block:
     @property
     def counted(self) -> int:
         """Records that have an offset: all of them, or those inside the windows."""
-        return counted_records(self.maker, self.windows)
+        return self.end - self.leader.base_offset
 
     @property
     def offsets(self) -> range:
-        return range(self.leader.base_offset, self.leader.base_offset + self.counted)
+        return range(self.leader.base_offset, self.end)
 
     def counted_ranges(self) -> tuple[range, ...]:
         """Positions in the body that count, ascending."""

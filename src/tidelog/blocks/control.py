@@ -107,6 +107,33 @@ class FoldSnapshot(ControlRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CursorMoved(ControlRecord):
+    """A reader's named cursor is here now; below 0 it was deleted. Retention is held back by it (R12)."""
+
+    type_name = "cursor-moved"
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSnapshot(ControlRecord):
+    """Producers and cursors of a channel at this offset, so that what came before may be trimmed (F3)."""
+
+    type_name = "channel-snapshot"
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationEventNoted(ControlRecord):
+    """Something that happened between a boat and the cluster which no other record says."""
+
+    type_name = "replication-event"
+    time_us: int
+    kind: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownControl(ControlRecord):
     """A record type of a newer Tidelog, kept as it came."""
 
@@ -117,7 +144,17 @@ class UnknownControl(ControlRecord):
 
 _TYPES: Final[dict[bytes, type[ControlRecord]]] = {
     cls.type_name.encode(): cls
-    for cls in (EpochStarted, LineageOpened, SessionOpened, RangeLost, RangeVoid, FoldSnapshot)
+    for cls in (
+        EpochStarted,
+        LineageOpened,
+        SessionOpened,
+        RangeLost,
+        RangeVoid,
+        FoldSnapshot,
+        CursorMoved,
+        ChannelSnapshot,
+        ReplicationEventNoted,
+    )
 }
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ HAS_KEY: Final = 1
 HAS_VALUE: Final = 2
 
 _HEAD: Final = struct.Struct("<II")
+_FEW: Final = 16
+"""Up to so many values an array costs more than it saves."""
 
 
 class Message(NamedTuple):
@@ -62,7 +64,7 @@ class BytesColumn:
     data: UInt8s
 
     @classmethod
-    def gather(cls, parts: Sequence[bytes]) -> BytesColumn:
+    def gather(cls, parts: Sequence[bytes | memoryview]) -> BytesColumn:
         data = b"".join(parts)
         if len(data) >= 2**31:
             raise InvalidRecord(problem="a block's strings together must stay below 2 GiB; make smaller blocks")
@@ -172,7 +174,7 @@ def encode_messages(
 
 
 def encode_values(
-    values: Sequence[bytes],
+    values: Sequence[bytes | memoryview],
     *,
     time_us: int,
     base_seq: int = 0,
@@ -186,18 +188,23 @@ def encode_values(
     The same bytes as `encode_messages` makes of them, without an object and a column pass for each.
     """
     count = len(values)
-    column = BytesColumn.gather(values)
+    if count <= _FEW:
+        data = b"".join(values)
+        ends = struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, values)))
+    else:
+        column = BytesColumn.gather(values)
+        data, ends = column.data.tobytes(), column.offsets.astype("<i4", copy=False).tobytes()
     nothing = bytes(4 * (count + 1))
     raw = b"".join(
         (
             _HEAD.pack(0, 0),
             nothing[4:],  # times: no distance
             nothing,  # keys
-            column.offsets.astype("<i4", copy=False).tobytes(),
+            ends,
             nothing,  # headers
             bytes(8),
             bytes([HAS_VALUE]) * count,
-            column.data.tobytes(),
+            data,
         )
     )
     return make_block(

@@ -14,7 +14,7 @@ from tidelog.cli.output import print_json, print_table
 
 @click.group(cls=LazyGroup)
 def bench() -> None:
-    """Measure the log, the journal, the uplink, a fleet, the metadata and the link between nodes."""
+    """Measure the log, the journal, the uplink, a fleet, the metadata, the link and replicated channels."""
 
 
 _BENCHES = {
@@ -24,6 +24,11 @@ _BENCHES = {
     "fleet": "Fifty busy boats into one cloud process, then a thousand silent ones.",
     "metadata": "Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes.",
     "link": "The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk.",
+    "cluster": "A replicated channel on three nodes against NATS JetStream: batches, single records, latency.",
+    "failover": "A channel's leader is killed, stopped or cut off: how long until the next ack, and is anything lost?",
+    "idle": "Thousands of replicated channels that nobody uses: processor time and memory of each node.",
+    "client": "The native client: producing, fetching raw blocks against a bare TLS socket, publish to subscriber.",
+    "catchup": "A replica that was away is filled while the leader takes writes, within its budget.",
 }
 
 

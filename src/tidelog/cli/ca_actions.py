@@ -2,7 +2,8 @@
 
 A boat gets the names that the seed's configuration uses: `boat-001.crt`, `boat-001.key`, and `ca.crt`, which is
 the nodes' authority, because it is the server that a boat verifies. A node gets `ca.crt` (the nodes' authority, for
-its peers) and `client-ca.crt` (the boats', for the boats that call it). An operator gets `ca.crt`: it calls nodes.
+its peers) and `client-ca.crt` (the boats', for the boats that call it). An operator or a client gets
+`ca.crt`: it calls nodes.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def run_renew(
 def run_revoke(name_or_serial: str, *, kind: Kind, reason: str, folder: str, as_json: bool) -> None:
     now_us = _now_us()
     found = [(one, one.find(name_or_serial, now_us, kind=kind)) for one in _authorities(folder)]
-    # A serial says by itself whose it is; a name may be a boat's, a node's and an operator's at once.
+    # A serial says by itself whose it is; a name may be a boat's, a node's, an operator's and a client's at once.
     named = [one for one, rows in found if rows and rows[0].name == name_or_serial]
     chosen = named or [one for one, rows in found if rows]
     if not chosen:
@@ -133,9 +134,10 @@ def _nobody(name: str, kind: Kind, folder: str, now_us: int) -> str:
     """That no holder of this kind has the name, and who has it."""
     others = [row.kind for one in _authorities(folder) for row in one.find(name, now_us)]
     words: dict[Kind, str] = {
-        "boat": "it is a boat's, leave out --node and --operator",
+        "boat": "it is a boat's, leave out --node, --operator and --client",
         "node": "it is a node's, add --node",
         "operator": "it is an operator's, add --operator",
+        "client": "it is a client's, add --client",
     }
     where = words[others[0]] if others else "`tidelog ca list` shows all"
     return f"no {kind} has the name or serial {name!a}; {where}"

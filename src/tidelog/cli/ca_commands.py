@@ -1,4 +1,4 @@
-"""`tidelog ca`: make, renew, revoke and list the certificates of boats, nodes and operators.
+"""`tidelog ca`: make, renew, revoke and list the certificates of boats, nodes, operators and clients.
 
 Only the options live here; the work is in `tidelog.cli.ca_actions`, loaded when a command is called.
 """
@@ -21,6 +21,7 @@ _FOLDER = click.option(
 _OUT = click.option("--out", default=".", metavar="FOLDER", help="Where to write the files; here by default.")
 _NODE = click.option("--node", is_flag=True, help="A node of the cluster, or the cloud; without it a boat.")
 _OPERATOR = click.option("--operator", is_flag=True, help="A person or tool that commands the cluster.")
+_CLIENT = click.option("--client", is_flag=True, help="An application that writes and reads what its grants allow.")
 _DAYS = click.option(
     "--days", default=730, show_default=True, type=click.IntRange(1, 36_500), help="Days until it expires."
 )
@@ -38,17 +39,17 @@ _PASSPHRASE = click.option(
 
 @click.group(cls=LazyGroup)
 def ca() -> None:
-    """Make, renew and revoke the certificates of boats, nodes and operators.
+    """Make, renew and revoke the certificates of boats, nodes, operators and clients.
 
-    Boats and nodes have an authority each, so that neither can pass for the other. Operators command the nodes, so the
-    nodes' authority signs them.
+    Boats and nodes have an authority each, so that neither can pass for the other. Operators command the nodes and
+    clients write to them, so the nodes' authority signs both.
     """
 
 
-def _kind(*, node: bool, operator: bool) -> Kind:
-    if node and operator:
-        raise click.UsageError("--node and --operator exclude each other; give one, or none for a boat.")
-    return "node" if node else "operator" if operator else "boat"
+def _kind(*, node: bool, operator: bool, client: bool) -> Kind:
+    if node + operator + client > 1:
+        raise click.UsageError("--node, --operator and --client exclude each other; give one, or none for a boat.")
+    return "node" if node else "operator" if operator else "client" if client else "boat"
 
 
 @ca.command()
@@ -71,6 +72,7 @@ def init(folder: str, only: str | None, fleet: str, days: int, passphrase_file: 
 @click.argument("name")
 @_NODE
 @_OPERATOR
+@_CLIENT
 @_SERVER_NAME
 @_DAYS
 @_OUT
@@ -81,6 +83,7 @@ def issue(
     name: str,
     node: bool,
     operator: bool,
+    client: bool,
     server_names: tuple[str, ...],
     days: int,
     out: str,
@@ -93,7 +96,7 @@ def issue(
 
     run_issue(
         name,
-        kind=_kind(node=node, operator=operator),
+        kind=_kind(node=node, operator=operator, client=client),
         server_names=server_names,
         days=days,
         out=out,
@@ -107,6 +110,7 @@ def issue(
 @click.argument("name")
 @_NODE
 @_OPERATOR
+@_CLIENT
 @_SERVER_NAME
 @click.option("--new-key", is_flag=True, help="Make a new key too; without it the holder keeps its own.")
 @_DAYS
@@ -118,6 +122,7 @@ def renew(
     name: str,
     node: bool,
     operator: bool,
+    client: bool,
     server_names: tuple[str, ...],
     new_key: bool,
     days: int,
@@ -134,7 +139,7 @@ def renew(
 
     run_renew(
         name,
-        kind=_kind(node=node, operator=operator),
+        kind=_kind(node=node, operator=operator, client=client),
         server_names=server_names,
         new_key=new_key,
         days=days,
@@ -149,14 +154,17 @@ def renew(
 @click.argument("name_or_serial", metavar="NAME|SERIAL")
 @_NODE
 @_OPERATOR
+@_CLIENT
 @click.option("--reason", default="", help="One line, for the list.")
 @_FOLDER
 @_JSON
-def revoke(name_or_serial: str, node: bool, operator: bool, reason: str, folder: str, as_json: bool) -> None:
+def revoke(
+    name_or_serial: str, node: bool, operator: bool, client: bool, reason: str, folder: str, as_json: bool
+) -> None:
     """Put every certificate of NAME, or the one of SERIAL, on the revocation list."""
     from tidelog.cli.ca_actions import run_revoke
 
-    kind = _kind(node=node, operator=operator)
+    kind = _kind(node=node, operator=operator, client=client)
     run_revoke(name_or_serial, kind=kind, reason=reason, folder=folder, as_json=as_json)
 
 

@@ -27,6 +27,8 @@ from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Settin
 
 if TYPE_CHECKING:
     from tidelog.cluster.cloud import CloudOptions
+    from tidelog.cluster.uplink_options import KeeperOptions
+    from tidelog.core.uplink.receiver import ReceiverLimits
     from tidelog.storage.options import LogOptions
 
 UPLINK: Final = "Uplink"
@@ -55,7 +57,7 @@ _UPLINK_SETTINGS: Final = (
     ),
     Setting(flag="fleet", key="fleet", group=UPLINK, help="Let in boats of this fleet only; any by default."),
 )
-_REPLICATION_SETTINGS: Final = (
+LIMIT_SETTINGS: Final = (
     Setting(
         flag="replication-rate-limit",
         key="replication.rate-limit",
@@ -104,11 +106,17 @@ CLOUD_SETTINGS: Final[tuple[Setting, ...]] = (
         group=GENERAL,
         help="Where the boats' channels lie.",
     ),
+    Setting(
+        flag="node",
+        key="node.id",
+        group=GENERAL,
+        help="This node's name in its cluster of one. Default: the name it had before, else the host name.",
+    ),
     *DEVICE_SETTINGS,
     *_UPLINK_SETTINGS,
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
-    *_REPLICATION_SETTINGS,
+    *LIMIT_SETTINGS,
     *_HTTP_SETTINGS,
     INSECURE,
     *LPLEX_CLOUD_SETTINGS,
@@ -117,10 +125,14 @@ CLOUD_SETTINGS: Final[tuple[Setting, ...]] = (
 
 def check_cloud(loaded: Loaded) -> None:
     """Add to the problems whatever would stop this cloud later, and open nothing."""
-    from tidelog.wire.identity import is_fleet
+    from tidelog.wire.identity import is_fleet, is_name
 
     values = loaded.values
     check_folder(loaded, "data-dir", needed_for="the boats' channels")
+    if values["node"] and not is_name(values["node"]):
+        loaded.problems.append(
+            f"{loaded.named('node')} = {values['node']!r} is no name; use letters, digits, dots, dashes and underscores"
+        )
     if values["grpc-listen"] is None:
         loaded.problems.append(f"{loaded.named('grpc-listen')} is off; a cloud without boats has nothing to do")
     check_pair(loaded, certificate="tls-cert", key="tls-key")
@@ -146,9 +158,6 @@ def check_cloud(loaded: Loaded) -> None:
 def cloud_options(values: dict[str, Any]) -> CloudOptions:
     """What the cloud's process is made of."""
     from tidelog.cluster.cloud import CloudOptions
-    from tidelog.cluster.keeper import KeeperOptions
-    from tidelog.core.uplink.receiver import ReceiverLimits
-    from tidelog.storage.options import Retention
     from tidelog.storage.store import StoreOptions
 
     certificate, key, client_authority, revocations = (
@@ -156,6 +165,7 @@ def cloud_options(values: dict[str, Any]) -> CloudOptions:
     )
     return CloudOptions(
         data_dir=Path(values["data-dir"]),
+        node=values["node"] or None,
         grpc_listen=values["grpc-listen"],
         tls_cert=certificate,
         tls_key=key,
@@ -164,19 +174,35 @@ def cloud_options(values: dict[str, Any]) -> CloudOptions:
         fleet=values["fleet"],
         http=http_options(values, fleet=values["fleet"]),
         insecure_dev=values["insecure-dev"],
-        limits=ReceiverLimits(
-            rate_frames_per_s=values["replication-rate-limit"],
-            burst_frames=values["replication-rate-burst"],
-            max_live_lag=values["replication-max-live-lag"],
-        ),
-        store=StoreOptions(log=_log_options(values)),
-        keeper=KeeperOptions(
-            retention=Retention(max_age_ms=age_limit_ms(values), max_bytes=values["journal-retention-max-size"])
-        ),
+        limits=receiver_limits(values),
+        store=StoreOptions(log=log_options(values)),
+        keeper=keeper_options(values),
     )
 
 
-def _log_options(values: dict[str, Any]) -> LogOptions:
+def receiver_limits(values: dict[str, Any]) -> ReceiverLimits:
+    """What one boat may send."""
+    from tidelog.core.uplink.receiver import ReceiverLimits
+
+    return ReceiverLimits(
+        rate_frames_per_s=values["replication-rate-limit"],
+        burst_frames=values["replication-rate-burst"],
+        max_live_lag=values["replication-max-live-lag"],
+    )
+
+
+def keeper_options(values: dict[str, Any]) -> KeeperOptions:
+    """How long boats' frames are kept."""
+    from tidelog.cluster.uplink_options import KeeperOptions
+    from tidelog.storage.options import Retention
+
+    return KeeperOptions(
+        retention=Retention(max_age_ms=age_limit_ms(values), max_bytes=values["journal-retention-max-size"])
+    )
+
+
+def log_options(values: dict[str, Any]) -> LogOptions:
+    """How channels are cut into segments."""
     from tidelog.storage.options import LogOptions
 
     unset = LogOptions()

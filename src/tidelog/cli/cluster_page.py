@@ -33,6 +33,9 @@ def print_status(status: Mapping[str, Any]) -> None:
     for line in _headline(status, best):
         print(line)
     rows = [_row(node, best) for node in best["nodes"]]
+    channels = best.get("channels")  # nodes of an older version do not tell
+    if channels and channels["total"]:
+        print(_channels(channels))
     if rows:
         left = frozenset(name for name, is_text in _COLUMNS if is_text)
         print_table("", [name for name, _ in _COLUMNS], rows, left=left)
@@ -50,6 +53,25 @@ def _headline(status: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[st
     yield f"cluster {status['cluster']}, {led}, term {metadata['term']}, {metadata['commit']} changes committed"
     if status["node"] != leader:
         yield f"answered by {status['node']} ({status['standing']}, {status['metadata']['applied']} changes applied)"
+
+
+def _channels(counts: Mapping[str, int]) -> str:
+    """How the channels stand, in one line; what is in order is not told."""
+    parts = [
+        f"{counts[key]} {words}"
+        for key, words in (
+            ("leaderless", "without a leader"),
+            ("below_min_isr", "refuse writes for want of replicas"),
+            ("under_replicated", "under-replicated"),
+            ("paused", "paused"),
+        )
+        if counts[key]
+    ]
+    return f"{_count(counts['total'], 'channel')}: {', '.join(parts) or 'all led, and in sync as many times as wanted'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _row(node: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
@@ -100,6 +122,8 @@ def _troubles(status: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[st
             yield f"{node['node']} is fenced: its session was lost, and it counts for nothing until it registers again"
         elif node["state"] == "expected":
             yield f"{node['node']} is expected and was not seen yet"
+    if (best.get("channels") or {}).get("leaderless"):
+        yield "channels without a leader wait for a holder of all their records: see tidelog channel list"
     yield from best["findings"]
     versions = sorted({node["software"] for node in best["nodes"] if node["software"]})
     if len(versions) > 1:

@@ -31,6 +31,9 @@ _COMMANDS = {
     "cluster": LazyCommand(
         "tidelog.cli.cluster_commands", "cluster", "Look at a cluster, and change who belongs to it."
     ),
+    "channel": LazyCommand("tidelog.cli.channel_commands", "channel", "Create, look at, change and delete channels."),
+    "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write records to a channel."),
+    "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read the records of a channel."),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
     "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke certificates."),
     "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),

@@ -10,12 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.cli.cloud_settings import LIMIT_SETTINGS, UPLINK, keeper_options, log_options, receiver_limits
 from tidelog.cli.common_settings import (
     CONTROL_SETTINGS,
     GENERAL,
     HTTP,
     HTTP_SETTINGS,
     INSECURE,
+    RETENTION_SETTINGS,
+    ROTATE_SETTINGS,
     http_options,
 )
 from tidelog.cli.setting_checks import check_certificates, check_folder, check_http, check_pair, check_revocations
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from tidelog.cluster.node import NodeProcessOptions
     from tidelog.cluster.node_core import NodeOptions
+    from tidelog.cluster.uplink_options import UplinkOptions
 
 CLUSTER: Final = "Cluster"
 TIMING: Final = "Timing"
@@ -168,11 +172,63 @@ _TIMING_SETTINGS: Final = (
         help="Silence after which a node is fenced; 3 x the heartbeat or more. The same on all nodes.",
     ),
 )
+_UPLINK_SETTINGS: Final = (
+    Setting(
+        flag="grpc-listen",
+        key="grpc.listen",
+        kind=LISTEN,
+        group=UPLINK,
+        help="For boats, such as :9443. Off by default: this node then serves none.",
+    ),
+    Setting(
+        flag="grpc-advertise",
+        key="grpc.advertise",
+        kind=TARGET,
+        group=UPLINK,
+        help="What boats dial, and nodes that pass their calls on. Default: this node's host and -grpc-listen's port.",
+    ),
+    Setting(
+        flag="grpc-tls-cert",
+        key="grpc.tls.cert",
+        kind=FILE,
+        group=UPLINK,
+        help="The certificate that boats see. Default: this node's own.",
+    ),
+    Setting(flag="grpc-tls-key", key="grpc.tls.key", kind=FILE, group=UPLINK, help="Its key."),
+    Setting(
+        flag="grpc-tls-client-ca",
+        key="grpc.tls.client-ca",
+        kind=FILE,
+        group=UPLINK,
+        help="The authority that signs boats; each must show a certificate of it.",
+    ),
+    Setting(
+        flag="grpc-tls-revocations",
+        key="grpc.tls.revocations",
+        kind=FILE,
+        group=UPLINK,
+        help="The boats' file of revoked serial numbers, as `tidelog ca revoke` writes it.",
+    ),
+    Setting(
+        flag="boat-factor",
+        key="boats.factor",
+        kind=INTEGER,
+        default=3,
+        at_least=1,
+        at_most=16,
+        group=UPLINK,
+        help="Replicas of the channel of a boat that is new; as many as there are nodes, if those are fewer.",
+    ),
+)
 NODE_SETTINGS: Final[tuple[Setting, ...]] = (
     *CONTROL_SETTINGS,
     *_IDENTITY_SETTINGS,
     *_CLUSTER_SETTINGS,
     *_TIMING_SETTINGS,
+    *_UPLINK_SETTINGS,
+    *ROTATE_SETTINGS,
+    *RETENTION_SETTINGS,
+    *LIMIT_SETTINGS,
     Setting(
         flag="http-listen",
         key="http.listen",
@@ -207,7 +263,31 @@ def check_node(loaded: Loaded) -> None:
         link_at, http_at = split_address(values["listen"]), split_address(values["http-listen"])
         if link_at[1] and link_at[1] == http_at[1] and (link_at[0] == http_at[0] or not (link_at[0] and http_at[0])):
             loaded.problems.append("-listen and -http-listen are the same port; give each its own")
+    _check_uplink(loaded)
     check_http(loaded)
+
+
+def _check_uplink(loaded: Loaded) -> None:
+    """Whatever stands against serving boats, if they are to be served."""
+    values = loaded.values
+    if not values["grpc-listen"]:
+        return
+    check_pair(loaded, certificate="grpc-tls-cert", key="grpc-tls-key")
+    check_certificates(loaded, "grpc-tls-client-ca")
+    check_revocations(loaded, "grpc-tls-revocations")
+    if not values["insecure-dev"] and not values["grpc-tls-client-ca"]:
+        loaded.problems.append(
+            "-grpc-tls-client-ca is missing: boats are let in by certificate alone; `tidelog ca issue NAME --node` "
+            "writes the file"
+        )
+    if bool(values["grpc-tls-cert"]) != bool(values["grpc-tls-key"]):
+        loaded.problems.append("-grpc-tls-cert and -grpc-tls-key come together, or not at all")
+    grpc_at = split_address(values["grpc-listen"])
+    for flag in ("listen", "http-listen"):
+        if values[flag]:
+            other = split_address(values[flag])
+            if grpc_at[1] and grpc_at[1] == other[1] and (grpc_at[0] == other[0] or not (grpc_at[0] and other[0])):
+                loaded.problems.append(f"-grpc-listen and -{flag} are the same port; give each its own")
 
 
 def _check_names(loaded: Loaded) -> None:
@@ -324,7 +404,8 @@ def _check_timing(loaded: Loaded) -> None:
 
 def node_options(values: dict[str, Any]) -> NodeProcessOptions:
     """What the node's process is made of; after `check_node`."""
-    from tidelog.cluster.node import NodeProcessOptions
+    from tidelog.cluster.node import CARRY_BYTES_MAX, NodeProcessOptions
+    from tidelog.storage.store import StoreOptions
 
     certificate, key, authority, revocations = (
         Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")
@@ -346,6 +427,30 @@ def node_options(values: dict[str, Any]) -> NodeProcessOptions:
         insecure_dev=values["insecure-dev"],
         core=_core_options(values),
         http=http_options(values, fleet=values["fleet"] or None),
+        store=StoreOptions(log=log_options(values), carry_bytes_max=CARRY_BYTES_MAX),
+        uplink=_uplink_options(values),
+    )
+
+
+def _uplink_options(values: dict[str, Any]) -> UplinkOptions | None:
+    from tidelog.cluster.uplink_options import UplinkOptions
+
+    if not values["grpc-listen"]:
+        return None
+    certificate, key = values["grpc-tls-cert"] or values["tls-cert"], values["grpc-tls-key"] or values["tls-key"]
+    client_authority, revocations = values["grpc-tls-client-ca"], values["grpc-tls-revocations"]
+    return UplinkOptions(
+        listen=values["grpc-listen"],
+        advertise=values["grpc-advertise"],
+        tls_cert=Path(certificate) if certificate else None,
+        tls_key=Path(key) if key else None,
+        tls_client_ca=Path(client_authority) if client_authority else None,
+        revocations=Path(revocations) if revocations else None,
+        fleet=values["fleet"] or None,
+        insecure_dev=values["insecure-dev"],
+        limits=receiver_limits(values),
+        keeper=keeper_options(values),
+        factor=values["boat-factor"],
     )
 
 

@@ -164,9 +164,11 @@ async def _run_cloud(values: dict[str, Any]) -> Run:
     stopping = asyncio.Event()
 
     async def work() -> None:
-        await running.start()
         try:
-            await stopping.wait()
+            # A start may take its time, and ends at once when it is told to.
+            await _first_of(stopping.wait(), running.start())
+            if not stopping.is_set():
+                await _first_of(stopping.wait(), running.wait_stopped())
         finally:
             await running.stop()
 
@@ -177,7 +179,7 @@ async def _run_node(values: dict[str, Any]) -> Run:
     from tidelog.cluster.node import Node
 
     _allow_many_files()
-    for flag in ("listen", "http-listen"):
+    for flag in ("listen", "grpc-listen", "http-listen"):
         if values[flag]:
             require_free(values[flag], flag)
     running = Node(node_options(values), log=_say)
@@ -201,6 +203,7 @@ async def _first_of(*ends: Coroutine[Any, Any, Any]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)
     for task in done:
         task.result()
 

@@ -1,4 +1,4 @@
-"""`tidelog sim`: run log, store, journal, uplink or metadata through seeded faults. The same seed gives the same life.
+"""`tidelog sim`: run logs, boats or whole clusters through seeded faults. The same seed gives the same life.
 
 A world's result is one dict: counters, and `violations`, a list (or a count) of what must not have
 happened, each naming its seed; `never` lists the events that the seeds failed to bring about. Printed
@@ -28,7 +28,7 @@ _NOT_COUNTERS = frozenset({"first_seed", "seed"})
 
 @click.group(cls=LazyGroup)
 def sim() -> None:
-    """Run log, store, journal, uplink and metadata through simulated faults."""
+    """Run log, store, journal, uplink, metadata and whole clusters through simulated faults."""
 
 
 _WORLDS = {
@@ -37,6 +37,7 @@ _WORLDS = {
     "journal": "A boat's journal: leases, sealing, retention, power cuts, full disks and lost files.",
     "uplink": "Boats and a cloud: bad links, crashes on either side, restored and cloned journals, full disks.",
     "metadata": "A cluster's memory: Raft, catalog and sessions; bad links, bad disks, nodes that come and go.",
+    "cluster": "Whole clusters: replicated channels, writers, readers and operators; everything above, and more.",
 }
 
 

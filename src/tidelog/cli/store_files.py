@@ -15,8 +15,8 @@ from tidelog.blocks.header import DEFAULT_LIMITS
 from tidelog.cli.log_files import LogFiles, Managed, Placed, load_mark
 from tidelog.errors import FileMissing, NotALog, UnknownChannel
 from tidelog.storage.disk import Disk
-from tidelog.storage.names import unescape_name
 from tidelog.storage.store import CHANNELS_FOLDER, STATE_PATH, TABLE_PATH, WAL_FOLDER, StoreChannel, wal_path
+from tidelog.storage.store_parts import parse_folder
 from tidelog.storage.wal import WAL_HEAD_BYTES, WAL_MAGIC, Entry, EntryKind, scan_wal, wal_numbers
 
 _CRC = struct.Struct("<I")
@@ -41,6 +41,7 @@ class _Channel:
     channel_id: int
     name: str
     synced_end: int = 0
+    life: int = 0
     waiting: list[Placed] = field(default_factory=list)
 
 
@@ -70,7 +71,7 @@ class StoreFiles:
         return [self._log(channel) for channel in sorted(chosen, key=lambda channel: channel.name)]
 
     def _log(self, channel: _Channel) -> LogFiles:
-        folder = StoreChannel(channel_id=channel.channel_id, name=channel.name).folder
+        folder = StoreChannel(channel_id=channel.channel_id, name=channel.name, life=channel.life).folder
         managed = Managed(
             channel_id=channel.channel_id,
             clean=self.clean,
@@ -81,17 +82,18 @@ class StoreFiles:
 
     def _load_channels(self) -> None:
         if self.table:
+            lives = {channel_id: life for channel_id, _, life, _ in self.table.get("places", ())}
             for channel_id, name, synced_end in self.table["channels"]:
-                self._channels[channel_id] = _Channel(channel_id, name, synced_end)
+                self._channels[channel_id] = _Channel(channel_id, name, synced_end, lives.get(channel_id, 0))
             return
         try:
             folders = self.disk.list_folder(CHANNELS_FOLDER)
         except FileMissing:
             return
-        for folder in folders:
-            escaped, _, number = folder.rpartition("~")
-            if number.isdecimal():
-                self._channels[int(number)] = _Channel(int(number), unescape_name(escaped))
+        for name, channel_id, life in filter(None, map(parse_folder, folders)):
+            known = self._channels.get(channel_id)
+            if known is None or known.life < life:
+                self._channels[channel_id] = _Channel(channel_id, name, life=life)
 
     def _replay(self, number: int) -> WalFacts:
         path = wal_path(number)
@@ -120,9 +122,12 @@ class StoreFiles:
         """Apply one entry. What older files say of synced ends is in the table already; they count for their blocks."""
         channel = self._channels.get(entry.subject)
         if entry.kind is EntryKind.CREATE:
-            self._channels.setdefault(entry.subject, _Channel(entry.subject, entry.fields["name"]))
+            self._create(entry, channel)
         elif entry.kind is EntryKind.DELETE:
-            self._channels.pop(entry.subject, None)
+            if channel is not None and channel.life <= int(entry.fields.get("life", 0)):
+                del self._channels[entry.subject]
+            elif channel is not None:
+                channel.waiting = []
         elif channel is None:
             return
         elif entry.kind is EntryKind.TRUNCATE:
@@ -133,6 +138,15 @@ class StoreFiles:
             channel.synced_end = channel.synced_end if in_table else int(entry.fields["end"])
         elif entry.block is not None:
             channel.waiting.append(Placed(path, None, entry.block))
+
+    def _create(self, entry: Entry, known: _Channel | None) -> None:
+        """A creation with a higher life replaces what was known; blocks before it were another log's."""
+        life = int(entry.fields.get("life", 0))
+        if known is None or life > known.life:
+            base = int(entry.fields.get("base", 0))
+            self._channels[entry.subject] = _Channel(entry.subject, entry.fields["name"], base, life)
+        elif life == known.life and not entry.fields.get("again"):
+            known.waiting = []
 
 
 def _head_is_good(head: bytes, number: int) -> bool:

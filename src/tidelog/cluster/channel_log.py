@@ -1,27 +1,22 @@
-"""Opening a boat's log: the fold over it, and where its newest fold snapshot lies.
+"""Opening a boat's log: the folds over it, and where its newest fold snapshot lies.
 
 Folding starts at a snapshot if somebody remembers where one is, else at the log's start. Both give the same
-fold (F1), so the hint may be missing, old or wrong.
-
-What a caller must keep: the floor that is set here stays below the newest committed snapshot, so that retention
-never takes what the fold needs (F3). Whoever opens a log otherwise must not let retention near it.
+folds (F1), so the hint may be missing, old or wrong. Retention never takes what a fold needs: replicas see to it (F3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import FoldSnapshot, decode_control
 from tidelog.blocks.header import BlockKind
-from tidelog.cluster.uplink_channel import fold_log
+from tidelog.cluster.replication_events import EventRing
+from tidelog.cluster.uplink_channel import FRAME_KINDS, fold_log
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.errors import LogError
 from tidelog.storage.log import Log
-
-FLOOR: Final = "fold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,38 +29,48 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLog:
-    log: Log
     fold: ChannelFold
+    events: EventRing
+    end: int
+    """The folds are those of the log up to here."""
     snapshot: Snapshot | None
     """The newest."""
     bytes_since_snapshot: int
+    newest_frames: tuple[int, int]
+    """Where the newest block of the boat's ends, and when it was appended; zeros if none was read."""
 
 
-def open_channel_log(log: Log, *, hint: int | None = None) -> OpenedLog:
-    """Fold a log. Slow for a long one without a snapshot: call it in a thread."""
+def open_channel_log(log: Log, *, end: int, hint: int | None = None) -> OpenedLog:
+    """Fold a log up to `end`. Slow for a long one without a snapshot: call it in a thread."""
     start = log.log_start
-    if hint is not None and _is_snapshot(log, hint):
+    if hint is not None and hint < end and _is_snapshot(log, hint):
         start = hint
     snapshot: Snapshot | None = None
     bytes_since = 0
+    newest_frames = (0, 0)
+    events = EventRing()
 
     def noted() -> Iterator[Block]:
-        nonlocal snapshot, bytes_since
-        for block in log.blocks(start):
+        nonlocal snapshot, bytes_since, newest_frames
+        for block in log.blocks(start, end):
             bytes_since += block.size
             if _holds_snapshot(block):
                 snapshot = Snapshot(offsets=block.offsets, time_us=block.leader.append_time_us)
                 bytes_since = 0
+            elif block.maker.kind in FRAME_KINDS:
+                newest_frames = (block.offsets.stop, max(block.leader.append_time_us, 0))
+            events.fold(block)
             yield block
 
     fold = fold_log(noted())
-    log.set_floor(FLOOR, snapshot.offsets.start if snapshot is not None else start)
-    return OpenedLog(log=log, fold=fold, snapshot=snapshot, bytes_since_snapshot=bytes_since)
-
-
-def hold_all(log: Log) -> None:
-    """Nothing may be trimmed before the log has been folded."""
-    log.set_floor(FLOOR, log.log_start)
+    return OpenedLog(
+        fold=fold,
+        events=events,
+        end=end,
+        snapshot=snapshot,
+        bytes_since_snapshot=bytes_since,
+        newest_frames=newest_frames,
+    )
 
 
 def _is_snapshot(log: Log, offset: int) -> bool:

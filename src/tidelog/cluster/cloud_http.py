@@ -10,7 +10,8 @@ ready.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
 from tidelog.http.health import livez_route, metrics_route, probe_route
 from tidelog.http.metrics import Metrics
-from tidelog.http.routes import Call, Parameter, Route, json_answer, not_found
+from tidelog.http.routes import Call, Handler, Parameter, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
 from tidelog.http.shapes import (
     COUNT,
@@ -121,9 +122,54 @@ _EVENTS_LIMIT: Final = Parameter(
 _INSTANCE: Final = Parameter(name="instance", description="Whose devices.", schema=TEXT, required=True)
 
 
+class InstanceRelay(Protocol):
+    """How boats are asked about that another node leads; see `http_relay`."""
+
+    def leads_elsewhere(self, name: str) -> bool: ...
+
+    async def pass_on(self, call: Call, name: str) -> web.StreamResponse: ...
+
+    async def others(self, call: Call) -> list[dict[str, Any]]:
+        """The boats that other nodes lead, as `/instances` lists them."""
+        ...
+
+
 def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
     """The table; `view` is not called before somebody asks."""
     pages = _Pages(view)
+    return [
+        *_instance_routes(pages),
+        probe_route(
+            "/healthz", "Whether the cloud serves; how many boats there are for who may know.", pages.health, _HEALTH
+        ),
+        probe_route("/readyz", "Whether boats can be served now.", pages.health, _HEALTH),
+        livez_route(),
+        metrics_route(pages.fill_metrics),
+    ]
+
+
+def instance_routes(view: Callable[[], CloudView | None], relay: InstanceRelay) -> list[Route]:
+    """What any node of a cluster answers about any boat: by itself, or by asking the one that leads it."""
+
+    def anywhere(answer: Handler) -> Handler:
+        async def passed(call: Call) -> web.StreamResponse:
+            name = call.path.get("id") or call.one("instance")
+            if name is not None and call.caller.sees(name) and relay.leads_elsewhere(name):
+                return await relay.pass_on(call, name)
+            return await answer(call)
+
+        return passed
+
+    listing, *of_one = _instance_routes(_Pages(view, relay))
+    return [listing, *(replace(route, answer=anywhere(route.answer)) for route in of_one)]
+
+
+def fill_instance_metrics(metrics: Metrics, call: Call, view: CloudView) -> None:
+    """Of the boats that this node leads."""
+    _Pages(lambda: view).fill_metrics(metrics, call)
+
+
+def _instance_routes(pages: _Pages) -> list[Route]:
     return [
         Route(
             path="/instances",
@@ -157,12 +203,6 @@ def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
             parameters=(_INSTANCE,),
             errors=(404,),
         ),
-        probe_route(
-            "/healthz", "Whether the cloud serves; how many boats there are for who may know.", pages.health, _HEALTH
-        ),
-        probe_route("/readyz", "Whether boats can be served now.", pages.health, _HEALTH),
-        livez_route(),
-        metrics_route(pages.fill_metrics),
     ]
 
 
@@ -177,8 +217,9 @@ _SUMMARIES: Final = BusSummaries(
 class _Pages:
     """The answers."""
 
-    def __init__(self, view: Callable[[], CloudView | None]) -> None:
+    def __init__(self, view: Callable[[], CloudView | None], relay: InstanceRelay | None = None) -> None:
         self._view_now = view
+        self._relay = relay
 
     def _view(self) -> CloudView:
         view = self._view_now()
@@ -197,8 +238,11 @@ class _Pages:
         return status
 
     async def instances(self, call: Call) -> web.StreamResponse:
-        seen = [status for status in self._view().instances() if call.caller.sees(status.id)]
-        return json_answer({"instances": [_summary(status) for status in sorted(seen, key=lambda status: status.id)]})
+        seen = [_summary(status) for status in self._view().instances() if call.caller.sees(status.id)]
+        if self._relay is not None:
+            known = {item["id"] for item in seen}
+            seen += [item for item in await self._relay.others(call) if item.get("id") not in known]
+        return json_answer({"instances": sorted(seen, key=lambda item: str(item["id"]))})
 
     async def status(self, call: Call) -> web.StreamResponse:
         status = self._known(call)

@@ -26,9 +26,11 @@ _CHUNK_FRAMES: Final = 65_536
 _FRAME_KINDS: Final = frozenset({BlockKind.FRAMES, BlockKind.FOREIGN})
 
 
-async def read_history(open_log: Callable[[], Log], *, from_us: int, to_us: int) -> AsyncIterator[FrameBlock]:
-    """Frames with `from_us <= time < to_us`. `open_log` and all reading run in a thread."""
-    found = frames_between(await asyncio.to_thread(open_log), from_us=from_us, to_us=to_us)
+async def read_history(
+    open_log: Callable[[], Log], *, from_us: int, to_us: int, end: int | None = None
+) -> AsyncIterator[FrameBlock]:
+    """Frames with `from_us <= time < to_us`, below the offset `end`. `open_log` and all reading run in a thread."""
+    found = frames_between(await asyncio.to_thread(open_log), from_us=from_us, to_us=to_us, end=end)
     while chunk := await asyncio.to_thread(_chunk, found):
         for part in chunk:
             yield part
@@ -45,11 +47,11 @@ def _chunk(found: Iterator[FrameBlock]) -> list[FrameBlock]:
     return chunk
 
 
-def frames_between(log: Log, *, from_us: int, to_us: int) -> Iterator[FrameBlock]:
+def frames_between(log: Log, *, from_us: int, to_us: int, end: int | None = None) -> Iterator[FrameBlock]:
     """The same, for a caller that may block. What is appended after the first step is not seen."""
     if from_us >= to_us:
         return
-    end = log.durable_end
+    end = log.durable_end if end is None else min(end, log.durable_end)
     offset = log.log_start
     while offset < end:
         blocks = log.blocks(offset, end, from_time_us=from_us, before_time_us=to_us, skip_damaged=True)
@@ -82,8 +84,8 @@ def _runs(wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int,
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def newest_frames(log: Log, *, bytes_max: int = 16 * MIB) -> Iterator[FrameColumns]:
-    """The frames of about the last `bytes_max` bytes of a log, block by block in log order."""
+def newest_frames(log: Log, *, end: int | None = None, bytes_max: int = 16 * MIB) -> Iterator[FrameColumns]:
+    """The frames of about the last `bytes_max` bytes of a log up to `end`, block by block in log order."""
     left = bytes_max
     with log.mutex:
         start = log.written_end
@@ -93,7 +95,7 @@ def newest_frames(log: Log, *, bytes_max: int = 16 * MIB) -> Iterator[FrameColum
                 break
             start = index.entry_offsets[entry]
             left -= index.entry_end(entry) - index.entry_positions[entry]
-        end = log.durable_end
+        end = log.durable_end if end is None else min(end, log.durable_end)
     for block in log.blocks(start, end, skip_damaged=True):
         if block.maker.kind in _FRAME_KINDS:
             yield counted_frames(block)

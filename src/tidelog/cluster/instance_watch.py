@@ -19,10 +19,9 @@ import numpy as np
 
 from tidelog.blocks.block import MadeBlock, raw_body
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.control import LineageOpened, RangeLost, SessionOpened
+from tidelog.blocks.control import LineageOpened, RangeLost, SessionOpened, decode_control
 from tidelog.blocks.decode import decode_block_frames
-from tidelog.blocks.header import BlockKind, Codec, Path
-from tidelog.blocks.messages import decode_messages
+from tidelog.blocks.header import BlockKind, Path
 from tidelog.cluster.replication_events import EventRing
 from tidelog.cluster.uplink_channel import LogAppend
 from tidelog.compat.captures import parts_from_can_id
@@ -62,7 +61,8 @@ class InstanceWatch:
         self._backfilled_bytes = 0
 
     def add_event(self, kind: str, **detail: object) -> None:
-        self.events.add(wall_clock_us(), kind, **detail)
+        """Something happened that the log does not say by itself."""
+        self.events.note(wall_clock_us(), kind, **detail)
 
     # --- what is committed -----------------------------------------------------------------------
 
@@ -86,35 +86,17 @@ class InstanceWatch:
             self.fold()
 
     def _control(self, made: MadeBlock) -> None:
-        messages = decode_messages(made.maker, raw_body(made.maker, made.body))
-        lost: list[bytes] = []
-        for key, value in zip(messages.keys.tolist(), messages.values.tolist(), strict=True):
-            match key:
-                case b"session-opened":
-                    opened = SessionOpened.from_json(value)
-                    self.add_event(
-                        "session_opened", session=opened.session, lineage=opened.lineage, boat_head_seq=opened.head
-                    )
-                case b"lineage-opened":
-                    begun = LineageOpened.from_json(value)
-                    self.add_event(
-                        "lineage_opened", lineage=begun.lineage, previous=begun.previous, reason=begun.reason
-                    )
-                case b"range-lost":
-                    lost.append(value)
-        if lost:
-            # One event for all of them, which ascend: a boat may come back without a thousand pieces of its journal.
-            first, last = RangeLost.from_json(lost[0]), RangeLost.from_json(lost[-1])
-            self.add_event("range_lost", start=first.start, end=last.end, ranges=len(lost), reason=first.reason)
+        self.events.fold_control(
+            [
+                record
+                for record in decode_control(made.maker, raw_body(made.maker, made.body))
+                if isinstance(record, SessionOpened | LineageOpened | RangeLost)  # the others are in the ring already
+            ],
+            time_us=wall_clock_us(),
+        )
 
     def _note_backfilled(self, made: MadeBlock, frames: FrameColumns | None) -> None:
-        self.events.block_received(
-            wall_clock_us(),
-            base_seq=made.maker.base_seq,
-            frame_count=made.maker.record_count,
-            size=made.maker.stored_bytes,
-            compressed=_is_compressed(made),
-        )
+        self.events.backfilled(made, wall_clock_us())
         # Faster than they can be looked at: those that came first are of the newest hole, and matter most.
         if self._backfilled_bytes < _BACKFILLED_BYTES_MAX:
             frames = frames if frames is not None else decode_block_frames(made)
@@ -181,12 +163,6 @@ class InstanceWatch:
 
 def _size(frames: FrameColumns) -> int:
     return len(frames.payload) + _FRAME_BYTES * len(frames)
-
-
-def _is_compressed(made: MadeBlock) -> bool:
-    if made.maker.kind == BlockKind.FOREIGN:
-        return made.maker.stored_bytes < made.maker.raw_bytes
-    return made.maker.codec == Codec.ZSTD
 
 
 def _news(devices: DeviceRegistry, frames: FrameColumns) -> FrameColumns:

@@ -1,10 +1,11 @@
-"""What a running cloud does beside serving boats: state files, devices, fold snapshots, retention.
+"""What a node does for the boats it leads beside serving them: state files, devices, fold snapshots.
 
-After a start it first lists every boat of the store, from its state file where that fits the log and else from the
-log itself, and then reads the other logs too, one after the other, so that in the end nothing rests on a file.
+Boats whose channel this node comes to lead are read one after the other, also those that have not spoken yet, so that
+readers hear of all of them. Trimming is done by every replica for itself; here the leader writes the snapshots that
+this waits for.
 
 KP1  A state file is written at a Handshake, at a disconnect, at the stop, and while something moves at most every
-     `state_interval_ms`; off the event loop, one at a time.
+     `state_interval_ms`; off the event loop, one at a time; by the leader alone.
 KP2  A fold snapshot is appended at most every `snapshot_interval_ms`, when enough was appended since the last one or
      retention waits for it. Retention never passes the newest committed one (F3).
 """
@@ -14,23 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from tidelog.cluster.instance_watch import Identity
-from tidelog.cluster.state_file import SavedState, read_state, write_devices, write_state
+from tidelog.cluster.state_file import SavedState, write_devices, write_state
+from tidelog.cluster.uplink_boats import Boats
 from tidelog.cluster.uplink_instance import Instance
-from tidelog.cluster.uplink_service import UplinkService
-from tidelog.errors import InvalidConfig, LogError
+from tidelog.cluster.uplink_options import KeeperOptions as KeeperOptions
+from tidelog.errors import LogError
 from tidelog.nmea.devices import Device
-from tidelog.storage import retention
-from tidelog.storage.log import Log
-from tidelog.storage.options import Retention
-from tidelog.storage.writer import Committer, steady_clock_ms, wall_clock_us
-from tidelog.units import MIB, US_PER_MS
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
+from tidelog.units import US_PER_MS
 
 _TICK_S: Final = 0.25
-_BETWEEN_LOGS_S: Final = 0.02
+_OPEN_AGAIN_S: Final = 0.5
 _SAVES_PER_TICK: Final = 40
 _URGENT_INTERVAL_MS: Final = 1_000
 """A boat that shakes hands all the time must not keep the disk busy with its holes."""
@@ -43,33 +41,10 @@ Mark: TypeAlias = tuple[int, int, int]
 Work: TypeAlias = tuple[SavedState, list[Device] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperOptions:
-    retention: Retention = field(default_factory=Retention)
-    """Of every channel, by the cloud's clock and in whole segments."""
-    state_interval_ms: int = 5_000
-    sweep_interval_ms: int = 60_000
-    snapshot_interval_ms: int = 3_600_000
-    snapshot_bytes_min: int = 64 * MIB
-    """What must have been appended since the last snapshot; it bounds what a restart has to read."""
-    device_idle_ms: int | None = 300_000
-    """A device that is silent for so long while others speak is forgotten; None keeps it for ever."""
-
-    def __post_init__(self) -> None:
-        values = [self.state_interval_ms, self.sweep_interval_ms, self.snapshot_interval_ms, self.snapshot_bytes_min]
-        if self.device_idle_ms is not None:
-            values.append(self.device_idle_ms)
-        if min(values) <= 0:
-            raise InvalidConfig(section="keeper", problems=["intervals and sizes must be positive"])
-
-
 class Keeper:
-    def __init__(
-        self, *, service: UplinkService, committer: Committer, options: KeeperOptions, log: Callable[[str], None]
-    ) -> None:
-        self._service = service
-        self._disk = service.store.disk
-        self._committer = committer
+    def __init__(self, *, boats: Boats, options: KeeperOptions, log: Callable[[str], None]) -> None:
+        self._boats = boats
+        self._disk = boats.disk
         self._options = options
         self._log = log
         self._urgent: set[str] = set()
@@ -88,7 +63,7 @@ class Keeper:
     async def run(self) -> None:
         """Run until `stop`. An error that ends it earlier is a bug of ours."""
         async with asyncio.TaskGroup() as group:
-            loading = group.create_task(self._load_known())
+            loading = group.create_task(self._run_openings())
             sweeping = group.create_task(self._run_sweeps())
             await self._run_saves()
             loading.cancel()
@@ -101,37 +76,26 @@ class Keeper:
 
     # --- boats that have not spoken yet ----------------------------------------------------------
 
-    async def _load_known(self) -> None:
-        service = self._service
-        later: list[str] = []
-        for name in service.store.names():
-            if name in service.instances:
-                continue
-            saved = await asyncio.to_thread(read_state, self._disk, name)
-            if saved is not None and self._fits(name, saved) and name not in service.instances:
-                service.saved[name] = saved
-                later.append(name)
-            else:
-                await self._open(name)
-        service.all_listed = True
-        for name in later:
-            saved = service.saved.get(name)
-            await self._open(name)
-            instance = service.instances.get(name)
-            if instance is not None and saved == instance.saved_state():
-                self._marks[name] = _mark(instance)  # the file says the same as the log
-            await asyncio.sleep(_BETWEEN_LOGS_S)
-
-    def _fits(self, name: str, saved: SavedState) -> bool:
-        """Whether the file speaks of exactly the log that is there. After a crash nobody knows without reading it."""
-        channel = self._service.store.channels[name]
-        return channel.clean and not channel.unsynced and channel.synced_end == saved.log_end
-
-    async def _open(self, name: str) -> None:
-        try:
-            await self._service.instance(name)
-        except LogError as error:
-            self._complain(name, "open", error)
+    async def _run_openings(self) -> None:
+        """Read the logs of boats that are led here since a moment ago, unless their Handshake was faster."""
+        boats = self._boats
+        while True:
+            await boats.led.wait()
+            boats.led.clear()
+            failed: list[str] = []
+            while boats.unopened:
+                name = next(iter(boats.unopened))
+                del boats.unopened[name]
+                try:
+                    await boats.instance(name, create=False)
+                except LogError as error:
+                    if not error.retriable:
+                        self._complain(name, "open", error)
+                    failed.append(name)
+                await asyncio.sleep(0)
+            if failed:
+                await asyncio.sleep(_OPEN_AGAIN_S)
+                boats.look_again(failed)
 
     # --- state files -----------------------------------------------------------------------------
 
@@ -152,7 +116,7 @@ class Keeper:
                 await self._save(instance)
 
     def _urgent_due(self) -> list[Instance]:
-        instances = self._service.instances
+        instances = self._boats.instances
         urgent = [instances[name] for name in self._urgent if name in instances]
         return [each for each in urgent if self._waited_ms(each) >= _URGENT_INTERVAL_MS]
 
@@ -161,7 +125,7 @@ class Keeper:
         interval_ms = self._options.state_interval_ms
         moved = [
             each
-            for name, each in self._service.instances.items()
+            for name, each in self._boats.instances.items()
             if self._marks.get(name) != _mark(each) and name not in self._urgent
         ]
         old = [each for each in moved if self._waited_ms(each) >= interval_ms]
@@ -173,7 +137,7 @@ class Keeper:
     async def save_all(self, *, deadline_s: float) -> None:
         """At the stop: every boat that moved, with its devices as they are, as many as there is time for."""
         self._identities.clear()
-        moved = [each for name, each in self._service.instances.items() if self._marks.get(name) != _mark(each)]
+        moved = [each for name, each in self._boats.instances.items() if self._marks.get(name) != _mark(each)]
         give_up_ms = steady_clock_ms() + round(1000 * deadline_s)
         for start in range(0, len(moved), _SAVED_TOGETHER):
             if steady_clock_ms() > give_up_ms:
@@ -207,7 +171,7 @@ class Keeper:
     async def _fold_frames(self) -> None:
         """Readers and devices hear of what nobody was waiting for."""
         idle_ms = self._options.device_idle_ms
-        for instance in list(self._service.instances.values()):
+        for instance in list(self._boats.instances.values()):
             watch = instance.watch
             if not watch.has_news:
                 continue
@@ -224,7 +188,7 @@ class Keeper:
     async def _run_sweeps(self) -> None:
         while True:
             await asyncio.sleep(self._options.sweep_interval_ms / 1000)
-            for instance in list(self._service.instances.values()):
+            for instance in list(self._boats.instances.values()):
                 try:
                     await self.sweep(instance)
                 except LogError as error:
@@ -233,31 +197,17 @@ class Keeper:
                     self._complaints.pop(f"sweep {instance.name}", None)
 
     async def sweep(self, instance: Instance) -> None:
-        """Trim one channel, writing a snapshot first where that is due."""
-        held_back = await asyncio.to_thread(self._trim, instance.log)
-        if self._snapshot_is_due(instance, held_back):
+        """Write a snapshot where one is due, and have the channel trimmed."""
+        seat = instance.seat
+        if not seat.is_held:
+            return
+        waits = await asyncio.to_thread(seat.waits_for_snapshot, wall_clock_us())
+        if self._snapshot_is_due(instance, waits=waits):
             await instance.write_snapshot()
             self.save_soon(instance)
-            await asyncio.to_thread(self._trim, instance.log)
+        seat.apply_retention()
 
-    def _trim(self, log: Log) -> int:
-        """Drop what retention no longer keeps; how many segments wait for a snapshot."""
-        limits = self._options.retention
-        if limits == Retention():
-            return 0
-        held_back = 0
-
-        def act(now_us: int) -> None:
-            nonlocal held_back
-            with log.mutex:
-                log.check_usable()
-                log.roll_if_due(now_us)
-                held_back = retention.sweep(log, now_us, limits).held_back
-
-        self._committer.run_exclusive(act)
-        return held_back
-
-    def _snapshot_is_due(self, instance: Instance, held_back: int) -> bool:
+    def _snapshot_is_due(self, instance: Instance, *, waits: bool) -> bool:
         snapshot = instance.snapshot
         if snapshot is not None:
             age_us = wall_clock_us() - snapshot.time_us
@@ -266,7 +216,7 @@ class Keeper:
                 or age_us < self._options.snapshot_interval_ms * US_PER_MS
             ):
                 return False
-        return held_back > 0 or instance.bytes_since_snapshot >= self._options.snapshot_bytes_min
+        return waits or instance.bytes_since_snapshot >= self._options.snapshot_bytes_min
 
     def _complain(self, name: str, action: str, error: LogError) -> None:
         """Once for each fault, not at every try."""

@@ -94,7 +94,7 @@ class LeaderDuties:
             return
         try:
             if isinstance(step, Handover):
-                member.raft.transfer(step.member, now_ms)
+                member.transfer(step.member, now_ms)
             else:
                 member.propose_members(step)
         except LogError as error:
@@ -156,6 +156,10 @@ class LeaderDuties:
         token = next(self._tokens)
         member.propose(change, token)
         self._own[token] = change
+
+    def propose_unwatched(self, member: MetadataMember, change: Change) -> None:
+        """Raises if it cannot even be tried; what becomes of it the catalog shows."""
+        self._propose(member, change)
 
     def owns(self, result: Result) -> bool:
         return result.token in self._own

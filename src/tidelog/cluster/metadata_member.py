@@ -127,6 +127,8 @@ class MetadataMember:
         self._saving = False
         self.restores = 0
         """How often a leader's snapshot replaced the catalog."""
+        self._is_touched = True
+        """Whether anything came in since `poll` last had nothing to say."""
         self._held: deque[Ready] = deque()
         """Readys that are being written, and what must wait for them."""
         self._places: dict[int, dict[int, int]] = {}
@@ -159,13 +161,16 @@ class MetadataMember:
     # --- inputs --------------------------------------------------------------------------------------
 
     def receive(self, sender: str, message: Message, now_ms: int) -> None:
+        self._is_touched = True
         self.raft.step(sender, message, now_ms)
 
     def tick(self, now_ms: int) -> None:
+        self._is_touched = True
         self.raft.tick(now_ms)
 
     def propose(self, change: Change, token: int) -> None:
         """The outcome comes as a result with this token, or a typed error is raised now, and nothing was proposed."""
+        self._is_touched = True
         data = encode_change(change)
         if len(self._places) >= WAITING_MAX:
             raise TooManyReads(reads_max=WAITING_MAX)
@@ -173,13 +178,25 @@ class MetadataMember:
 
     def propose_members(self, change: MembersChange) -> None:
         """Nobody waits for it: the membership itself shows what became of it."""
+        self._is_touched = True
         self.raft.propose_members(change)
 
     def _await(self, place: Place, token: int) -> None:
         self._places.setdefault(place.index, {})[place.term] = token
 
+    def transfer(self, heir: str, now_ms: int) -> None:
+        """Hand leadership of the group over."""
+        self._is_touched = True
+        self.raft.transfer(heir, now_ms)
+
+    def campaign(self, now_ms: int) -> None:
+        """Stand for election now."""
+        self._is_touched = True
+        self.raft.campaign(now_ms)
+
     def read(self, token: int) -> None:
         """Ask for a linearizable read. `ReadDone` or `Failed` follows."""
+        self._is_touched = True
         if len(self._asked) + len(self._reads) >= WAITING_MAX:
             raise TooManyReads(reads_max=WAITING_MAX)
         self.raft.read(token)
@@ -187,6 +204,7 @@ class MetadataMember:
 
     def wait_applied(self, index: int, token: int) -> None:
         """`ReadDone` follows once this index is applied here: for a read that the leader has confirmed elsewhere."""
+        self._is_touched = True
         if len(self._asked) + len(self._reads) >= WAITING_MAX:
             raise TooManyReads(reads_max=WAITING_MAX)
         self._reads.append((index, token))
@@ -194,6 +212,7 @@ class MetadataMember:
 
     def forget(self, token: int) -> None:
         """Nobody waits any more. The proposal may still be applied."""
+        self._is_touched = True
         self._asked.discard(token)
         self._reads = deque(pair for pair in self._reads if pair[1] != token)
         for index, waiting in list(self._places.items()):
@@ -206,6 +225,15 @@ class MetadataMember:
     # --- outputs ---------------------------------------------------------------------------------------
 
     def poll(self) -> Output | None:
+        if not self._is_touched:
+            return (
+                None  # channels poll a node thousands of times a second; the group has something to say far less often
+            )
+        output = self._poll()
+        self._is_touched = output is not None
+        return output
+
+    def _poll(self) -> Output | None:
         ready = self.raft.ready()
         if ready is not None:
             self._messages += ready.messages
@@ -238,6 +266,7 @@ class MetadataMember:
 
     def written(self, number: int) -> None:
         """All Readys up to this one are durable."""
+        self._is_touched = True
         self.raft.persisted(number)
         while self._held and self._held[0].number <= number:
             ready = self._held.popleft()
@@ -249,6 +278,7 @@ class MetadataMember:
 
     def saved(self, snapshot: Snapshot, keep_from_index: int) -> None:
         """The snapshot of the catalog is durable."""
+        self._is_touched = True
         self._saving = False
         if snapshot.head.index > self.raft.log.snapshot.head.index:
             self.raft.compact(snapshot, keep_from_index=keep_from_index)

@@ -13,30 +13,41 @@ NS3  Every request ends within its time; one that may have happened says so (`de
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import shutil
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog import __version__
+from tidelog.cluster.channel_admin import ChannelAdmin
+from tidelog.cluster.client_access import ClientAccess
+from tidelog.cluster.client_service import ClientService
 from tidelog.cluster.metadata_member import Failed, Result
 from tidelog.cluster.metadata_writer import MetadataWriter
+from tidelog.cluster.node_addresses import own_addresses
 from tidelog.cluster.node_asks import NodeAsks
 from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.node_doors import NodeDoors
+from tidelog.cluster.node_handover import hand_over
+from tidelog.cluster.node_mender import NodeMender
 from tidelog.cluster.node_status import node_status
+from tidelog.cluster.node_storage import NodeStorage
+from tidelog.cluster.replica_orders import StorageResult
+from tidelog.cluster.replicas import ReplicasOutput
+from tidelog.cluster.uplink_options import UplinkOptions
 from tidelog.core.catalog import NodeState
-from tidelog.core.membership import node_of
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.raft import Snapshot
-from tidelog.errors import BadMessage, InvalidConfig, LogError, WaitTimedOut
+from tidelog.errors import BadMessage, InvalidConfig, RequestRefused, WaitTimedOut
 from tidelog.http.server import HttpOptions
-from tidelog.storage.disk import FolderLock
+from tidelog.storage.channel_logs import ChannelLogs
 from tidelog.storage.os_disk import OsDisk
+from tidelog.storage.store import StoreOptions
 from tidelog.storage.writer import session_clock_us, wall_clock_us
+from tidelog.units import MIB
 from tidelog.wire.identity import Kind
 from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkListener, LinkTls, LinkTlsFiles
 from tidelog.wire.link_pool import LinkPool, PoolOptions
@@ -46,22 +57,27 @@ from tidelog.wire.node_codec import (
 )
 from tidelog.wire.revocation import RevocationList
 
+if TYPE_CHECKING:
+    from tidelog.cluster.node_uplink import NodeUplink
+
 INTERNAL_FOLDER: Final = ".tidelog"
 REQUEST_MS: Final = 5_000
 RETRY_MS: Final = 50
 """Between two tries while nobody leads."""
-_ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator"})
+_ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator", "client"})
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
 """A peer that comes back is found within a second, whoever dials."""
 _LOOK_MS: Final = 5
+CARRY_BYTES_MAX: Final = 16 * MIB
 _US_PER_S: Final = 1_000_000
-_TRANSFER_MS: Final = 3_000
+_TRANSFERS_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcessOptions:
     node: str
-    listen: str
+    listen: str | None
+    """None: nobody links to this node, and it has no peers; a cluster of one."""
     peers: dict[str, str]
     """Node to address; our own may be among them."""
     data_dir: Path
@@ -80,10 +96,17 @@ class NodeProcessOptions:
     insecure_dev: bool = False
     core: NodeOptions = field(default_factory=NodeOptions)
     http: HttpOptions | None = None
+    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
+    """Small channels stay in the write-ahead file: thousands of them cost no file each."""
+    uplink: UplinkOptions | None = None
+    """How boats are served; None serves none."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert, self.tls_key, self.tls_ca)
-        if not self.insecure_dev and None in files:
+        if self.listen is None and set(self.peers) - {self.node}:
+            problem = "a node that listens for nobody cannot have peers; give it an address to listen on"
+            raise InvalidConfig(section="node", problems=(problem,))
+        if self.listen is not None and not self.insecure_dev and None in files:
             problem = "a node needs its certificate, its key and the nodes' authority; or --insecure-dev on one machine"
             raise InvalidConfig(section="node", problems=(problem,))
 
@@ -92,13 +115,15 @@ class Node:
     def __init__(self, options: NodeProcessOptions, *, log: Callable[[str], None] = lambda _: None) -> None:
         self.options = options
         self._log = log
-        self._lock: FolderLock | None = None
+        self._storage: NodeStorage | None = None
         self._core: NodeCore | None = None
         self._pool: LinkPool | None = None
         self._pool_task: asyncio.Task[None] | None = None
         self._listener: LinkListener | None = None
         self._writer: MetadataWriter | None = None
         self._http: Any = None
+        self._mending: asyncio.Task[None] | None = None
+        self.mender: NodeMender | None = None
         self._waiting: dict[int, asyncio.Future[Result]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_input = False
@@ -106,10 +131,19 @@ class Node:
         self._addresses: dict[str, str] = {}
         self._rates: dict[str, int] = {}
         """Bytes per second of the last large bodies from each peer, as noted."""
-        self._wake_ms = self._looked_ms = 0
+        self._wake_ms = self._looked_ms = self._transfers_due_ms = 0
+        self._member_spoke = False
+        """The metadata group did something, which may have moved when it wants to be woken."""
         self._stopping = False
         self._ended: asyncio.Future[None] | None = None
         self.asks = NodeAsks(self)
+        self.doors = NodeDoors(self)
+        access = ClientAccess(
+            catalog=lambda: self.doors.catalog, now_ms=self.doors.wall_ms, insecure_dev=options.insecure_dev
+        )
+        self.admin = ChannelAdmin(self.doors, access=access, rng=random.Random(random.SystemRandom().getrandbits(64)))
+        self.clients = ClientService(self.doors, admin=self.admin, access=access)
+        self.uplink: NodeUplink | None = None
 
     @staticmethod
     def now_ms() -> int:
@@ -129,6 +163,15 @@ class Node:
     @property
     def http_port(self) -> int | None:
         return None if self._http is None else int(self._http.port)
+
+    @property
+    def channel_logs(self) -> ChannelLogs:
+        assert self._storage is not None, "start() first"
+        return self._storage.logs
+
+    @property
+    def storage(self) -> NodeStorage | None:
+        return self._storage
 
     @property
     def writer(self) -> MetadataWriter | None:
@@ -153,12 +196,13 @@ class Node:
         self._ended = asyncio.get_running_loop().create_future()
         options.data_dir.mkdir(parents=True, exist_ok=True)
         disk = OsDisk(options.data_dir)
-        disk.make_folder(INTERNAL_FOLDER)
-        self._lock = disk.lock_folder(INTERNAL_FOLDER)  # NS1
+        self._storage = await NodeStorage.open(
+            disk, options=options.store, on_results=self._storage_done, on_failed=self._fail
+        )  # NS1: its lock is the node's
         end = LinkEnd(
             identity=self._identity,
             tls=self._tls(),
-            insecure_dev=options.insecure_dev,
+            insecure_dev=options.insecure_dev or options.listen is None,
             log=self._log,
         )
         self._pool = LinkPool(
@@ -172,10 +216,24 @@ class Node:
         # Kept in `_pool_task`; ends when the pool is closed.
         self._pool_task = asyncio.get_running_loop().create_task(self._pool.run())
         await asyncio.sleep(0)  # until it runs, no link can come about
-        self._listener = LinkListener(
-            options.listen, end=end, handler=self, on_link=self._pool.admit, allowed_kinds=_ALLOWED_KINDS
-        )
-        await self._listener.start()
+        if options.listen is not None:
+            self._listener = LinkListener(
+                options.listen, end=end, handler=self, on_link=self._pool.admit, allowed_kinds=_ALLOWED_KINDS
+            )
+            await self._listener.start()
+        if options.uplink is not None:
+            from tidelog.cluster.node_uplink import NodeUplink
+
+            self.uplink = NodeUplink(self, options.uplink, disk=disk, log=self._log)
+            self.uplink.bind()
+        if options.http is not None:
+            from tidelog.cluster.node_http import NodeHttp
+
+            revoked = None
+            if options.revocations is not None:
+                revoked = RevocationList(options.revocations, now_us=wall_clock_us())
+            self._http = NodeHttp(options.http, node=self, uplink=self.uplink, revocations=revoked, log=self._log)
+            await self._http.start()
         self._core = NodeCore(
             node=options.node,
             peers=tuple(options.peers),
@@ -186,20 +244,19 @@ class Node:
             rng=random.Random(random.SystemRandom().getrandbits(256)),
             now_ms=self.now_ms(),
             now_us=wall_clock_us,
+            watermark_of=self._storage.watermark,
         )
         for peer, address in options.peers.items():
             if peer != options.node:
                 self._set_address(peer, address)
-        if options.http is not None:
-            from tidelog.cluster.node_http import NodeHttp
-
-            revoked = None
-            if options.revocations is not None:
-                revoked = RevocationList(options.revocations, now_us=wall_clock_us())
-            self._http = NodeHttp(options.http, node=self, revocations=revoked, log=self._log)
-            await self._http.start()
-        self._log(f"node id={options.node} listen={options.listen} port={self.port} data={options.data_dir}")
+        self.mender = NodeMender(self)
+        # Kept in `_mending`, and cancelled by `stop`.
+        self._mending = asyncio.get_running_loop().create_task(self.mender.run())
+        if self._listener is not None:
+            self._log(f"node id={options.node} listen={options.listen} port={self.port} data={options.data_dir}")
         self._pump()
+        if self.uplink is not None:
+            await self.uplink.start()
 
     def _identity(self) -> LinkIdentity:
         core = self._core
@@ -209,7 +266,7 @@ class Node:
 
     def _tls(self) -> LinkTls | None:
         options = self.options
-        if options.insecure_dev:
+        if options.insecure_dev or options.listen is None:
             return None
         assert options.tls_cert is not None
         assert options.tls_key is not None
@@ -221,27 +278,30 @@ class Node:
 
     def _facts(self) -> NodeFacts:
         options = self.options
-        advertise = options.advertise or options.peers.get(options.node)
-        if advertise is None:
-            host, _, port = options.listen.rpartition(":")
-            advertise = f"{host or socket.gethostname()}:{self.port if port == '0' else port}"
         capacity = options.capacity_bytes
         return NodeFacts(
-            addresses=(("link", advertise),),
+            addresses=own_addresses(self),
             host=options.host or socket.gethostname(),
             tags=tuple(sorted(options.tags)),
             capacity_bytes=shutil.disk_usage(options.data_dir).total if capacity is None else capacity,
             software=__version__,
+            verified=self.channel_logs.verified,
+            damaged_channels=tuple(sorted(self.channel_logs.damaged_channels())),
         )
 
     async def stop(self) -> None:
         """Hand leadership over, finish what is being written, and leave the mark of a clean stop."""
         if self._stopping:
             return
-        await self._hand_over()
+        if self.uplink is not None:
+            await self.uplink.stop()
+        if self._core is not None and not self._has_failed:
+            await hand_over(self)
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._mending is not None:
+            self._mending.cancel()
         if self._http is not None:
             await self._http.stop()
         if self._listener is not None:
@@ -254,28 +314,19 @@ class Node:
             await asyncio.to_thread(self._writer.stop)
         for future in self._waiting.values():
             future.cancel()
+        self.doors.close()
+        if self._storage is not None:
+            if self._core is not None:
+                self._storage.note_watermarks(self._core.channels.replicas.replicas())
+            await self._storage.close()
         if self._core is not None and not self._has_failed:
             self._core.stop_cleanly()
-        if self._lock is not None:
-            self._lock.release()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     @property
     def _has_failed(self) -> bool:
         return self._ended is not None and self._ended.done() and self._ended.exception() is not None
-
-    async def _hand_over(self) -> None:
-        """A leader that stops on purpose does not make the others wait for an election timeout."""
-        core = self._core
-        if core is None or core.member is None or self._has_failed or not core.is_leader:
-            return
-        voters = core.member.raft.members.voters
-        if not any(self.pool.link_to(node_of(voter)) for voter in voters if voter != core.member.member):
-            return  # nobody is there to take over
-        with contextlib.suppress(LogError, TimeoutError):
-            heir = await self.asks.transfer(None, timeout_ms=_TRANSFER_MS)
-            self._log(f"leadership handed over to={heir}")
 
     async def wait_stopped(self) -> None:
         """Until the node is stopped; raises what made it impossible to go on."""
@@ -291,10 +342,17 @@ class Node:
                 if not future.done():
                     future.set_exception(error)
 
+    def say(self, what: str, **facts: Any) -> None:
+        """A line for the log."""
+        self._log(" ".join([what, *(f"{name}={value}" for name, value in facts.items())]))
+
     # --- feeding the core -------------------------------------------------------------------------------
 
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         """From a peer's link (see `LinkHandler`)."""
+        if self.clients.serves(kind):
+            self.clients.on_message(link, kind, body)
+            return
         if link.peer_kind != "node":
             raise BadMessage(problem="only nodes take part in the metadata group")
         now_us = session_clock_us()
@@ -305,8 +363,20 @@ class Node:
 
     def on_turn(self) -> None:
         """A link has handed out all that arrived (see `LinkHandler`)."""
-        if self._has_input:
+        self.clients.gather()
+        if self._has_input or self._pump_is_due:
             self._pump()
+        self.clients.flush()
+
+    def _storage_done(self, results: Sequence[StorageResult]) -> None:
+        """Orders of replicas were carried out."""
+        if self._core is None:
+            return
+        replicas, now_ms = self._core.channels.replicas, self.now_ms()
+        for result in results:
+            replicas.storage_done(result, now_ms)
+        self._pump()
+        self.clients.flush()
 
     def _link_up(self, link: Link) -> None:
         if self._core is not None:
@@ -343,7 +413,11 @@ class Node:
         """Carry out what the core has to say, once, after this turn of the event loop."""
         if not self._pump_is_due:
             self._pump_is_due = True
-            asyncio.get_running_loop().call_soon(self._pump)  # NS2
+            asyncio.get_running_loop().call_soon(self._pump_if_due)  # NS2
+
+    def _pump_if_due(self) -> None:
+        if self._pump_is_due:
+            self._pump()
 
     def _pump(self) -> None:
         self._pump_is_due = self._has_input = False
@@ -360,8 +434,12 @@ class Node:
     def _carry_out(self) -> None:
         core, now_ms = self.core, self.now_ms()
         if now_ms >= self._wake_ms:
-            self._note_transfers(now_ms)
+            if now_ms >= self._transfers_due_ms:
+                self._transfers_due_ms = now_ms + _TRANSFERS_MS
+                self._note_transfers(now_ms)
             core.wake(now_ms, session_clock_us())
+            if self._storage is not None:
+                self._storage.look(core.channels.replicas, now_ms)
         while (output := core.poll(now_ms)) is not None:
             if self._writer is None and core.storage is not None:
                 self._writer = MetadataWriter(
@@ -373,16 +451,28 @@ class Node:
             self._send(output.messages)
             if output.member is not None:
                 assert self._writer is not None
+                self._member_spoke = True
                 if output.member.write is not None:
                     self._writer.put(output.member.write)
                 if output.member.save is not None:
                     self._writer.put(output.member.save)
                 if any(applied.touched.nodes for applied in output.member.applied):
                     self._follow_addresses()
+            if output.replicas is not None:
+                self._carry_out_channels(output.replicas)
             for result in output.results:
                 future = self._waiting.pop(result.token, None)
                 if future is not None and not future.done():
                     future.set_result(result)
+
+    def _carry_out_channels(self, output: ReplicasOutput) -> None:
+        assert self._storage is not None
+        if output.orders:
+            self._storage.put(output.orders)
+        if output.produced:
+            self.doors.answered(output.produced)
+        if output.moved:
+            self.doors.moved(output.moved)
 
     def _note_transfers(self, now_ms: int) -> None:
         """What large bodies have shown of each link, for the proximity graph (R10)."""
@@ -408,11 +498,14 @@ class Node:
         """One that fires too early finds nothing to do and is set anew: cheaper than moving it every time. When the
         core wants to be woken is looked at every few milliseconds at most: under load that moves all the time."""
         loop, now_ms = asyncio.get_running_loop(), self.now_ms()
-        if now_ms >= min(self._wake_ms, self._looked_ms + _LOOK_MS):
-            self._wake_ms, self._looked_ms = self.core.wake_at_ms(), now_ms
-            due_ms = self._wake_ms
+        looks_ms = self._looked_ms + _LOOK_MS if self._member_spoke else self._wake_ms
+        if now_ms >= min(self._wake_ms, looks_ms):
+            self._wake_ms, self._looked_ms, self._member_spoke = self.core.wake_at_ms(), now_ms, False
+            looks_ms = self._wake_ms
         else:
-            due_ms = min(self._wake_ms, self._looked_ms + _LOOK_MS)
+            # What channels want moves with every record, and is known for free.
+            self._wake_ms = min(self._wake_ms, self.core.channels.replicas.wake_at_ms())
+        due_ms = min(self._wake_ms, looks_ms)
         due_s = loop.time() + max(0, due_ms - now_ms) / 1000
         if self._timer is None or due_s < self._timer.when():
             if self._timer is not None:
@@ -441,7 +534,11 @@ class Node:
     # --- what others ask for -----------------------------------------------------------------------------
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
-        """From a node, for one of its clients, or from an operator's tool (see `LinkHandler`)."""
+        """From a client, from a node for one of its clients, or from an operator's tool (see `LinkHandler`)."""
+        if self.clients.serves(kind):
+            return await self.clients.on_request(link, kind, body)
+        if link.peer_kind == "client":
+            raise BadMessage(problem="clients produce, fetch and administer channels; nothing else")
         return await self.asks.answer(kind, bytes(body), from_operator=link.peer_kind != "node")
 
     async def wait_for(self, token: int, ask: Callable[[], None], *, timeout_ms: int, what: str) -> Result:
@@ -464,6 +561,8 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """For people and programs: where this node stands."""
+        if self._core is None:
+            raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
         status = node_status(self.core, now_ms=self.now_ms())
         if self._writer is not None and status["metadata"] is not None:
             counts = self._writer.statistics

@@ -124,6 +124,19 @@ class NodeAsks:
 
         return await self._until_led(attempt, timeout_ms)
 
+    async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
+        """Until the catalog here has applied this index."""
+        core = self._node.core
+        token, member = core.new_token(), core.member
+        if member is None:
+            raise NotLeader(leader=core.leader)
+        await self._node.wait_for(
+            token,
+            lambda: member.wait_applied(index, token),
+            timeout_ms=timeout_ms,
+            what="the catalog to catch up",
+        )
+
     async def _leaders_read_index(self, timeout_ms: int) -> int:
         """A leader that hangs is not waited for to the end: a read may be asked for again, of whoever leads by then."""
         try:
@@ -172,7 +185,7 @@ class NodeAsks:
             if target == core.node or (target is None and not voters):
                 return core.node
             raise UnknownNode(node=target or core.node)
-        raft.transfer(max(heirs, key=lambda voter: (leading.progress[voter].match, voter)), self._node.now_ms())
+        core.member.transfer(max(heirs, key=lambda voter: (leading.progress[voter].match, voter)), self._node.now_ms())
         self._node.pump_soon()
         deadline_ms = steady_clock_ms() + timeout_ms
         while steady_clock_ms() < deadline_ms:

@@ -21,7 +21,9 @@ from typing import Any, Final
 
 from tidelog.cluster.leader_duties import LeaderDuties
 from tidelog.cluster.metadata_member import MetadataMember, MetadataOptions, Output, Result
+from tidelog.cluster.node_channels import NodeChannels
 from tidelog.cluster.node_file import NodeFile
+from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.core.catalog import (
     CATALOG_VERSION,
     AdmitNode,
@@ -49,6 +51,7 @@ from tidelog.core.liveness import (
 from tidelog.core.membership import VOTERS_MAX, member_name, node_of
 from tidelog.core.node_messages import ForMember, Here, NodeMessage, Register, RegisterRefused, Who
 from tidelog.core.raft import HardState, Members, Snapshot, SnapshotHead
+from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import InvalidConfig, MetadataDamaged, NotLeader
 from tidelog.storage.disk import Disk
 from tidelog.storage.raft_files import StoredIdentity
@@ -60,6 +63,7 @@ QUARANTINE_FOLDER: Final = "quarantine"
 SEEK_MS: Final = 300
 """How often a node without metadata asks around, and an unregistered one registers again."""
 LINES_MAX: Final = 1_000
+DUTIES_MS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,7 @@ class NodeOptions:
     metadata: MetadataOptions = field(default_factory=MetadataOptions)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     voters_max: int = VOTERS_MAX
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,8 @@ class NodeOutput:
     results: tuple[Result, ...]
     lines: tuple[str, ...]
     """For the log."""
+    replicas: ReplicasOutput | None = None
+    """What the channels ask of storage and tell clients; their messages are among those above already."""
 
 
 class NodeCore:
@@ -107,6 +114,7 @@ class NodeCore:
         rng: Random,
         now_ms: int,
         now_us: Callable[[], int],
+        watermark_of: Callable[[int], tuple[int, int | None]] = lambda _: (0, None),
     ) -> None:
         """`peers` are all configured nodes; `now_us` tells the wall clock, for what is recorded, never for deciding."""
         self.node = node
@@ -134,11 +142,14 @@ class NodeCore:
         self._incarnation: int | None = None
         """The one being registered, or registered."""
         self._registered = False
+        self.is_leaving = False
+        """It stops on purpose and has itself fenced: it does not register again, and its stop is clean all the same."""
         self._incarnation_above = 0
         self._restores_seen = 0
         self._links: set[str] = set()
         """Peers that there is a link to, also those that the catalog does not know yet."""
         self._token = 0
+        self._duties_due_ms = now_ms
         liveness = options.liveness
         self.duties = LeaderDuties(
             node=node, peers=self._peers, liveness=liveness, voters_max=options.voters_max, say=self._say
@@ -146,6 +157,17 @@ class NodeCore:
         self.heartbeats = PairHeartbeats(node=node, incarnation=0, config=liveness, now_ms=now_ms)
         self.proximity = ProximityGraph(config=liveness)
         self.holder = SessionHolder(node=node, incarnation=0, config=liveness, now_ms=now_ms)
+        self.channels = NodeChannels(
+            node=node,
+            options=options.replication,
+            liveness=liveness,
+            heartbeats=self.heartbeats,
+            proximity=self.proximity,
+            wall_us=now_us,
+            say=self._say,
+            watermark_of=watermark_of,
+            now_ms=now_ms,
+        )
         self._founding = Founding(node=node, peers=self._peers, belonged_to=bytes.fromhex(self.file.state.cluster))
         self._open(now_ms)
 
@@ -230,7 +252,7 @@ class NodeCore:
             now_ms=now_ms,
         )
         if self.member.raft.members.voters == (self.member.member,):
-            self.member.raft.campaign(now_ms)
+            self.member.campaign(now_ms)
 
     def _be_born(self, cluster: bytes, snapshot: Snapshot, hard_state: HardState, disk_id: str, now_ms: int) -> None:
         storage = create_raft_storage(
@@ -293,6 +315,18 @@ class NodeCore:
                     self._answer(peer, self.duties.register(self.member, message.change))
             case RegisterRefused():
                 self._on_refused(message)
+            case _:
+                self.channels.receive(peer, message, now_ms, catalog=self._led_catalog, propose=self._propose_own)
+
+    @property
+    def _led_catalog(self) -> Catalog | None:
+        """The catalog, where this node leads it."""
+        return self.member.catalog if self.member is not None and self.member.is_leader else None
+
+    def _propose_own(self, change: Change) -> None:
+        """A change that nobody waits for: the catalog itself shows what became of it."""
+        assert self.member is not None
+        self.duties.propose_unwatched(self.member, change)
 
     def _note_leader(self, peer: str, leader: str | None, now_ms: int) -> None:
         """A peer says who leads. One that does not know unsays nobody but itself."""
@@ -306,6 +340,7 @@ class NodeCore:
     def link_up(self, peer: str, now_ms: int) -> None:
         self._links.add(peer)
         self.heartbeats.peer_up(peer, now_ms)
+        self.channels.replicas.link_up(peer, now_ms)
         if self.member is None:
             self._seek_at_ms = now_ms
 
@@ -323,20 +358,37 @@ class NodeCore:
             if self.member is not None:
                 self._register(now_ms)
         if self._registered:
+            self._wake_liveness(now_ms, now_us)
+        if self.member is not None:
+            self._wake_duties(self.member, now_ms)
+        self.channels.replicas.wake(now_ms)
+
+    def _wake_liveness(self, now_ms: int, now_us: int | None) -> None:
+        """Channels wake a node many times between two heartbeats; most of those cost nothing here."""
+        if (beats_ms := self.heartbeats.wake_at_ms()) is None or now_ms >= beats_ms:
             for peer, beat in self.heartbeats.wake(now_ms, now_us):
                 self._messages.append((peer, beat))
             self.proximity.report(self.node, self.heartbeats.report(now_ms), now_ms)
-            self.holder.set_leader(self.leader, now_ms)
-            for peer, renewal in self.holder.wake(now_ms):
-                if peer == self.node:
-                    self._answer(peer, self.duties.renew(self.member, renewal, now_ms))
-                else:
-                    self._messages.append((peer, renewal))
-        if self.member is not None:
-            self.duties.lead(self.member, self.cluster, now_ms)
+        self.holder.set_leader(self.leader, now_ms)
+        if (renewal_ms := self.holder.wake_at_ms()) is None or now_ms < renewal_ms:
+            return
+        for peer, renewal in self.holder.wake(now_ms):
+            if peer == self.node:
+                self._answer(peer, self.duties.renew(self.member, renewal, now_ms))
+            else:
+                self._messages.append((peer, renewal))
+
+    def _wake_duties(self, member: MetadataMember, now_ms: int) -> None:
+        """What a metadata leader does for others, every few milliseconds at most; at once when that begins or ends."""
+        if now_ms < self._duties_due_ms and member.is_leader == self.duties.is_leading:
+            return
+        self._duties_due_ms = now_ms + DUTIES_MS
+        self.duties.lead(member, self.cluster, now_ms)
+        led = self._led_catalog if self.duties.is_leading else None
+        self._messages += self.channels.tend(led, self._propose_own, now_ms)
 
     def wake_at_ms(self) -> int:
-        moments = [self._seek_at_ms]
+        moments = [self._seek_at_ms, self.channels.replicas.wake_at_ms()]
         if self.member is not None:
             moments.append(self.member.wake_at_ms())
         if self._registered:
@@ -375,7 +427,7 @@ class NodeCore:
         """Everything is written; say so for the next start (R5)."""
         if self.storage is not None:
             self.storage.close()
-        self.file.stopped_cleanly(self._incarnation if self._registered else None)
+        self.file.stopped_cleanly(self._incarnation if self._registered or self.is_leaving else None)
 
     # --- outputs -------------------------------------------------------------------------------------------
 
@@ -392,23 +444,48 @@ class NodeCore:
                     self._answer(*refused)
             for applied in output.applied:
                 self._on_applied(applied, now_ms)
+            self._follow_channels(output.applied, now_ms)
         if self.member is not None:
             restored = self.member.restores != self._restores_seen
             if restored:
                 self._restores_seen = self.member.restores
                 self._follow_nodes(now_ms)
+                self._follow_channels(None, now_ms)
             if restored or self.holder.is_fenced or (output is not None and output.applied):
                 self._note_registration(now_ms)
-        if not (self._messages or output or self._lines or self._results):
+        replicas = self._poll_replicas(now_ms)
+        if not (self._messages or output or self._lines or self._results or replicas):
             return None
         found = NodeOutput(
             messages=tuple(self._messages),
             member=output,
             results=tuple(self._results),
             lines=tuple(self._lines),
+            replicas=replicas,
         )
         self._messages, self._lines, self._results = [], [], []
         return found
+
+    def _poll_replicas(self, now_ms: int) -> ReplicasOutput | None:
+        """What the channels have to say; what is meant for the metadata leader goes to it, or nowhere."""
+        output = self.channels.poll()
+        if output is None:
+            return None
+        self._messages += output.messages
+        self._lines += output.lines[: max(0, LINES_MAX - len(self._lines))]
+        leader = self.leader
+        for message in output.to_metadata:
+            if leader == self.node:
+                self.receive(self.node, message, now_ms)
+            elif leader is not None:
+                self._messages.append((leader, message))
+        return output
+
+    def _follow_channels(self, applied: tuple[Applied, ...] | None, now_ms: int) -> None:
+        """Tell the channels what changed; None for everything."""
+        catalog = self.catalog
+        if catalog is not None:
+            self.channels.follow(catalog, applied, incarnation=self.incarnation, now_ms=now_ms)
 
     def _say(self, what: str, **facts: Any) -> None:
         if len(self._lines) < LINES_MAX:
@@ -418,7 +495,7 @@ class NodeCore:
 
     def _register(self, now_ms: int) -> None:
         """Register until the catalog shows it (NC2)."""
-        if self._registered:
+        if self._registered or self.is_leaving:
             return
         assert self.member is not None
         assert self.storage is not None
@@ -467,6 +544,7 @@ class NodeCore:
         if mine and record.state is NodeState.ACTIVE:
             if not self._registered:
                 self._registered = True
+                self._follow_channels(None, now_ms)
                 self.refusal = None
                 self.holder.restart(record.incarnation, now_ms)
                 self.heartbeats.restart(record.incarnation, now_ms)
@@ -479,7 +557,8 @@ class NodeCore:
         if self._registered:
             self._say("fenced", incarnation=record.incarnation, state=record.state.value)
         self._registered = False
-        self._incarnation = None
+        self._incarnation = self._incarnation if self.is_leaving else None
+        self._follow_channels(None, now_ms)
         self._seek_at_ms = min(self._seek_at_ms, now_ms)
 
     def _on_refused(self, message: RegisterRefused) -> None:
@@ -516,3 +595,4 @@ class NodeCore:
             if peer not in known and peer in self._links:
                 self.heartbeats.peer_up(peer, now_ms)
         self.proximity.set_nodes(names)
+        self.channels.follow_beats()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from tidelog.errors import InvalidConfig
-from tidelog.storage.atomic import read_either_mark, write_mark_twice
+from tidelog.storage.atomic import COPY_SUFFIX, read_either_mark, remove_durably, write_mark_twice
 from tidelog.storage.disk import Disk
 
 NODE_FILE = "node.state"
@@ -28,6 +28,19 @@ class NodeState:
     """The highest that this node ever asked for."""
     clean_incarnation: int | None = None
     """The one that stopped cleanly, all synced; None after a crash and while the node runs."""
+
+
+def stored_node(disk: Disk, folder: str) -> str | None:
+    """The node that a data folder belongs to; None for a folder in which no node ever ran."""
+    stored = read_either_mark(disk, f"{folder}/{NODE_FILE}")
+    return None if stored is None else NodeState(**stored).node
+
+
+def forget_cluster(disk: Disk, folder: str) -> None:
+    """Let a node whose metadata is gone found a cluster again; only where there can be no other node of the old one."""
+    for path in (f"{folder}/{NODE_FILE}", f"{folder}/{NODE_FILE}{COPY_SUFFIX}"):
+        if disk.exists(path):
+            remove_durably(disk, path)
 
 
 class NodeFile:

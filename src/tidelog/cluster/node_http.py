@@ -12,10 +12,12 @@ NH2  The cluster is no boat's: only who may see every instance reads its status 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aiohttp import web
 
+from tidelog.cluster.channel_http import channel_routes, with_replication_metrics
+from tidelog.cluster.cloud_http import fill_instance_metrics, instance_routes
 from tidelog.cluster.node_metrics import NodeView, fill_node_metrics, readiness
 from tidelog.errors import RequestRefused
 from tidelog.http.access import EVERY_INSTANCE, READ_STATUS
@@ -26,7 +28,12 @@ from tidelog.http.server import HttpOptions, HttpServer
 from tidelog.http.shapes import COUNT, FLAG, TEXT, array_of, object_of
 from tidelog.wire.revocation import RevocationList
 
+if TYPE_CHECKING:
+    from tidelog.cluster.node_uplink import NodeUplink
+
 __all__ = ["TITLE", "NodeHttp", "NodeView", "node_routes"]
+
+FillMetrics: TypeAlias = Callable[[Metrics, Call], None]
 
 TITLE: Final = "Tidelog node"
 STANDINGS: Final = ("seeking", "joining", "learner", "voter", "leader")
@@ -40,13 +47,20 @@ class NodeHttp:
         options: HttpOptions,
         *,
         node: NodeView,
+        uplink: NodeUplink | None = None,
         revocations: RevocationList | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`revocations` is the nodes' list: it holds for client certificates here too."""
-        self.server = HttpServer(
-            options, routes=node_routes(lambda: node), title=TITLE, revocations=revocations, log=log
-        )
+        """`revocations` is the nodes' list: it holds for client certificates here too. With `uplink`, boats are
+        asked about here as well, whoever leads them."""
+        routes = node_routes(lambda: node)
+        if uplink is not None:
+            view = uplink.view
+            routes = [
+                *instance_routes(lambda: view, uplink.http_relay),
+                *node_routes(lambda: node, lambda metrics, call: fill_instance_metrics(metrics, call, view)),
+            ]
+        self.server = HttpServer(options, routes=routes, title=TITLE, revocations=revocations, log=log)
 
     @property
     def port(self) -> int:
@@ -72,6 +86,7 @@ _STATUS: Final[Schema] = {
         "session_valid": FLAG,
         "members": array_of(_OBJECT),
         "nodes": array_of(_OBJECT),
+        "channels": _OBJECT,
         "proximity": _OBJECT,
         "findings": array_of(TEXT),
     },
@@ -83,9 +98,9 @@ _HEALTH: Final = object_of(
 )
 
 
-def node_routes(node: Callable[[], NodeView]) -> list[Route]:
+def node_routes(node: Callable[[], NodeView], more_metrics: FillMetrics = lambda _metrics, _call: None) -> list[Route]:
     """The table; `node` is not called before somebody asks."""
-    pages = _Pages(node)
+    pages = _Pages(node, more_metrics)
     same = "How the cluster stands, as this node sees it."
     return [
         Route(path="/status", summary=same, answer=pages.status, scope=READ_STATUS, schema=_STATUS),
@@ -103,15 +118,17 @@ def node_routes(node: Callable[[], NodeView]) -> list[Route]:
             "/readyz", "Whether the node is registered, its session valid and a leader known.", pages.ready, READINESS
         ),
         livez_route(),
-        metrics_route(pages.fill_metrics),
+        *channel_routes(node, _require_everything),
+        with_replication_metrics(metrics_route(pages.fill_metrics), node),
     ]
 
 
 class _Pages:
     """The answers."""
 
-    def __init__(self, node: Callable[[], NodeView]) -> None:
+    def __init__(self, node: Callable[[], NodeView], more_metrics: FillMetrics) -> None:
         self._node = node
+        self._more_metrics = more_metrics
 
     async def status(self, call: Call) -> web.StreamResponse:
         _require_everything(call)
@@ -134,6 +151,7 @@ class _Pages:
     def fill_metrics(self, metrics: Metrics, call: Call) -> None:
         _require_everything(call)
         fill_node_metrics(metrics, self._node())
+        self._more_metrics(metrics, call)
 
 
 def _probe(status: dict[str, Any], call: Call) -> tuple[dict[str, Any], int]:

@@ -1,8 +1,9 @@
 """What a node counts, for Prometheus, and whether it is ready: both read from its status.
 
-Nothing here asks a node for more than `NodeView` has, so a test needs no cluster. Pairs of nodes are labelled `from`
-and `to`: the way from one to the other, on the word of the one at its end. Indexes and terms are those of the metadata
-group. Counters of a link begin again with every new connection, as those of a process do with every start.
+Nothing here asks a node for more than `NodeView` has, so a test needs no cluster. What replication counts has names of
+its own, those of seed 001 (`replication_text`). Pairs of nodes are labelled `from` and `to`: the way from one to the
+other, on the word of the one at its end. Indexes and terms are those of the metadata group. Counters of a link begin
+again with every new connection, as those of a process do with every start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
+from tidelog.cluster.node_core import NodeCore
 from tidelog.http.metrics import Metrics
 from tidelog.units import US_PER_S
 from tidelog.wire.link import LinkStatistics
@@ -52,6 +54,15 @@ class NodeView(Protocol):
         ...
 
     @property
+    def core(self) -> NodeCore:
+        """Its channels are read, and nothing is changed."""
+        ...
+
+    def now_ms(self) -> int:
+        """The clock of the core."""
+        ...
+
+    @property
     def writer(self) -> Writer | None:
         """None before the node has metadata."""
         ...
@@ -78,6 +89,7 @@ def fill_node_metrics(metrics: Metrics, node: NodeView) -> None:
     status = node.status()
     _fill_node(metrics, status)
     _fill_raft(metrics, status)
+    _fill_channels(metrics, status["channels"])
     if node.writer is not None:
         _fill_writer(metrics, node.writer.statistics)
     _fill_pairs(metrics, status["proximity"])
@@ -127,6 +139,28 @@ def _fill_raft(metrics: Metrics, status: Mapping[str, Any]) -> None:
         if member["lag"] is not None:
             help_text = "Committed entries that a member lacks; known to the leader alone."
             metrics.gauge("tidelog_raft_member_lag_entries", help_text, member["lag"], {"node": member["node"]})
+
+
+def _fill_channels(metrics: Metrics, counts: Mapping[str, int]) -> None:
+    gauges = (
+        ("tidelog_channels", "Channels in the catalog.", "total"),
+        ("tidelog_channels_leaderless", "Channels that nobody leads.", "leaderless"),
+        ("tidelog_channels_under_replicated", "Channels with fewer replicas in sync than wanted.", "under_replicated"),
+        ("tidelog_channels_below_min_isr", "Channels that take no writes for that.", "below_min_isr"),
+        ("tidelog_channels_paused", "Paused channels.", "paused"),
+        ("tidelog_channels_here", "Channels with a replica on this node.", "here"),
+        ("tidelog_channels_led", "Channels that this node leads.", "led"),
+        ("tidelog_channels_advertised", "Chains that this node holds and advertises.", "advertised"),
+    )
+    for name, help_text, key in gauges:
+        metrics.gauge(name, help_text, counts[key])
+
+
+def replication_text(node: NodeView) -> str:
+    """What replication counts, under the names of seed 001, with lags as of now."""
+    replicas = node.core.channels.replicas
+    replicas.observe(node.now_ms())
+    return replicas.metrics.snapshot().prometheus_text()
 
 
 def _fill_writer(metrics: Metrics, counts: WriterCounts) -> None:

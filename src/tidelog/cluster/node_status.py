@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from tidelog.cluster.chain_holders import advertised_chains
+from tidelog.cluster.channel_status import channels_summary
 from tidelog.cluster.node_core import NodeCore
 from tidelog.core.founding import Wait
 from tidelog.core.membership import node_of
@@ -27,6 +29,7 @@ def node_status(core: NodeCore, *, now_ms: int) -> dict[str, Any]:
         "metadata": None,
         "members": [],
         "nodes": _nodes(core),
+        "channels": channels_summary(core),
         "proximity": core.proximity.snapshot(now_ms),
         "findings": core.proximity.explain(now_ms),
     }
@@ -80,6 +83,7 @@ def _members(core: NodeCore) -> list[dict[str, Any]]:
 def _nodes(core: NodeCore) -> list[dict[str, Any]]:
     if core.catalog is None:
         return []
+    chains = advertised_chains(core)
     return [
         {
             "node": record.node,
@@ -90,6 +94,7 @@ def _nodes(core: NodeCore) -> list[dict[str, Any]]:
             "tags": list(record.tags),
             "capacity_bytes": record.capacity_bytes,
             "software": record.software,
+            "chains": chains.get(record.node),
             "session": core.duties.sessions.is_live(record.node) if core.is_leader else None,
         }
         for record in core.catalog.nodes()

@@ -27,6 +27,8 @@ class TlsFiles:
     key: Path
     client_authority: Path
     """Certificates of the authorities that sign boats. During a roll it holds the old and the new one."""
+    other_authorities: tuple[Path, ...] = ()
+    """Of others who may connect: the nodes'."""
 
 
 class TlsReloader:
@@ -61,11 +63,16 @@ class TlsReloader:
             return fetched
 
     def _stamp_now(self) -> Stamp:
-        return stamp_of(self._files.certificate, self._files.key, self._files.client_authority)
+        files = self._files
+        return stamp_of(files.certificate, files.key, files.client_authority, *files.other_authorities)
 
     def _read(self) -> Any:
         files = self._files
         certificate, key, authority = map(read_pem, (files.certificate, files.key, files.client_authority))
         check_pair(certificate, key, path=files.key)
         check_authority(authority, path=files.client_authority)
+        for path in files.other_authorities:
+            other = read_pem(path)
+            check_authority(other, path=path)
+            authority += b"\n" + other
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)

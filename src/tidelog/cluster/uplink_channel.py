@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.columns import FrameColumns
@@ -61,6 +61,8 @@ _OVERLAPS_COMPARED = 8
 Held: TypeAlias = Callable[[bytes, int], Block | None]
 """The committed block of a lineage in which this seq counts, if it can be read."""
 
+FRAME_KINDS: Final = frozenset({BlockKind.FRAMES, BlockKind.FOREIGN})
+"""What boats send. A channel may hold messages of clients too, whose seqs are no boat's."""
 _PATHS = {Via.LIVE: Path.LIVE, Via.BACKFILL: Path.BACKFILL}
 
 
@@ -73,6 +75,8 @@ class LogAppend:
     path: Path = Path.UNKNOWN
     frames: FrameColumns | None = None
     """Its frames, all of them: it was decoded to be checked anyway."""
+    is_own: bool = False
+    """Of the node's own (an event): the receiver does not count it in `committed`."""
 
 
 Outcome: TypeAlias = tuple[list[LogAppend], list[ToBoat]]
@@ -129,7 +133,7 @@ class UplinkChannel:
         self.receiver.check_session(message.session)
         block, seqs = message.block, message.seqs
         maker = block.maker
-        if maker.kind not in (BlockKind.FRAMES, BlockKind.FOREIGN) or maker.seqs != seqs or not seqs:
+        if maker.kind not in FRAME_KINDS or maker.seqs != seqs or not seqs:
             raise BlockCorrupt(problem=f"a block of kind {maker.kind} does not hold seqs [{seqs.start}, {seqs.stop})")
         lineage = self.receiver.lineage
         # Of foreign blocks too: the fold over the log knows the lineage of a block from its producer alone.
@@ -174,13 +178,18 @@ class UplinkChannel:
     def wake_at_ms(self) -> int | None:
         return self.receiver.wake_at_ms()
 
-    def snapshot(self, now_ms: int) -> LogAppend:
+    def snapshot(
+        self, now_ms: int, *, events: Sequence[dict[str, Any]] = (), others: Sequence[ControlRecord] = ()
+    ) -> LogAppend:
         """A record of all folds, so that the log start may pass what came before it (F3).
 
-        To be appended next, and counted in `committed` like every other append.
+        To be appended next, and counted in `committed` like every other append. The newest `events` are carried in it;
+        `others` are snapshots of other folds over the same log, of the same moment.
         """
-        record = FoldSnapshot(state=self.receiver.snapshot())
-        return LogAppend(encode_control([record], time_us=1000 * now_ms))
+        state = self.receiver.snapshot()
+        if events:
+            state["events"] = list(events)
+        return LogAppend(encode_control([FoldSnapshot(state=state), *others], time_us=1000 * now_ms))
 
     def _split(self, effects: Sequence[Effect[MadeBlock]], now_us: int, frames: FrameColumns | None = None) -> Outcome:
         appends: list[LogAppend] = []
@@ -216,7 +225,7 @@ def fold_log(blocks: Iterable[Block]) -> ChannelFold:
                     fold = ChannelFold.from_state(record.state)
                 elif (fact := _fact(record)) is not None:
                     apply_fact(fold, fact)
-        elif block.maker.base_seq:
+        elif block.maker.base_seq and block.maker.kind in FRAME_KINDS:
             fold.data(block.maker.producer, block.counted_seqs())
     return fold
 

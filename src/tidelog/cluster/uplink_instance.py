@@ -1,26 +1,32 @@
-"""One boat in the cloud: its channel, its log and its one session, on the event loop.
+"""One boat at the leader of its channel: the channel, and its one session, on the event loop.
 
-What is to be appended goes to the store's committer thread, and what it commits comes back to the loop in order.
+What is to be appended goes through the `ChannelSeat`, and comes back in order once it is committed on the ISR.
 What is of no concern to the protocol (events, devices, readers) is reported to the `InstanceWatch`.
+
+UI1  An instance lives in one leader epoch. When that ends, or an append was refused, its streams end with a status
+     that tells the boat to come again, everything that was pending counts for nothing (U2), and the next Handshake
+     begins from the log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from tidelog.blocks.block import MadeBlock
+from tidelog.blocks.control import encode_control
 from tidelog.blocks.frames import encode_frames
-from tidelog.cluster.channel_log import FLOOR, OpenedLog, Snapshot
+from tidelog.cluster.channel_log import OpenedLog, Snapshot
 from tidelog.cluster.cloud_view import InstanceStatus
 from tidelog.cluster.instance_watch import InstanceWatch
 from tidelog.cluster.lplex_frames import FRAMES_MAX, FrameGatherer
 from tidelog.cluster.replication_events import CHECKPOINT_FRAMES, stop_reason
 from tidelog.cluster.state_file import SavedState
-from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel, held_block
+from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel
+from tidelog.cluster.uplink_refusals import RefusedError
+from tidelog.cluster.uplink_seat import ChannelSeat
 from tidelog.cluster.uplink_session import Session
 from tidelog.core.uplink.fold import LineageFold
 from tidelog.core.uplink.messages import (
@@ -38,7 +44,7 @@ from tidelog.core.uplink.messages import (
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import LogError, RateExceeded, SessionFenced, WaitTimedOut
 from tidelog.storage.log import Log
-from tidelog.storage.writer import Append, Committer, steady_clock_ms, wall_clock_us
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
@@ -46,66 +52,62 @@ _HANDSHAKE_S: Final = 30.0
 _WAITING_BYTES_MAX: Final = 8 * MIB
 _SEEDS_MAX: Final = 1_024
 """An lplex boat introduces each of at most 252 devices with two frames."""
-
-
-OpenLog = Callable[[str], OpenedLog]
-"""Opens a boat's log and folds it; slow for a long one, so it runs in a thread."""
+_BLOCK_HEAD_BYTES: Final = 128
+_EVENTS_INTERVAL_MS: Final = 1_000
+"""A boat that is refused all the time must not fill its log with that."""
 
 
 class Instance:
-    """One boat: its channel, its log, its one session. Lives on the event loop."""
+    """One boat: its channel, its one session. Lives on the event loop."""
 
     def __init__(
         self,
         *,
-        name: str,
         opened: OpenedLog,
-        committer: Committer,
+        seat: ChannelSeat,
         limits: ReceiverLimits,
         new_lineage: Callable[[], bytes],
-        open_log: OpenLog,
         watch: InstanceWatch,
         save_soon: Callable[[Instance], None] = lambda _: None,
     ) -> None:
-        self.name = name
+        self.name = seat.name
+        self.seat = seat
         self.watch = watch
-        self._committer = committer
         self._limits = limits
         self._new_lineage = new_lineage
-        self._open_log = open_log
         self._save_soon = save_soon
         self._loop = asyncio.get_running_loop()
-        # A cloud of one node raises its epoch whenever it opens a channel (R1).
-        self._epoch = opened.log.epochs.newest + 1
-        self._use(opened)
+        self.channel = UplinkChannel(instance=self.name, fold=opened.fold, limits=limits, held=seat.held_block)
+        self.committed_end = opened.end
+        """The committed fold is that of the log up to here."""
+        self.snapshot = opened.snapshot
+        self._snapshot_append: LogAppend | None = None
+        self.bytes_since_snapshot = opened.bytes_since_snapshot
         self.session: Session | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
-        self._recovering = asyncio.Lock()
         self._submitted = 0
         self._settled_count = 0
-        self._settled: deque[tuple[LogAppend, Append]] = deque()
+        self._settled: deque[tuple[LogAppend, int, LogError | None]] = deque()
         """Committed or refused, in the order of submission, and not looked at yet."""
         self._settling_is_due = False
         self._settling: list[tuple[int, asyncio.Event]] = []
         self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._failure: LogError | None = None
+        self._refusal: LogError | None = None
+        """Of an append that was refused at once: nothing behind it may be taken."""
+        self.failure: LogError | None = None
+        """Why this instance is over (UI1)."""
+        self._events_due_ms = 0
         self._frames = FrameGatherer(frames_max=min(FRAMES_MAX, limits.burst_frames))
         self._frames_session: Session | None = None
         self._frames_wait_for = 0
         """How many appends must be settled before the next block of gathered frames is due."""
         self._flush_is_due = False
 
-    def _use(self, opened: OpenedLog) -> None:
-        self.log: Log = opened.log
-        held = functools.partial(held_block, opened.log)
-        self.channel = UplinkChannel(instance=self.name, fold=opened.fold, limits=self._limits, held=held)
-        self.committed_end = opened.log.log_end
-        """The committed fold is that of the log up to here."""
-        self.snapshot = opened.snapshot
-        self._snapshot_append: LogAppend | None = None
-        self.bytes_since_snapshot = opened.bytes_since_snapshot
+    @property
+    def log(self) -> Log:
+        return self.seat.log
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -113,7 +115,6 @@ class Instance:
         """Open a session; answers once it is committed."""
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await self._recover()
                 await self._room.wait()
                 welcome = await self._open_session(hello)
         except TimeoutError:
@@ -178,18 +179,9 @@ class Instance:
             session.close(Refused(session=session.number, code=gone.code, detail=str(gone)))
             self._save_soon(self)
 
-    async def _recover(self) -> None:
-        """After a refused append: it is in the receiver's mind but not in the log, so start again from the log."""
-        async with self._recovering:
-            if self._failure is None:
-                return
-            await self.wait_settled()
-            self._use(await asyncio.to_thread(self._open_log, self.name))
-            self._failure = None
-
     async def wait_settled(self) -> None:
-        """Wait until all that was handed to the committer so far is committed or refused."""
-        if self._settled_count < self._submitted:
+        """Wait until all that was submitted so far is committed or refused."""
+        if self._settled_count < self._submitted and self.failure is None:
             settled = asyncio.Event()
             self._settling.append((self._submitted, settled))
             await settled.wait()
@@ -220,8 +212,8 @@ class Instance:
         return self.handle(message)
 
     def handle(self, message: ToCloud[MadeBlock]) -> Refused | None:
-        if self._failure is not None:
-            return Refused(session=0, code=self._failure.code, detail=str(self._failure))
+        if self.failure is not None:
+            return Refused(session=0, code=self.failure.code, detail=str(self.failure))
         lineage = self._new_lineage() if isinstance(message, Hello) else b""
         appends, replies = self.channel.receive(
             message, new_lineage=lineage, now_ms=steady_clock_ms(), now_us=wall_clock_us()
@@ -232,47 +224,42 @@ class Instance:
             self._room.clear()
         return self.deliver(replies)
 
-    def _submit(self, append: LogAppend) -> None:
-        request = Append(
-            self.log,
-            append.made,
-            epoch=self._epoch,
-            path=append.path,
-            windows=append.windows,
-            on_settled=functools.partial(self._settled_elsewhere, append),
-        )
-        self._submitted += 1
-        self._waiting_bytes += request.size
-        try:
-            self._committer.submit_noted(request)
-        except LogError as error:
-            request.failed(error)
+    def _submit(self, append: LogAppend, *, is_control: bool = False) -> None:
+        def settled(first_offset: int, error: LogError | None) -> None:
+            self._settled.append((append, first_offset, error))
+            # One commit settles many: they are taken together.
+            if not self._settling_is_due:
+                self._settling_is_due = True
+                self._loop.call_soon(self._take_settled)
 
-    def _settled_elsewhere(self, append: LogAppend, request: Append) -> None:
-        """In the committer's thread. One commit settles many: the loop is woken once and takes them together."""
-        self._settled.append((append, request))
-        if not self._settling_is_due:
-            self._settling_is_due = True
-            self._loop.call_soon_threadsafe(self._take_settled)
+        self._submitted += 1
+        self._waiting_bytes += _size(append)
+        if self._refusal is None:
+            try:
+                self.seat.append(append, settled, is_control=is_control)
+                return
+            except LogError as error:
+                self._refusal = error
+        settled(0, self._refusal)
 
     def _take_settled(self) -> None:
-        """Back on the loop, in the order of submission."""
+        """In the order of submission."""
         self._settling_is_due = False
         committed: list[LogAppend] = []
         while self._settled:
-            append, request = self._settled.popleft()
+            append, first_offset, error = self._settled.popleft()
             self._settled_count += 1
-            self._waiting_bytes -= request.size
-            if request.error is not None:
-                assert isinstance(request.error, LogError), "the committer fails with typed errors only"
+            self._waiting_bytes -= _size(append)
+            if error is not None:
                 self._committed(committed)
                 committed = []
-                self._fail(request.error)
-            elif self._failure is None:
-                self.committed_end = request.offsets.stop
-                self.bytes_since_snapshot += request.size
+                self.end(error)
+            elif self.failure is None:
+                offsets = range(first_offset, first_offset + _counted(append))
+                self.committed_end = offsets.stop
+                self.bytes_since_snapshot += _size(append)
                 if append is self._snapshot_append:
-                    self._snapshot_written(request.offsets)
+                    self._snapshot_written(offsets)
                 committed.append(append)
         self._committed(committed)
         while self._settling and self._settling[0][0] <= self._settled_count:
@@ -283,19 +270,29 @@ class Instance:
             self._flush_soon()
 
     def _committed(self, appends: list[LogAppend]) -> None:
-        if appends:
-            self.deliver(self.channel.committed(len(appends), now_ms=steady_clock_ms()))
-            for append in appends:
+        if not appends:
+            return
+        count = sum(not append.is_own for append in appends)
+        if count:
+            self.deliver(self.channel.committed(count, now_ms=steady_clock_ms()))
+        for append in appends:
+            if not append.is_own:
                 self.watch.committed(append)
 
-    def _fail(self, error: LogError) -> None:
-        """Everything is refused from here to the next Handshake, which starts from the log again."""
-        self._failure = self._failure or error
+    def end(self, error: LogError) -> None:
+        """Everything is refused from here on, and nobody waits any longer (UI1)."""
+        if self.failure is not None:
+            return
+        self.failure = error
         self._frames.drop()
         if self.session is not None:
             self.refuse(self.session, Refused(session=self.session.number, code=error.code, detail=str(error)))
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_exception(error)
+        for _, settled in self._settling:
+            settled.set()
+        self._settling.clear()
+        self._room.set()
 
     def deliver(self, replies: list[ToBoat]) -> Refused | None:
         for reply in replies:
@@ -316,6 +313,15 @@ class Instance:
         due_ms = self.channel.wake_at_ms()
         if due_ms is not None and due_ms <= at_ms:
             self.deliver(self.channel.wake(at_ms))
+        if self.watch.events.has_unlogged and at_ms >= self._events_due_ms:
+            self._events_due_ms = at_ms + _EVENTS_INTERVAL_MS
+            self.log_events()
+
+    def log_events(self) -> None:
+        """Append what happened and is in no record yet, so that it survives (EV1)."""
+        if self.failure is None and self._refusal is None and self.watch.events.has_unlogged and self.seat.is_held:
+            records = self.watch.events.take_unlogged()
+            self._submit(LogAppend(encode_control(records, time_us=wall_clock_us()), is_own=True), is_control=True)
 
     # --- single frames of an lplex boat ----------------------------------------------------------
 
@@ -419,22 +425,28 @@ class Instance:
         return SavedState(status=self.status(), log_end=self.committed_end, snapshot=snapshot)
 
     async def write_snapshot(self) -> None:
-        """Append a record of the fold, so that the log start may pass what came before it (F3)."""
-        if self._failure is None and self._snapshot_append is None:
-            self._snapshot_append = self.channel.snapshot(wall_clock_us() // 1000)
-            self._submit(self._snapshot_append)
-            await self.wait_settled()
+        """Append a record of the folds, so that the log start may pass what came before it (F3)."""
+        self.submit_snapshot()
+        await self.wait_settled()
+
+    def submit_snapshot(self) -> None:
+        """The same, and wait for nothing."""
+        if self.failure is None and self._refusal is None and self._snapshot_append is None and self.seat.is_held:
+            self._snapshot_append = self.channel.snapshot(
+                wall_clock_us() // 1000, events=self.watch.events.to_state(), others=self.seat.other_snapshots()
+            )
+            self._submit(self._snapshot_append, is_control=True)
 
     def _snapshot_written(self, offsets: range) -> None:
         self.snapshot = Snapshot(offsets=offsets, time_us=wall_clock_us())
         self._snapshot_append = None
         self.bytes_since_snapshot = 0
-        self.log.set_floor(FLOOR, offsets.start)
 
 
-class RefusedError(Exception):
-    """A refusal on its way to the boat."""
+def _size(append: LogAppend) -> int:
+    return len(append.made.body) + _BLOCK_HEAD_BYTES
 
-    def __init__(self, refusal: Refused) -> None:
-        super().__init__(refusal.detail)
-        self.refusal = refusal
+
+def _counted(append: LogAppend) -> int:
+    """How many offsets it takes."""
+    return sum(map(len, append.windows)) if append.windows else append.made.maker.record_count

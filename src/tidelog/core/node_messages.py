@@ -8,6 +8,7 @@ from typing import TypeAlias
 from tidelog.core.catalog import RegisterNode
 from tidelog.core.liveness import messages as liveness
 from tidelog.core.raft import Message
+from tidelog.core.replication.messages import ReplicationMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +49,4 @@ class ForMember:
     message: Message
 
 
-NodeMessage: TypeAlias = Who | Here | Register | RegisterRefused | ForMember | liveness.Message
+NodeMessage: TypeAlias = Who | Here | Register | RegisterRefused | ForMember | liveness.Message | ReplicationMessage

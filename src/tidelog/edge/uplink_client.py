@@ -3,6 +3,9 @@
 A thin shell around `BoatUplink`: it polls, carries out what comes back in order, passes answers in, and
 reports a broken connection. One connection at a time; answers of an old one are dropped with it.
 
+A cluster tells in its answer to the Handshake which node leads the boat's channel. The boat goes there, and shakes
+hands again; a leader that it cannot reach is left alone for a while, and the node that was dialed passes everything on.
+
 What a caller must keep: run `run` as a task; call `notify` after recording frames, so that they leave
 at once; touch journal and ring only from the same event loop.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -29,6 +33,10 @@ from tidelog.wire import uplink_codec as codec
 
 _SERVICE: Final = "/lplex.replication.v1.Replication"
 _HANDSHAKE_S: Final = 20.0
+_LEADER_S: Final = 3.0
+"""For the Handshake with a leader that another node named: behind a router it may never answer."""
+_UNREACHED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_AVOID_MS: Final = 60_000
 _IDLE_S: Final = 5.0
 _BUNDLE_BYTES: Final = 1 * MIB
 _SEED_RATE: Final = 2_000.0
@@ -58,6 +66,8 @@ class UplinkClient:
         self._closing: set[_Connection] = set()
         """Given up, and not closed yet."""
         self._crash: BaseException | None = None
+        self._avoided: dict[str, int] = {}
+        """Leaders that could not be reached, and until when they are not tried."""
 
     def notify(self) -> None:
         """Frames were recorded, or something else changed: look at once."""
@@ -102,6 +112,17 @@ class UplinkClient:
             codec.LplexFrame(seq=0, time_us=time_us, can_id=can_id, payload=payload)
             for can_id, payload in self._seeds()
         ]
+
+    def is_avoided(self, leader: str) -> bool:
+        """Whether this leader could not be reached a while ago."""
+        return self._avoided.get(leader, 0) > self._clock_ms()
+
+    def avoid(self, leader: str, reason: str) -> None:
+        """Stay with the address that was given."""
+        now_ms = self._clock_ms()
+        self._avoided = {address: until_ms for address, until_ms in self._avoided.items() if until_ms > now_ms}
+        self._avoided[leader] = now_ms + _AVOID_MS
+        self._log(f"uplink leader not reached address={leader} reason={reason!r}")
 
     def received(self, connection: _Connection, message: ToBoat) -> None:
         if connection is self._connection:
@@ -174,9 +195,9 @@ class _Connection:
 
     async def _run(self) -> None:
         reason = "the cloud ended the stream"
-        channel = self._target.open_channel()
         try:
-            await self._talk(channel)
+            async with contextlib.AsyncExitStack() as stack:
+                await self._talk(stack)
         except* grpc.aio.AioRpcError as group:
             error: Any = group.exceptions[0]
             reason = f"{error.code().name}: {error.details()}"
@@ -184,14 +205,37 @@ class _Connection:
             reason = f"the cloud's answer cannot be read: {group.exceptions[0]}"
         except* _Ended:
             pass
-        finally:
-            await channel.close()
         self._client.broke(self, reason)
 
-    async def _talk(self, channel: Any) -> None:
+    async def _shake_hands(self, stack: contextlib.AsyncExitStack) -> tuple[Any, bytes]:
+        """The connection to talk over and the answer to the Handshake: the leader's, if it can be reached."""
+        target = self._target
+        channel = target.open_channel()
+        stack.push_async_callback(channel.close)
+        answer = await self._handshake(channel, _HANDSHAKE_S)
+        leader = codec.leader_in_welcome(answer)
+        if not leader or leader == target.address or self._client.is_avoided(leader):
+            return channel, answer
+        other = replace(target, address=leader).open_channel()
+        stack.push_async_callback(other.close)
+        try:
+            return other, await self._handshake(other, _LEADER_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _UNREACHED:
+                raise
+            self._client.avoid(leader, f"{error.code().name}: {error.details()}")
+        # The leader may have heard it all the same, and the session of the first answer is fenced. This one is not.
+        return channel, await self._handshake(channel, _HANDSHAKE_S)
+
+    async def _handshake(self, channel: Any, timeout_s: float) -> bytes:
+        answer: bytes = await channel.unary_unary(f"{_SERVICE}/Handshake")(
+            self._hello, timeout=timeout_s, metadata=(("x-instance-id", self._target.instance),)
+        )
+        return answer
+
+    async def _talk(self, stack: contextlib.AsyncExitStack) -> None:
+        channel, answer = await self._shake_hands(stack)
         metadata: tuple[tuple[str, str], ...] = (("x-instance-id", self._target.instance),)
-        shake = channel.unary_unary(f"{_SERVICE}/Handshake")
-        answer = await shake(self._hello, timeout=_HANDSHAKE_S, metadata=metadata)
         welcome = codec.decode_welcome(answer, rate_frames_per_s=_SEED_RATE, burst_frames=_SEED_BURST)
         self._session = welcome.session
         metadata += (("x-session", str(welcome.session)),)

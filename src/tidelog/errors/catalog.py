@@ -228,12 +228,16 @@ class NoLiveLeader(LogError):
 
 
 class ConfigMismatch(LogError):
-    """A setting of a channel that is fixed for its life would change. Make a new channel instead."""
+    """A channel is there with another setting than was asked for, or one that is fixed for its life would change. Take
+    it as it is, alter it, or make a new channel."""
 
     code = "config_mismatch"
 
     def __init__(self, *, channel: str, setting: str) -> None:
-        super().__init__(f"{setting} of channel {channel!r} is fixed for its life; create a new channel instead")
+        super().__init__(
+            f"{setting} of channel {channel!r} is another one; take it as it is, alter it, or create a new channel "
+            "(persistent is fixed for its life)"
+        )
         self.channel = channel
         self.setting = setting
 

@@ -203,7 +203,7 @@ def transfer(world: MetadataWorld, _: SimNode) -> None:
         assert core.member is not None
         others = [voter for voter in core.member.raft.members.voters if voter != core.member.member]
         try:
-            core.member.raft.transfer(world.rng.choice(others), leader.clock_ms())
+            core.member.transfer(world.rng.choice(others), leader.clock_ms())
         except (LogError, IndexError):
             return
         world.counters["transfer"] += 1

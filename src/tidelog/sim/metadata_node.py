@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.cluster.metadata_member import Result, SaveOrder
 from tidelog.cluster.node_core import METADATA_FOLDER, QUARANTINE_FOLDER, NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node_file import NODE_FILE
+from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.core.liveness import SessionRenewed
 from tidelog.core.membership import member_name
 from tidelog.core.node_messages import ForMember, NodeMessage, Register
 from tidelog.core.raft import Ready, SnapshotChunk
-from tidelog.errors import DiskError, MetadataPoisoned
+from tidelog.errors import DiskError, LogPoisoned, MetadataPoisoned
 from tidelog.sim.metadata_clients import ClientMessage
 from tidelog.sim.metadata_model import Broken, View
 from tidelog.sim.power import PluggedDisk, PowerCut
@@ -93,18 +94,19 @@ class SimNode:
             core = NodeCore(
                 node=self.name,
                 peers=self.peers,
-                facts=NodeFacts(addresses=(("link", f"{self.name}:1"),)),
+                facts=self._facts(),
                 disk=self.disk,
                 folder=FOLDER,
                 options=self.options,
                 rng=self.rng,
                 now_ms=self.clock_ms(),
                 now_us=lambda: self.clock_ms() * 1_000,
+                watermark_of=self._watermark_of,
             )
         except PowerCut:
             self._note_off(crashed=True)
             return True
-        except DiskError:
+        except (DiskError, LogPoisoned):
             self.disk.crash()  # handles and locks of the failed start go with it
             self._note_off(crashed=False)
             return True
@@ -129,6 +131,13 @@ class SimNode:
         self._after()
         return True
 
+    def _facts(self) -> NodeFacts:
+        """What the process knows of itself when it starts."""
+        return NodeFacts(addresses=(("link", f"{self.name}:1"),))
+
+    def _watermark_of(self, channel_id: int) -> tuple[int, int | None]:
+        return 0, None
+
     def _note_storage(self) -> None:
         """A process has found its metadata, or made it."""
         core = self.core
@@ -147,6 +156,7 @@ class SimNode:
         core, self.core = self.core, None
         if core is not None and core.storage is not None and self._noted:
             self.world.model.durable[self.member].interrupted()
+        self._let_channels_go(crashed=crashed)
         if crashed:
             self.disk.crash()
             self.world.counters["crash"] += 1
@@ -189,10 +199,16 @@ class SimNode:
         if self.queue:
             self._guarded(self._write_queue)
         if self.core is core:
-            self._guarded(core.stop_cleanly)
+            self._guarded(self._stop_cleanly, core)
         if self.core is core:
             self.world.counters["clean_stop"] += 1
             self._note_off(crashed=False)
+
+    def _stop_cleanly(self, core: NodeCore) -> None:
+        core.stop_cleanly()
+
+    def _let_channels_go(self, *, crashed: bool) -> None:
+        """The process is gone, and what it held of channels with it. Here there are none."""
 
     def pause(self, pause_ms: int) -> None:
         if self.core is None or self.paused:
@@ -251,7 +267,7 @@ class SimNode:
                 self._after()
         except PowerCut:
             self._note_off(crashed=True)
-        except (MetadataPoisoned, DiskError):
+        except (MetadataPoisoned, LogPoisoned, DiskError):
             self.world.counters["disk_failed"] += 1
             self._note_off(crashed=False)
 
@@ -272,6 +288,8 @@ class SimNode:
             polls += 1
             if polls > POLLS_MAX:
                 raise Broken(f"12: {self.name} has no end of things to do")
+            if output.replicas is not None:
+                self._channels_said(core, output.replicas)
             for target, message in output.messages:
                 self._send(core, target, message)
             member = output.member
@@ -298,6 +316,9 @@ class SimNode:
             process = self.process
             world.scheduler.after(self.disk_ms, lambda: self._disk_is_done(process))
         self._set_timer(core)
+
+    def _channels_said(self, core: NodeCore, output: ReplicasOutput) -> None:
+        """What the channels want of storage; the metadata's world has no storage for them."""
 
     def _set_timer(self, core: NodeCore) -> None:
         at_ms = max(self._moment(core.wake_at_ms()), self.world.scheduler.now_ms + 1)

@@ -42,13 +42,16 @@ class Schedule:
     ) -> None:
         metadata = MetadataOptions(raft=raft, snapshot_entries=snapshot_entries, keep_entries=0)
         options = NodeOptions(metadata=metadata, liveness=liveness, voters_max=voters_max)
-        self.world = MetadataWorld(seed, nodes=nodes, quiet=True, options=options)
+        self.world = self._make_world(seed, nodes, options)
         self.model = self.world.model
         self._grants = 0
         if start:
             for name in self.world.nodes:
                 self.node(name).start()
             self.settle()
+
+    def _make_world(self, seed: int, nodes: int, options: NodeOptions) -> MetadataWorld:
+        return MetadataWorld(seed, nodes=nodes, quiet=True, options=options)
 
     # --- words ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tidelog.cluster.metadata_member import MetadataOptions
 from tidelog.cluster.node_core import NodeOptions
@@ -130,6 +130,8 @@ class Weather:
 
 
 class MetadataWorld:
+    node_counts: ClassVar[tuple[int, ...]] = (1, 3, 3, 3, 3, 4, 5)
+
     def __init__(
         self, seed: int, *, nodes: int | None = None, quiet: bool = False, options: NodeOptions | None = None
     ) -> None:
@@ -137,7 +139,7 @@ class MetadataWorld:
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler()
         self.counters: Counter[str] = Counter()
-        self.model = MetadataModel(self.counters)
+        self.model = self._make_model()
         self.model.on_fence = self._on_fence
         self.clients = Clients(self)
         self.last_fault = "none"
@@ -150,19 +152,28 @@ class MetadataWorld:
         """(from, to) where nothing arrives."""
         self.drops: Callable[[str, str, Any], bool] | None = None
         """A directed schedule says what is lost."""
-        self.options = options or _random_options(rng)
+        self.options = options or self._make_options(rng)
         self.nodes: dict[str, SimNode] = {}
         self.removals: set[str] = set()
         """Nodes that the operator wants to be gone and that may still be members."""
-        count = nodes or rng.choice((1, 3, 3, 3, 3, 4, 5))
+        count = nodes or rng.choice(self.node_counts)
         names = tuple(f"n{number}" for number in range(1, count + 1))
         for name in names:
             self.add_node(name, names)
         if not quiet:
             self.weather = Weather(jitter_ms=rng.choice((2, 10, 40)))
 
+    def _make_model(self) -> MetadataModel:
+        return MetadataModel(self.counters)
+
+    def _make_options(self, rng: random.Random) -> NodeOptions:
+        return random_options(rng)
+
+    def _make_node(self, name: str, peers: tuple[str, ...]) -> SimNode:
+        return SimNode(self, name, peers, self.options)
+
     def add_node(self, name: str, peers: tuple[str, ...]) -> SimNode:
-        node = SimNode(self, name, peers, self.options)
+        node = self._make_node(name, peers)
         if not self.quiet:
             node.rate = 0.95 + 0.1 * self.rng.random()
             node.offset_ms = self.rng.randrange(1_000_000)
@@ -276,7 +287,8 @@ class MetadataWorld:
         for node in self.nodes.values():
             self.scheduler.after(self.rng.randrange(500), node.start)
         self._start_clients()
-        names, weights = zip(*((name, weight) for name, (weight, _) in FAULTS.items()), strict=True)
+        faults = self._faults()
+        names, weights = zip(*((name, weight) for name, (weight, _) in faults.items()), strict=True)
         pause_ms = self.rng.choice((300, 1_000, 3_000))
         self.scheduler.run_until(self.rng.choice((0, 3_000)))
         while self.scheduler.now_ms < duration_ms:
@@ -284,7 +296,7 @@ class MetadataWorld:
             fault = self.rng.choices(names, weights)[0]
             self.last_fault = f"{fault} at {self.scheduler.now_ms} ms"
             self.counters["faults"] += 1
-            FAULTS[fault][1](self, self.rng.choice(list(self.nodes.values())))
+            faults[fault][1](self, self.rng.choice(list(self.nodes.values())))
         self.heal()
         end_ms = self.scheduler.now_ms + REST_MS
         while not self.at_rest():
@@ -292,6 +304,9 @@ class MetadataWorld:
                 raise Broken(f"14: {REST_MS // 1000} s after the last fault there is no rest: {self.unrest()}")
             self.scheduler.run_until(self.scheduler.now_ms + REST_CHECK_MS)
         self.check_end()
+
+    def _faults(self) -> dict[str, tuple[int, Callable[[Any, Any], None]]]:
+        return FAULTS
 
     def _start_clients(self) -> None:
         pause_ms = self.rng.choice((20, 60, 200))
@@ -402,7 +417,7 @@ def _last_change(leader: SimNode) -> Change:
     return AddGrant(principal=f"operator:{leader.name}", scope=SCOPES[0], channels=f"x{leader.core.new_token()}*")
 
 
-def _random_options(rng: random.Random) -> NodeOptions:
+def random_options(rng: random.Random) -> NodeOptions:
     return NodeOptions(
         metadata=MetadataOptions(
             raft=RaftConfig(

@@ -14,6 +14,8 @@ L3  Only the newest segment is ever written; a segment is synced before a newer 
 L4  After a failed sync nothing is acked again until the log has been opened anew (D2).
 L5  Truncation is on disk before it returns, so no stale block can come back (B5).
 L6  No byte reaches a reader unchecked; damage becomes a placeholder, never a shorter log.
+L7  A log may be younger than its files (`on_disk` is False): what is staged is then all there is of it,
+    and the first flush makes folder and segment. Only a store has such logs: its write-ahead file holds them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Unpack
 
 from tidelog.blocks.block import Block, MadeBlock
@@ -44,69 +45,17 @@ from tidelog.storage.disk import Disk, FolderLock
 from tidelog.storage.epochs import EpochHistory
 from tidelog.storage.files import FileCache
 from tidelog.storage.index import SegmentIndex
-from tidelog.storage.options import LogOptions
+from tidelog.storage.log_parts import LogStatistics, RecoveryReport, Segment
+from tidelog.storage.options import LogOptions, Retention
 from tidelog.storage.reserve import Reserve
-from tidelog.storage.segment import (
-    INDEX_SUFFIX,
-    SEGMENT_HEAD_BYTES,
-    SegmentHead,
-    segment_name,
-)
+from tidelog.storage.segment import SEGMENT_HEAD_BYTES, SegmentHead, segment_name
 from tidelog.units import MIB
+
+__all__ = ["META_NAME", "READ_BYTES", "STATE_NAME", "Log", "LogStatistics", "RecoveryReport", "Segment"]
 
 READ_BYTES = 1 * MIB
 META_NAME = "log.meta"
 STATE_NAME = "log.state"
-
-
-class Segment:
-    """One segment file and what is known of it. `version` changes whenever positions in it may have moved."""
-
-    __slots__ = ("index", "opening_epoch", "path", "version")
-
-    def __init__(self, path: str, index: SegmentIndex, *, opening_epoch: int = 0) -> None:
-        self.path = path
-        self.opening_epoch = opening_epoch
-        self.index = index
-        self.version = 0
-
-    @property
-    def base_offset(self) -> int:
-        return self.index.base_offset
-
-    @property
-    def index_path(self) -> str:
-        return self.path + INDEX_SUFFIX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryReport:
-    """What opening a log found and did."""
-
-    clean: bool
-    """The log had been closed properly; nothing needed to be scanned."""
-    segments: int
-    bytes_scanned: int
-    bytes_cut: int
-    """Bytes after the last good block that were never known to be durable, and are gone (B4)."""
-    quarantined: tuple[range, ...]
-    """Offsets that were durable and can no longer be read; placeholders stand for them."""
-    sync_point: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStatistics:
-    log_start: int
-    log_end: int
-    durable_end: int
-    segments: int
-    bytes: int
-    records: int
-    blocks: int
-    staged_bytes: int
-    damaged: tuple[range, ...]
-    epoch: int
-    incarnation: int
 
 
 class Log:
@@ -127,8 +76,10 @@ class Log:
         durable_end: int,
         incarnation: int = 0,
         lock: FolderLock | None = None,
+        on_disk: bool = True,
     ) -> None:
         self.disk = disk
+        self.on_disk = on_disk
         self.folder = folder
         self.channel_id = channel_id
         self.generation = generation
@@ -224,6 +175,16 @@ class Log:
         if self._closed:
             raise LogClosed(log=self.folder)
 
+    @property
+    def poisoned(self) -> bool:
+        return self._poison is not None
+
+    def alter(self, options: LogOptions) -> None:
+        """Go on with other options; segments that are there stay as they are."""
+        with self.mutex:
+            self.options = options
+            self._reserve = Reserve(self.disk, reserve_bytes=options.reserve_bytes)
+
     def poison(self, cause: str) -> None:
         """Never ack again (L4)."""
         self._poison = self._poison or cause
@@ -299,18 +260,30 @@ class Log:
         """Write what is staged. On an error nothing of the failed write stays, and the rest stays staged."""
         with self.mutex:
             self.check_usable()
+            if self._staged and not self.on_disk:
+                self._make_files(now_us)
             while self._staged:
-                if self._must_roll(self._staged[0].size, now_us):
+                first = self._staged[0]
+                if self._must_roll(first.size, first.end, now_us):
                     self.roll(now_us)
                 room = self.options.segment_bytes_max - self.segments[-1].index.size
-                count, size = 1, self._staged[0].size
+                last = self.segments[-1].base_offset + (self.options.segment_events_max or 1 << 62)
+                count, size = 1, first.size
                 while count < len(self._staged) and size + self._staged[count].size <= room:
+                    if self._staged[count].end > last:
+                        break
                     size += self._staged[count].size
                     count += 1
                 self._write(self._staged[:count], size)
                 del self._staged[:count]
                 self._staged_bytes -= size
             self._moved()
+
+    def _make_files(self, now_us: int) -> None:
+        """Make the folder and the first segment of a log that had none (L7)."""
+        self.disk.make_folder(self.segment_folder)
+        self.segments = [self.create_segment(self.log_start, now_us)]
+        self.on_disk = True
 
     def _write(self, blocks: list[Block], size: int) -> None:
         segment = self.segments[-1]
@@ -374,10 +347,13 @@ class Log:
 
     # --- segments --------------------------------------------------------------------------------
 
-    def _must_roll(self, next_bytes: int, now_us: int) -> bool:
+    def _must_roll(self, next_bytes: int, next_end: int, now_us: int) -> bool:
         index = self.segments[-1].index
         if not index.blocks:
             return False
+        events_max = self.options.segment_events_max
+        if events_max is not None and next_end - index.base_offset > events_max:
+            return True
         age_max_ms = self.options.segment_age_max_ms
         too_old = age_max_ms is not None and now_us - index.append_min_us >= age_max_ms * 1000
         return too_old or index.size + next_bytes > self.options.segment_bytes_max
@@ -385,7 +361,7 @@ class Log:
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the newest segment if it is old or large enough; timers call this on a quiet log."""
         with self.mutex:
-            if not self._must_roll(0, now_us):
+            if not self._must_roll(0, self.written_end, now_us):
                 return False
             self.roll(now_us)
             return True
@@ -402,6 +378,10 @@ class Log:
             self.segments.append(self.create_segment(sealed.index.end_offset, now_us))
 
     def create_segment(self, base_offset: int, now_us: int, *, folder: str | None = None) -> Segment:
+        # Only what lies before the segment: blocks that are staged for it may be truncated again, and an epoch
+        # that no record has any more must not keep out the records that take their place.
+        opening = max((segment.opening_epoch for segment in self.segments), default=0)
+        epoch = max(opening, self.epochs.epoch_at(base_offset - 1)) if folder is None else self.epochs.newest
         folder = folder or self.segment_folder
         path = f"{folder}/{segment_name(base_offset)}"
         head = SegmentHead(
@@ -409,7 +389,7 @@ class Log:
             base_offset=base_offset,
             generation=self.generation,
             created_us=now_us,
-            epoch=self.epochs.newest,
+            epoch=epoch,
         )
         repair.create_file(self, path, head.pack())
         interval = self.options.index_interval_bytes
@@ -421,6 +401,8 @@ class Log:
 
         Without `sync` a power cut may leave the old index or a torn one, which opening does not take.
         """
+        if not self.on_disk:
+            return
         try:
             file = self.disk.open(segment.index_path, create=True)
             try:
@@ -491,6 +473,9 @@ class Log:
             self._log_end = offset
             self._durable_end = min(self._durable_end, offset)
             self.epochs.truncate(offset)
+            # Epochs that only truncated records had are forgotten, also where a removed segment's head knew them.
+            floor = max(segment.opening_epoch for segment in self.segments)
+            self.epochs = EpochHistory(self.epochs.pairs(), floor=floor)
             self._moved()
 
     def _truncate_staged(self, offset: int) -> None:
@@ -512,11 +497,11 @@ class Log:
         with self.mutex:
             return min(self._floors.values(), default=self._log_end)
 
-    def sweep_retention(self, now_us: int) -> retention.Sweep:
-        """Drop whole segments that the retention options no longer keep, never above a floor."""
+    def sweep_retention(self, now_us: int, limits: Retention | None = None) -> retention.Sweep:
+        """Drop whole segments that the retention options (or `limits`) no longer keep, never above a floor."""
         with self.mutex:
             self.check_usable()
-            return retention.sweep(self, now_us)
+            return retention.sweep(self, now_us, limits)
 
     def trim(self, offset: int, now_us: int) -> retention.Sweep:
         """Drop whole segments that end at or before `offset`, never above a floor."""
@@ -540,6 +525,8 @@ class Log:
         """Replace everything by a peer's blocks. A crash leaves the old log or the new one, whole."""
         with self.mutex:
             self.check_usable()
+            if not self.on_disk:
+                self._make_files(now_us)
             repair.rebuild(self, blocks, now_us)
             self.fold_epochs()
             self.forget_staged(log_end=self.written_end, durable_end=self.written_end)
@@ -556,7 +543,8 @@ class Log:
                     self.flush(now_us)
                     self.sync()
                     self.write_index(self.segments[-1])
-                    self.disk.sync_folder(self.segment_folder)
+                    if self.on_disk:
+                        self.disk.sync_folder(self.segment_folder)
                     if self._folder_lock is not None:
                         write_mark(self.disk, f"{self.folder}/{STATE_NAME}", self._clean_state())
             finally:

@@ -31,9 +31,7 @@ class MemoryLog(Log):
     ) -> None:
         disk = RamDisk(bytes_max=bytes_max)
         disk.make_folder(name)
-        # The reserve is room for the empty segment that a sweep of the newest one leaves behind.
-        options = replace(options or LogOptions(), reserve_bytes=SEGMENT_HEAD_BYTES)
-        placeholder = SegmentIndex(base_offset=base_offset, size=0, interval_bytes=options.index_interval_bytes)
+        options = _with_reserve(options or LogOptions())
         super().__init__(
             disk=disk,
             folder=name,
@@ -41,7 +39,7 @@ class MemoryLog(Log):
             generation=0,
             options=options,
             files=FileCache(disk),
-            segments=[Segment("", placeholder)],
+            segments=[_no_segment(base_offset, options)],
             durable_end=base_offset,
         )
         self.segments = [self.create_segment(base_offset, now_us)]
@@ -50,6 +48,11 @@ class MemoryLog(Log):
     @property
     def held_bytes(self) -> int:
         return self._ram.bytes_used
+
+    def alter(self, options: LogOptions, *, bytes_max: int | None = None) -> None:
+        """Go on with other options, and another cap. A cap below what is held refuses appends until a sweep."""
+        super().alter(_with_reserve(options))
+        self._ram.bytes_max = self._ram.bytes_max if bytes_max is None else bytes_max
 
     def flush(self, now_us: int) -> None:
         try:
@@ -74,11 +77,35 @@ class MemoryLog(Log):
             if offset <= self.log_end:
                 return
             epoch = self.epochs.newest
-            for segment in self.segments:
-                self.disk.remove(segment.index_path)
-                self.disk.remove(segment.path)
-                self.files.drop(segment.path)
-                segment.version += 1
-            self.segments = [self.create_segment(offset, now_us)]
-            self.forget_staged(log_end=offset, durable_end=offset)
+            self._start_over(offset, now_us)
             self.epochs = EpochHistory([(epoch, offset)] if epoch else ())
+
+    def reset(self, offset: int, now_us: int) -> None:
+        """Drop everything and go on at `offset`, which may also lie below; no epoch is remembered.
+
+        What follows comes from another log, whose records may be of older epochs than those dropped here.
+        """
+        with self.mutex:
+            self.check_usable()
+            self.epochs = EpochHistory()
+            self._start_over(offset, now_us)
+
+    def _start_over(self, offset: int, now_us: int) -> None:
+        for segment in self.segments:
+            self.disk.remove(segment.index_path)
+            self.disk.remove(segment.path)
+            self.files.drop(segment.path)
+            segment.version += 1
+        self.segments = [_no_segment(offset, self.options)]
+        self.segments = [self.create_segment(offset, now_us)]
+        self.forget_staged(log_end=offset, durable_end=offset)
+
+
+def _with_reserve(options: LogOptions) -> LogOptions:
+    """The reserve is room for the empty segment that a sweep of the newest one leaves behind."""
+    return replace(options, reserve_bytes=SEGMENT_HEAD_BYTES)
+
+
+def _no_segment(base_offset: int, options: LogOptions) -> Segment:
+    """Stands in until the first segment is made."""
+    return Segment("", SegmentIndex(base_offset=base_offset, size=0, interval_bytes=options.index_interval_bytes))

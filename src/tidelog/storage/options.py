@@ -46,6 +46,8 @@ class LogOptions:
     """A segment is sealed before it would grow beyond this. Retention works in whole segments."""
     segment_age_max_ms: int | None = None
     """A segment is sealed once its first block is older than this."""
+    segment_events_max: int | None = None
+    """A segment is sealed before it would hold more records than this; one larger block has one of its own."""
     index_interval_bytes: int = 64 * KIB
     """Bytes of blocks that share one index entry: larger is smaller in memory, slower to seek."""
     fsync: Fsync = Fsync.ALWAYS
@@ -65,6 +67,8 @@ class LogOptions:
             problems.append("index_interval_bytes must be positive")
         if self.segment_age_max_ms is not None and self.segment_age_max_ms <= 0:
             problems.append("segment_age_max_ms must be positive")
+        if self.segment_events_max is not None and self.segment_events_max < 1:
+            problems.append("segment_events_max must be positive")
         if self.fsync_interval_ms <= 0 or self.retention_interval_ms <= 0:
             problems.append("intervals must be positive")
         if self.reserve_bytes < 0:

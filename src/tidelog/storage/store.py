@@ -11,9 +11,11 @@ channels; any thread may read.
 
 ST1  An append is acked after the write-ahead file, or the segment it went to directly, is synced.
 ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been
-     written again to a newer one because its segment could not be (S3). If that fails too (a full
-     disk), the old files stay.
-ST3  Channel ids are never used twice, not even after a crash in the middle of a creation.
+     written again to a newer one because its segment could not be (S3), or was not worth a file yet
+     (`carry_bytes_max`). If that fails too (a full disk), the old files stay.
+ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id
+     that a catalog gave may come back after a deletion or a reset: each time is another life of the channel, in
+     a folder of its own, and replay never mixes two of them.
 ST4  A failed sync of the write-ahead file stops the whole store until it is opened anew (S3).
 ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor
      one damaged entry leaves half of it. Refused with a full disk, it has not happened.
@@ -23,27 +25,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from tidelog.blocks.block import Block
 from tidelog.errors import (
     ChannelExists,
-    DamagedRange,
     DiskError,
     LogClosed,
     LogError,
     LogPoisoned,
-    NotABlockBoundary,
-    OffsetOutOfRange,
     SyncFailed,
     UnknownChannel,
 )
 from tidelog.storage import store_recovery
 from tidelog.storage.atomic import write_mark_twice
-from tidelog.storage.disk import Buffer, Disk, FolderLock
+from tidelog.storage.disk import Disk, FolderLock
 from tidelog.storage.files import FileCache
 from tidelog.storage.log import Log
-from tidelog.storage.recovery import StoreKnowledge, open_log
+from tidelog.storage.options import LogOptions
 from tidelog.storage.reserve import Reserve
+from tidelog.storage.store_checkpoint import carried, entries_again, statistics_of, table_of
+from tidelog.storage.store_commit import commit_blocks, commit_channels
 from tidelog.storage.store_parts import (
     CHANNELS_FOLDER,
     INTERNALS,
@@ -54,7 +57,10 @@ from tidelog.storage.store_parts import (
     StoreOptions,
     StoreRecovery,
     StoreStatistics,
+    check_boundary,
+    grown_log,
     wal_path,
+    young_log,
 )
 from tidelog.storage.store_scrub import StoreScrubber
 from tidelog.storage.wal import EntryKind, WalWriter
@@ -87,6 +93,7 @@ class Store:
         self.incarnation = incarnation
         self.channels: dict[str, StoreChannel] = {}
         self.next_channel_id = 1
+        self.next_life = 1
         self.recovery: StoreRecovery | None = None
         self.trouble: LogError | None = None
         """Why the last checkpoint, sweep or scrub was incomplete; it is tried again."""
@@ -96,7 +103,10 @@ class Store:
         self._by_log: dict[int, StoreChannel] = {}
         self._wal: WalWriter | None = None
         self._old_wals: list[int] = []
-        self._reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
+        self.reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
+        self._unsynced_ends: dict[int, tuple[StoreChannel, int]] = {}
+        """Channels with blocks that were written to the write-ahead file and not waited for, and where they end."""
+        self._sync_due_us: int | None = None
         self._hints_due_us: int | None = None
         self._poison: str | None = None
         self._checkpoint_due_us: int | None = None
@@ -114,21 +124,16 @@ class Store:
         channel = self._channel(name)
         return channel.log or self.open_channel(channel, now_us)
 
-    def open_channel(self, channel: StoreChannel, now_us: int, *, distrust: bool = False) -> Log:
+    def open_channel(
+        self, channel: StoreChannel, now_us: int, *, distrust: bool = False, with_files: bool = False
+    ) -> Log:
         """Open a channel's log and give it what only the write-ahead files hold. Any reader may cause this."""
         with self._opening:
             if channel.log is not None:
                 return channel.log
             if self._closed:
                 raise LogClosed(log="the store")
-            resolver = self.options.options_of
-            options = (resolver(channel.name) if resolver else None) or self.options.log
-            knowledge = StoreKnowledge(
-                channel_id=channel.channel_id, clean=channel.clean, synced_end=channel.synced_end
-            )
-            log = open_log(
-                self.disk, channel.folder, now_us=now_us, options=options, files=self.files, managed=knowledge
-            )
+            log = self._find_log(channel, now_us, with_files=with_files)
             if distrust:
                 # After a failed sync the cache may show bytes that no later sync writes (D2).
                 log.truncate(max(channel.synced_end, log.log_start))
@@ -137,9 +142,23 @@ class Store:
             self._by_log[id(log)] = channel
             return log
 
+    def _find_log(self, channel: StoreChannel, now_us: int, *, with_files: bool) -> Log:
+        options = self._options_of(channel)
+        if with_files or self.disk.exists(channel.folder):
+            return grown_log(self.disk, channel, options, self.files, now_us)
+        log = young_log(self.disk, channel, options, self.files)
+        # Nothing was written back yet. If something was, its folder is lost, and nobody may take that for a short log.
+        store_recovery.stage_gap(log, channel.synced_end, now_us)
+        return log
+
+    def _options_of(self, channel: StoreChannel) -> LogOptions:
+        resolver = self.options.options_of
+        return channel.options or (resolver(channel.name) if resolver else None) or self.options.log
+
     def reopen_channel(self, name: str, *, now_us: int) -> Log:
         """Verify a channel whose log stopped (L4), and go on with a new `Log` of it."""
         self.check_usable()
+        self._sync_waiting()
         channel = self._channel(name)
         with self._opening:
             self._let_go(channel, "the channel was opened anew")
@@ -153,11 +172,14 @@ class Store:
         return channel
 
     def _let_go(self, channel: StoreChannel, cause: str) -> None:
-        if channel.log is not None:
-            self._by_log.pop(id(channel.log), None)
-            channel.log.poison(cause)
-            channel.log.close()
-            channel.log = None
+        self._retire(channel.log, cause)
+        channel.log = None
+
+    def _retire(self, log: Log | None, cause: str) -> None:
+        if log is not None:
+            self._by_log.pop(id(log), None)
+            log.poison(cause)
+            log.close()
 
     def create_channel(self, name: str, *, now_us: int) -> Log:
         """Make a channel, durably."""
@@ -168,27 +190,83 @@ class Store:
         self.next_channel_id += 1
         try:
             # The folder comes first: without its entry it is a stray that the next opening removes.
-            log = self.open_channel(channel, now_us)
+            log = self.open_channel(channel, now_us, with_files=True)
             self._write_entry(EntryKind.CREATE, channel.channel_id, {"name": name}, now_us)
         except LogError:
             self._let_go(channel, "the channel could not be created")
-            self._remove_folder(channel)
+            self._remove_folder(channel.folder)
             raise
         self.channels[name] = channel
         return log
 
+    def prepare_channel(
+        self, channel_id: int, name: str, *, now_us: int, base_offset: int = 0, options: LogOptions | None = None
+    ) -> StoreChannel:
+        """A channel under an id of the caller's, which no other channel here may have, open and empty.
+
+        Nothing is written: its first commit enters it.
+        """
+        self.check_usable()
+        if name in self.channels:
+            raise ChannelExists(channel=name)
+        channel = StoreChannel(
+            channel_id=channel_id, name=name, base_offset=base_offset, life=self.next_life, entered=False
+        )
+        self.next_life += 1
+        channel.options = options
+        self.open_channel(channel, now_us)
+        return channel
+
+    def enter(self, channel: StoreChannel) -> None:
+        """Its creation is in the write-ahead file."""
+        if not channel.entered:
+            channel.entered = True
+            self.channels[channel.name] = channel
+            self.next_channel_id = max(self.next_channel_id, channel.channel_id + 1)
+
+    def reset_channel(self, channel: StoreChannel, base_offset: int, *, now_us: int) -> Log:
+        """Give the channel a new life: empty, going on at `base_offset`, durably. A crash leaves the old or the new."""
+        self.check_usable()
+        life = self.next_life
+        self.next_life += 1
+        fields = {"name": channel.name, "base": base_offset, "life": life}
+        self._write_entry(EntryKind.CREATE, channel.channel_id, fields, now_us)
+        old, old_folder = channel.log, channel.folder
+        with self._opening:
+            channel.life, channel.base_offset, channel.synced_end = life, base_offset, base_offset
+            channel.clean, channel.lost_part, channel.relogged = True, False, None
+            channel.unsynced = []
+            log = young_log(self.disk, channel, self._options_of(channel), self.files)
+            self._by_log[id(log)] = channel
+            channel.log = log  # before the old one is closed: a reader who finds that closed looks here again
+            self._retire(old, "the channel was reset")
+        self.enter(channel)
+        self._remove_folder(old_folder)
+        return log
+
+    def close_channel(self, channel: StoreChannel, *, now_us: int) -> None:
+        """Let go of a channel's log; it is opened again when asked for. What cannot be written back now waits."""
+        if self._poison is None:
+            self._sync_waiting()  # the next opening takes what the write-ahead files hold for durable
+        self.write_back(channel, now_us)
+        channel.lost_part = channel.damaged
+        with self._opening:
+            self._let_go(channel, "the channel was closed")
+        channel.clean = channel.clean and not channel.unsynced
+
     def delete_channel(self, name: str, *, now_us: int) -> None:
-        """Remove a channel and its data, durably. Its id is never used again (ST3)."""
+        """Remove a channel and its data, durably. An id of the store's own is never used again (ST3)."""
         self.check_usable()
         channel = self._channel(name)
-        self._write_entry(EntryKind.DELETE, channel.channel_id, {"name": name}, now_us)
+        fields = {"name": name, "life": channel.life} if channel.life else {"name": name}
+        self._write_entry(EntryKind.DELETE, channel.channel_id, fields, now_us)
         del self.channels[name]
         self._let_go(channel, "the channel was deleted")
-        self._remove_folder(channel)
+        self._remove_folder(channel.folder)
 
-    def _remove_folder(self, channel: StoreChannel) -> None:
+    def _remove_folder(self, folder: str) -> None:
         try:
-            self.disk.remove_folder(channel.folder)
+            self.disk.remove_folder(folder)
         except DiskError as error:
             self.trouble = error  # the channel is gone all the same; the next opening removes its folder
 
@@ -205,7 +283,7 @@ class Store:
         channel = self.channels[name]
         if offset >= log.log_end:
             return
-        _check_boundary(log, offset)
+        check_boundary(log, offset)
         self._write_entry(EntryKind.TRUNCATE, channel.channel_id, {"offset": offset}, now_us)
         channel.unsynced = [block for block in channel.unsynced if block.leader.base_offset < offset]
         channel.synced_end = min(channel.synced_end, offset)
@@ -221,7 +299,7 @@ class Store:
         entry = wal.other_entry(kind, subject, fields)
         try:
             wal.write([entry, entry])
-            self._sync_wal()
+            self.sync_wal()
         except DiskError as error:
             if wal.undo_failed or isinstance(error, SyncFailed):
                 self.poison(str(error))
@@ -247,123 +325,74 @@ class Store:
             if block is not None:
                 channel.waiting.append(block)
                 touched[channel.channel_id] = channel
-        refusals = self._commit_channels(list(touched.values()), now_us)
+        refusals = commit_channels(self, list(touched.values()), now_us, by_policy=False)
         for append in staged:
             refusal = refusals.get(append.log.channel_id)
             if refusal is None or not append.offsets:
                 append.done()
             else:
                 append.failed(refusal)
+        self._checkpoint_if_full(now_us)
+
+    def commit_blocks(
+        self, appends: Sequence[tuple[StoreChannel, Sequence[Block]]], now_us: int
+    ) -> list[LogError | None]:
+        """Commit stamped blocks as each channel's fsync option asks; returns why each was refused, or None.
+
+        Of one element either all blocks are taken or none.
+        """
+        errors = commit_blocks(self, appends, now_us)
+        self._checkpoint_if_full(now_us)
+        return errors
+
+    def _checkpoint_if_full(self, now_us: int) -> None:
         wal = self._wal
         if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:
             # Now and not when the committer next wakes: until then memory would grow with the file.
             self.checkpoint_or_keep(now_us)
 
-    def _commit_channels(self, touched: list[StoreChannel], now_us: int) -> dict[int, LogError]:
-        """Make what waits durable. Returns the channels whose appends were refused, and why."""
-        refusals: dict[int, LogError] = {}
-        large = self.options.large_block_bytes
-        entries: list[Buffer] = []
-        through_wal: list[StoreChannel] = []
-        wal: WalWriter | None = None
-        try:
-            wal = self.wal(now_us) if touched else None
-        except LogError as error:
-            for channel in touched:
-                refusals[channel.channel_id] = self._refuse(channel, error)
-            return refusals
-        for channel in touched:
-            if wal is not None and any(block.size >= large for block in channel.waiting):
-                refusal = self._commit_directly(channel, now_us)
-                if refusal is not None:
-                    refusals[channel.channel_id] = refusal
-                elif channel.log is not None:
-                    entries.append(
-                        wal.other_entry(EntryKind.DIRECT, channel.channel_id, {"end": channel.log.durable_end})
-                    )
-            elif wal is not None:
-                for block in channel.waiting:
-                    entries.extend(wal.block_entry(block))
-                through_wal.append(channel)
-        if wal is not None and entries:
-            self._commit_wal(wal, entries, through_wal, refusals, now_us)
-        if touched:
-            self._commits += 1
-            if self._checkpoint_due_us is None:
-                self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
-        return refusals
+    def committed(self, now_us: int) -> None:
+        self._commits += 1
+        if self._checkpoint_due_us is None:
+            self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
 
-    def _commit_wal(
-        self,
-        wal: WalWriter,
-        entries: list[Buffer],
-        channels: list[StoreChannel],
-        refusals: dict[int, LogError],
-        now_us: int,
-    ) -> None:
-        try:
-            self._reserve.check(wal.path, sum(map(len, entries)))
-            wal.write(entries)
-        except DiskError as error:
-            if wal.undo_failed:
-                self.poison(f"{error}, which could not be undone")
-            for channel in channels:
-                refusals[channel.channel_id] = self._refuse(channel, error)
-            return
-        if not channels:
-            # Only hints about segments that are synced already. They sync with the next commit, at the
-            # latest after a second: until then damage in those blocks would pass for a torn write.
-            if self._hints_due_us is None:
-                self._hints_due_us = now_us + US_PER_S
-            if now_us < self._hints_due_us:
-                return
-        try:
-            self._sync_wal()
-        except DiskError as error:
-            self.poison(str(error))
-            for channel in channels:
-                refusals[channel.channel_id] = error
-            return
-        for channel in channels:
-            channel.clean = False
-            channel.unsynced += channel.waiting
-            if channel.log is not None:
-                channel.log.note_durable(channel.waiting[-1].offsets.stop)
-            channel.waiting.clear()
+    def hints_are_due(self, now_us: int, written: bool) -> bool:
+        """Whether hints have waited for a sync long enough; `written` says that there is another one."""
+        if written and self._hints_due_us is None:
+            self._hints_due_us = now_us + US_PER_S
+        return self._hints_due_us is not None and now_us >= self._hints_due_us
 
-    def _commit_directly(self, channel: StoreChannel, now_us: int) -> LogError | None:
-        """Write what is staged to the segment and sync that instead (S1)."""
-        log = channel.log
-        assert log is not None
-        try:
-            log.flush(now_us)
-            log.sync()
-        except LogError as error:
-            return self._refuse(channel, error)
+    def count_sync(self) -> None:
         self._syncs += 1
-        channel.clean = False
-        channel.synced_end = log.written_end
-        channel.waiting.clear()
-        channel.unsynced.clear()
-        return None
 
-    def _refuse(self, channel: StoreChannel, error: LogError) -> LogError:
-        """Take back the blocks of this commit only; what earlier commits acked stays."""
-        log = channel.log
-        assert log is not None
-        first = channel.waiting[0].leader.base_offset
-        channel.waiting.clear()
-        try:
-            log.truncate(first)
-        except LogError as failure:
-            log.poison(f"{error}, then {failure}")
-        return error
+    def note_written(self, channel: StoreChannel, end: int, sync_by_us: int | None) -> None:
+        """The next sync of the write-ahead file makes this channel durable up to `end`."""
+        self._unsynced_ends[channel.channel_id] = channel, end
+        if sync_by_us is not None:
+            self._sync_due_us = sync_by_us if self._sync_due_us is None else min(self._sync_due_us, sync_by_us)
 
-    def _sync_wal(self) -> None:
+    def awaits_sync(self, channel: StoreChannel) -> bool:
+        return channel.channel_id in self._unsynced_ends
+
+    def sync_wal(self) -> None:
         assert self._wal is not None
         self._wal.sync()
         self._syncs += 1
-        self._hints_due_us = None
+        self._hints_due_us = self._sync_due_us = None
+        for channel, end in self._unsynced_ends.values():
+            if channel.log is not None:
+                channel.log.note_durable(end)
+        self._unsynced_ends.clear()
+
+    def _sync_waiting(self) -> None:
+        """Sync what was written and not waited for."""
+        if not self._unsynced_ends:
+            return
+        try:
+            self.sync_wal()
+        except DiskError as error:
+            self.poison(str(error))
+            raise
 
     def wal(self, now_us: int) -> WalWriter:
         """The current write-ahead file, started if there is none."""
@@ -384,6 +413,8 @@ class Store:
     def checkpoint(self, now_us: int) -> None:
         """Write everything back to the segments, then let go of the write-ahead files (ST2)."""
         self.check_usable()
+        self._sync_waiting()
+        kept = carried(self.channels.values(), self.options)
         if self._wal is not None:
             self._old_wals.append(self._wal.number)
             self._wal.close()
@@ -391,7 +422,8 @@ class Store:
         stuck: list[StoreChannel] = []
         for channel in list(self.channels.values()):
             log = channel.log
-            if log is not None and not (channel.clean and not log.staged_bytes):
+            dirty = log is not None and not (channel.clean and not log.staged_bytes)
+            if log is not None and dirty and channel.channel_id not in kept:
                 channel.relogged = self._write_back(channel, log, now_us)
             if channel.unsynced:
                 stuck.append(channel)
@@ -400,8 +432,16 @@ class Store:
         if free_wals:
             self.drop_old_wals()
             self.trouble = None
-        self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS if stuck else None
+        again = len(stuck) > len(kept)
+        self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS if again else None
         self._checkpoints += 1
+
+    def _may_wait(self) -> bool:
+        """Whether a checkpoint would only carry: then it can wait until the write-ahead file is full."""
+        if self._wal is None or self._old_wals or not self.options.carry_bytes_max:
+            return False
+        kept = carried(self.channels.values(), self.options)
+        return all(part.channel_id in kept for part in self.channels.values() if part.unsynced or not part.clean)
 
     def drop_old_wals(self) -> None:
         while self._old_wals:
@@ -424,6 +464,15 @@ class Store:
         channel.clean = True
         return None
 
+    def write_back(self, channel: StoreChannel, now_us: int) -> None:
+        """Write one channel back to its segments now. If that fails, the write-ahead files still have it."""
+        log = channel.log
+        if log is None or not channel.entered or self._poison is not None or log.poisoned:
+            return
+        if log.staged_bytes or not channel.clean:
+            self._sync_waiting()  # its creation must not be less durable than its segments
+            channel.relogged = self._write_back(channel, log, now_us)
+
     def _log_again(self, stuck: list[StoreChannel], now_us: int) -> bool:
         """A segment that cannot be written must not pin the write-ahead file for the others (S3).
 
@@ -433,9 +482,8 @@ class Store:
             return True
         try:
             wal = self.wal(now_us)
-            blocks = [block for channel in stuck for block in channel.unsynced]
-            wal.write([buffer for block in blocks for buffer in wal.block_entry(block)])
-            self._sync_wal()
+            wal.write(entries_again(wal, stuck))
+            self.sync_wal()
         except SyncFailed as error:
             self.poison(str(error))
             raise
@@ -449,14 +497,8 @@ class Store:
 
     def _save_table(self, *, free_wals: bool) -> None:
         newest = self._wal.number if self._wal is not None else self.next_wal_number
-        rows = [[channel.channel_id, channel.name, channel.synced_end] for channel in self.channels.values()]
-        table = {
-            "format": 1,
-            "next_channel_id": self.next_channel_id,
-            "wal_floor": newest if free_wals else min([newest, *self._old_wals]),
-            "wal_newest": newest,
-            "channels": rows,
-        }
+        floor = newest if free_wals else min([newest, *self._old_wals])
+        table = table_of(self, wal_floor=floor, wal_newest=newest)
         write_mark_twice(self.disk, TABLE_PATH, table)
 
     def checkpoint_or_keep(self, now_us: int) -> None:
@@ -470,8 +512,14 @@ class Store:
     def maintain(self, now_us: int) -> int:
         """Checkpoint, roll, trim and scrub when due."""
         options = self.options
+        if self._poison is None and self._sync_due_us is not None and now_us >= self._sync_due_us:
+            with suppress(DiskError):  # it has stopped the store, and every append will say so
+                self._sync_waiting()
         if self._poison is None and self._checkpoint_due_us is not None and now_us >= self._checkpoint_due_us:
-            self.checkpoint_or_keep(now_us)
+            if self._may_wait():
+                self._checkpoint_due_us = None
+            else:
+                self.checkpoint_or_keep(now_us)
         if now_us >= self._sweep_due_us:
             self._sweep_due_us = now_us + options.log.retention_interval_ms * US_PER_MS
             for channel in list(self.channels.values()):
@@ -482,6 +530,8 @@ class Store:
             due_us.append(now_us + US_PER_S)
         if self._checkpoint_due_us is not None and self._poison is None:
             due_us.append(self._checkpoint_due_us)
+        if self._sync_due_us is not None and self._poison is None:
+            due_us.append(self._sync_due_us)
         return min(due_us)
 
     def _sweep(self, channel: StoreChannel, now_us: int) -> None:
@@ -490,7 +540,8 @@ class Store:
             return
         try:
             channel.log.roll_if_due(now_us)
-            channel.log.sweep_retention(now_us)
+            if not channel.driven:
+                channel.log.sweep_retention(now_us)
         except LogError as error:
             self.trouble = error
 
@@ -505,22 +556,14 @@ class Store:
     def poison(self, cause: str) -> None:
         """Stop the whole node's storage, loudly (ST4)."""
         self._poison = self._poison or cause
-        for channel in self.channels.values():
+        for channel in self._by_log.values():
             if channel.log is not None:
                 channel.log.poison(cause)
 
     def statistics(self) -> StoreStatistics:
-        logs = [channel.log for channel in self.channels.values() if channel.log is not None]
-        return StoreStatistics(
-            channels=len(self.channels),
-            open_logs=len(logs),
-            open_files=self.files.open_count(),
-            wal_bytes=self._wal.size if self._wal is not None else 0,
-            staged_bytes=sum(log.staged_bytes for log in logs),
-            commits=self._commits,
-            syncs=self._syncs,
-            checkpoints=self._checkpoints,
-            incarnation=self.incarnation,
+        wal_bytes = self._wal.size if self._wal is not None else 0
+        return statistics_of(
+            self, wal_bytes=wal_bytes, commits=self._commits, syncs=self._syncs, checkpoints=self._checkpoints
         )
 
     def close(self, now_us: int) -> None:
@@ -530,11 +573,13 @@ class Store:
         try:
             if self._poison is None:
                 self.checkpoint(now_us)
-                clean = not self._old_wals and not any(channel.unsynced for channel in self.channels.values())
+                kept = carried(self.channels.values(), self.options)  # in the newest write-ahead file, synced
+                left = [part for part in self.channels.values() if part.unsynced and part.channel_id not in kept]
+                clean = not self._old_wals and not left
                 write_mark_twice(self.disk, STATE_PATH, {"clean": clean, "incarnation": self.incarnation})
         finally:
             self._closed = True
-            for channel in self.channels.values():
+            for channel in list(self._by_log.values()):
                 self._let_go(channel, "the store was closed")
             if self._wal is not None:
                 self._wal.close()
@@ -545,15 +590,3 @@ class Store:
 def open_store(disk: Disk, *, now_us: int, options: StoreOptions | None = None) -> Store:
     """Open the store on this disk, replaying its write-ahead files if it was not closed."""
     return store_recovery.open_store(disk, now_us=now_us, options=options or StoreOptions())
-
-
-def _check_boundary(log: Log, offset: int) -> None:
-    """Refuse what `Log.truncate` would refuse, before the entry is written."""
-    if offset < log.log_start:
-        raise OffsetOutOfRange(offset=offset, log_start=log.log_start, log_end=log.log_end)
-    try:
-        block = log.read(offset, bytes_max=1)[0]
-    except DamagedRange:
-        return  # a placeholder can be cut anywhere
-    if block.leader.base_offset != offset:
-        raise NotABlockBoundary(offset=offset, block=block.offsets)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tidelog.blocks.block import Block
-from tidelog.errors import InvalidConfig, LogError
-from tidelog.storage.log import Log
-from tidelog.storage.names import escape_name
+from tidelog.errors import DamagedRange, InvalidConfig, LogError, NotABlockBoundary, OffsetOutOfRange
+from tidelog.storage.disk import Disk
+from tidelog.storage.files import FileCache
+from tidelog.storage.index import SegmentIndex
+from tidelog.storage.log import Log, Segment
+from tidelog.storage.names import escape_name, unescape_name
 from tidelog.storage.options import LogOptions
+from tidelog.storage.recovery import StoreKnowledge, open_log
+from tidelog.storage.segment import segment_name
 from tidelog.storage.wal import wal_name
 from tidelog.units import KIB, MIB
 
@@ -35,6 +41,11 @@ class StoreOptions:
     open_files_max: int = 256
     scrub_bytes_per_s: int = 4 * MIB
     """How fast everything is read again in the background, looking for rot; 0 turns it off."""
+    carry_bytes_max: int = 0
+    """A checkpoint carries channels with little to write over to the next write-ahead file, up to this many bytes
+    together: thousands of channels with a few records each then need no file each. 0 writes all of them back."""
+    carry_channel_bytes_max: int = 16 * KIB
+    """A channel with more than this waiting gets its file."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -42,6 +53,8 @@ class StoreOptions:
             problems.append("large_block_bytes must be positive and wal_bytes_max at least 4 KiB")
         if self.checkpoint_interval_ms <= 0 or self.open_files_max < 8:
             problems.append("checkpoint_interval_ms must be positive and open_files_max at least 8")
+        if not 0 <= self.carry_bytes_max <= self.wal_bytes_max // 2 or self.carry_channel_bytes_max < 0:
+            problems.append("carry_bytes_max must be at most half of wal_bytes_max, and neither carry limit negative")
         if self.scrub_bytes_per_s < 0:
             problems.append("scrub_bytes_per_s must not be negative")
         if problems:
@@ -51,25 +64,115 @@ class StoreOptions:
 class StoreChannel:
     """A channel of the store. `log` is opened on first use."""
 
-    __slots__ = ("channel_id", "clean", "log", "name", "relogged", "synced_end", "unsynced", "waiting")
+    __slots__ = (
+        "base_offset",
+        "channel_id",
+        "clean",
+        "driven",
+        "entered",
+        "life",
+        "log",
+        "lost_part",
+        "name",
+        "options",
+        "relogged",
+        "synced_end",
+        "unsynced",
+        "waiting",
+    )
 
-    def __init__(self, *, channel_id: int, name: str, synced_end: int = 0, clean: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        channel_id: int,
+        name: str,
+        synced_end: int = 0,
+        clean: bool = True,
+        base_offset: int = 0,
+        life: int = 0,
+        entered: bool = True,
+    ) -> None:
         self.channel_id = channel_id
         self.name = name
-        self.synced_end = synced_end
+        self.synced_end = max(synced_end, base_offset)
         self.clean = clean
         """Nothing was written since the index beside its newest segment, so that can be trusted."""
+        self.base_offset = base_offset
+        """Where the log began; its segments know better once there are any."""
+        self.life = life
+        """Rises when the channel is made or reset under an id that may have been here before. Names the folder, so
+        that what an earlier life left behind is never taken for this one's."""
+        self.entered = entered
+        """The store's files know of it. If not, its first commit enters it."""
+        self.driven = False
+        """Somebody else decides about retention."""
+        self.options: LogOptions | None = None
+        """Go before what the store would choose."""
         self.log: Log | None = None
         self.waiting: list[Block] = []
         """Staged, and not yet durable anywhere."""
         self.unsynced: list[Block] = []
-        """Durable in a write-ahead file, and not yet known to be synced in a segment (ST2)."""
+        """In a write-ahead file, and not yet known to be synced in a segment (ST2)."""
         self.relogged: LogError | None = None
         """Why the last checkpoint could not write this channel back."""
+        self.lost_part = False
+        """Placeholders stood in its log when it was last looked at."""
 
     @property
     def folder(self) -> str:
-        return f"{CHANNELS_FOLDER}/{escape_name(self.name)}~{self.channel_id}"
+        life = f".{self.life}" if self.life else ""
+        return f"{CHANNELS_FOLDER}/{escape_name(self.name)}~{self.channel_id}{life}"
+
+    @property
+    def damaged(self) -> bool:
+        """Records of it are known to be lost here."""
+        return bool(self.log.damaged()) if self.log is not None else self.lost_part
+
+    def creation(self) -> dict[str, Any]:
+        """What its entry in a write-ahead file says."""
+        if not (self.life or self.base_offset):
+            return {"name": self.name}
+        return {"name": self.name, "base": self.base_offset, "life": self.life}
+
+
+def young_log(disk: Disk, channel: StoreChannel, options: LogOptions, files: FileCache) -> Log:
+    """The log of a channel that has no files yet (L7)."""
+    base, folder = channel.base_offset, channel.folder
+    index = SegmentIndex(base_offset=base, size=0, interval_bytes=options.index_interval_bytes)
+    return Log(
+        disk=disk,
+        folder=folder,
+        channel_id=channel.channel_id,
+        generation=0,
+        options=options,
+        files=files,
+        segments=[Segment(f"{folder}/{segment_name(base)}", index)],
+        durable_end=base,
+        on_disk=False,
+    )
+
+
+def grown_log(disk: Disk, channel: StoreChannel, options: LogOptions, files: FileCache, now_us: int) -> Log:
+    """The log of a channel from its files, which are made if they are not there."""
+    knowledge = StoreKnowledge(channel_id=channel.channel_id, clean=channel.clean, synced_end=channel.synced_end)
+    return open_log(
+        disk,
+        channel.folder,
+        now_us=now_us,
+        options=options,
+        base_offset=channel.base_offset,
+        files=files,
+        managed=knowledge,
+    )
+
+
+def parse_folder(folder: str) -> tuple[str, int, int] | None:
+    """Name (as far as the folder tells it), id and life of the channel in a folder; None for other folders."""
+    escaped, _, numbers = folder.rpartition("~")
+    channel_id, dot, life = numbers.partition(".")
+    if not channel_id.isdecimal() or (dot and not life.isdecimal()):
+        return None
+    return unescape_name(escaped), int(channel_id), int(life or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +202,15 @@ class StoreStatistics:
 
 def wal_path(number: int) -> str:
     return f"{WAL_FOLDER}/{wal_name(number)}"
+
+
+def check_boundary(log: Log, offset: int) -> None:
+    """Refuse what `Log.truncate` would refuse, before the entry is written."""
+    if offset < log.log_start:
+        raise OffsetOutOfRange(offset=offset, log_start=log.log_start, log_end=log.log_end)
+    try:
+        block = log.read(offset, bytes_max=1)[0]
+    except DamagedRange:
+        return  # a placeholder can be cut anywhere
+    if block.leader.base_offset != offset:
+        raise NotABlockBoundary(offset=offset, block=block.offsets)

@@ -2,7 +2,8 @@
 
 Replay is idempotent. A channel's segments are the truth for what was written back; the write-ahead
 files add what came after. Truncations in them only undo earlier blocks of the same files: the segments
-were cut and synced before the truncation returned, and may hold newer blocks by now.
+were cut and synced before the truncation returned, and may hold newer blocks by now. A creation with a
+higher life replaces what was known under its id: the blocks before it were another log's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from tidelog.blocks.block import Block, missing_block
 from tidelog.errors import LogError
 from tidelog.storage.atomic import marks_agree, read_either_mark, write_mark_twice
 from tidelog.storage.disk import Disk
-from tidelog.storage.names import unescape_name
 from tidelog.storage.store_parts import (
     CHANNELS_FOLDER,
     INTERNALS,
@@ -24,12 +24,16 @@ from tidelog.storage.store_parts import (
     StoreChannel,
     StoreOptions,
     StoreRecovery,
+    parse_folder,
 )
 from tidelog.storage.wal import Entry, EntryKind, scan_wal, wal_numbers
 
 if TYPE_CHECKING:
     from tidelog.storage.log import Log
     from tidelog.storage.store import Store
+
+
+_GAP_RECORDS_MAX = 2**32 - 1
 
 
 def open_store(disk: Disk, *, now_us: int, options: StoreOptions) -> Store:
@@ -67,22 +71,25 @@ def _load_table(store: Store) -> _Table:
         return _Table(rebuilt=_rebuild_table(store))
     complete = marks_agree(store.disk, TABLE_PATH)
     store.next_channel_id = int(table["next_channel_id"])
+    places = {channel_id: place for channel_id, *place in table.get("places", ())}
     for channel_id, name, synced_end in table["channels"]:
-        store.channels[name] = StoreChannel(channel_id=channel_id, name=name, synced_end=synced_end)
+        base_offset, life, lost_part = places.get(channel_id, (0, 0, 0))
+        channel = StoreChannel(
+            channel_id=channel_id, name=name, synced_end=synced_end, base_offset=base_offset, life=life
+        )
+        channel.lost_part = bool(lost_part)
+        store.channels[name] = channel
     return _Table(wal_floor=int(table["wal_floor"]), wal_newest=int(table["wal_newest"]), complete=complete)
 
 
 def _rebuild_table(store: Store) -> bool:
     """The table is lost: the folders name their channels, and nothing is ever deleted for lack of it."""
     folders = store.disk.list_folder(CHANNELS_FOLDER)
-    for folder in folders:
-        escaped, _, number = folder.rpartition("~")
-        if number.isdecimal():
-            channel = StoreChannel(channel_id=int(number), name=unescape_name(escaped), clean=False)
-            known = store.channels.get(channel.name)
-            if known is None or known.channel_id < channel.channel_id:
-                store.channels[channel.name] = channel
-            store.next_channel_id = max(store.next_channel_id, int(number) + 1)
+    for name, channel_id, life in filter(None, map(parse_folder, folders)):
+        known = store.channels.get(name)
+        if known is None or (known.channel_id, known.life) < (channel_id, life):
+            store.channels[name] = StoreChannel(channel_id=channel_id, name=name, clean=False, life=life)
+        store.next_channel_id = max(store.next_channel_id, channel_id + 1)
     return bool(folders)
 
 
@@ -99,6 +106,7 @@ def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
         bytes_cut += scan.bytes_cut
         damaged_bytes += scan.damaged_bytes
         _fold(store, scan.entries, waiting, in_table=number < table.wal_newest)
+    _count_lives(store)
     replayed = _open_waiting(store, waiting, now_us)
     store.keep_wals(numbers)
     if entries or bytes_cut or damaged_bytes or not table.complete:
@@ -109,7 +117,7 @@ def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
     if not table.rebuilt:
         _remove_strays(store)
     store.recovery = StoreRecovery(
-        clean=clean and not entries,
+        clean=clean and not (bytes_cut or damaged_bytes),
         entries=entries,
         blocks_replayed=replayed,
         bytes_cut=bytes_cut,
@@ -126,14 +134,12 @@ def _fold(store: Store, entries: list[Entry], waiting: dict[int, list[Block]], *
         subject = entry.subject
         if entry.kind is EntryKind.CREATE:
             store.next_channel_id = max(store.next_channel_id, subject + 1)
-            if subject not in by_id:
-                channel = StoreChannel(channel_id=subject, name=entry.fields["name"])
-                by_id[subject] = store.channels[channel.name] = channel
+            _fold_creation(store, by_id, waiting, entry)
         elif entry.kind is EntryKind.DELETE:
             waiting.pop(subject, None)
-            gone = by_id.pop(subject, None)
-            if gone is not None and store.channels.get(gone.name) is gone:
-                del store.channels[gone.name]
+            # The table may know a later life already.
+            if subject in by_id and by_id[subject].life <= int(entry.fields.get("life", 0)):
+                _forget(store, by_id.pop(subject))
         elif entry.kind is EntryKind.TRUNCATE:
             offset = int(entry.fields["offset"])
             waiting[subject] = [block for block in waiting.get(subject, []) if block.leader.base_offset < offset]
@@ -145,6 +151,38 @@ def _fold(store: Store, entries: list[Entry], waiting: dict[int, list[Block]], *
                 by_id[subject].synced_end = int(entry.fields["end"])
         elif entry.block is not None:
             waiting.setdefault(subject, []).append(entry.block)
+
+
+def _fold_creation(store: Store, by_id: dict[int, StoreChannel], waiting: dict[int, list[Block]], entry: Entry) -> None:
+    known, life = by_id.get(entry.subject), int(entry.fields.get("life", 0))
+    store.next_life = max(store.next_life, life + 1)
+    if known is not None and life < known.life:
+        return
+    if not entry.fields.get("again"):
+        waiting.pop(entry.subject, None)  # blocks of an earlier life
+    if known is not None and life == known.life:
+        return
+    if known is not None:
+        _forget(store, known)
+    channel = StoreChannel(
+        channel_id=entry.subject,
+        name=entry.fields["name"],
+        base_offset=int(entry.fields.get("base", 0)),
+        life=life,
+    )
+    by_id[channel.channel_id] = store.channels[channel.name] = channel
+
+
+def _forget(store: Store, channel: StoreChannel) -> None:
+    if store.channels.get(channel.name) is channel:
+        del store.channels[channel.name]
+
+
+def _count_lives(store: Store) -> None:
+    """The next life is above all whose traces are left: in the table, the write-ahead files or the folders."""
+    folders = filter(None, map(parse_folder, store.disk.list_folder(CHANNELS_FOLDER)))
+    lives = [*(channel.life for channel in store.channels.values()), *(life for _, _, life in folders)]
+    store.next_life = max([store.next_life, *(life + 1 for life in lives)])
 
 
 def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) -> int:
@@ -173,24 +211,29 @@ def restage(channel: StoreChannel, log: Log, now_us: int) -> None:
     for block in channel.unsynced:
         if block.offsets.stop <= log.log_end:
             continue
-        if block.leader.base_offset > log.log_end:
-            gap = missing_block(
-                offsets=range(log.log_end, block.leader.base_offset),
-                channel_id=channel.channel_id,
-                leader_epoch=log.epochs.newest,
-                append_time_us=now_us,
-                durable_end=log.log_end,
-            )
-            log.stage_stamped(gap)
+        stage_gap(log, block.leader.base_offset, now_us)
         log.stage_stamped(block)
     log.note_durable(log.log_end)
     channel.unsynced = list(log.staged_blocks())
     channel.synced_end = log.written_end
 
 
+def stage_gap(log: Log, end: int, now_us: int) -> None:
+    """Placeholders for everything from the log end to `end`."""
+    while log.log_end < end:
+        gap = missing_block(
+            offsets=range(log.log_end, min(end, log.log_end + _GAP_RECORDS_MAX)),
+            channel_id=log.channel_id,
+            leader_epoch=log.epochs.newest,
+            append_time_us=now_us,
+            durable_end=log.log_end,
+        )
+        log.stage_stamped(gap)
+
+
 def _remove_strays(store: Store) -> None:
     """Folders of deleted channels whose removal a crash interrupted."""
     known = {channel.folder.rpartition("/")[2] for channel in store.channels.values()}
     for folder in store.disk.list_folder(CHANNELS_FOLDER):
-        if folder not in known and folder.rpartition("~")[2].isdecimal():
+        if folder not in known and parse_folder(folder) is not None:
             store.disk.remove_folder(f"{CHANNELS_FOLDER}/{folder}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _EARNED_MAX_US = 10 * US_PER_S
 _ROUND_MIN_US = 600 * US_PER_S
 """A round of many small channels is over soon; the next one need not follow at once."""
+_CHANNELS_PER_WAKE_MAX = 256
+"""Whoever wakes the scrubber commits appends too, and must not wait for thousands of small channels."""
 
 
 class StoreScrubber:
@@ -24,6 +26,9 @@ class StoreScrubber:
         self._last_us: int | None = None
         self._allowance_bytes = 0
         self._channel_id = 0
+        self._name = ""
+        self._queue: list[tuple[int, str]] = []
+        """Channels that are still to come in this round, the next one last."""
         self._scrubber: Scrubber | None = None
         self._round_began_us: int | None = None
         self._rests = False
@@ -42,15 +47,15 @@ class StoreScrubber:
             if self._rests or self._round_began_us is None:
                 self._round_began_us = now_us
             self._rests = False
-        channels_left = len(store.channels)
+        channels_left = min(len(store.channels), _CHANNELS_PER_WAKE_MAX)
         while self._allowance_bytes > 0 and channels_left >= 0 and not self._rests:
             if not self._check_some(store, now_us):
                 channels_left -= 1
 
     def _check_some(self, store: Store, now_us: int) -> bool:
         """Check a piece of the current channel; False when it is done and the next one is up."""
-        channel = next((part for part in store.channels.values() if part.channel_id == self._channel_id), None)
-        if channel is not None:
+        channel = store.channels.get(self._name)
+        if channel is not None and channel.channel_id == self._channel_id:
             try:
                 log = channel.log or store.open_channel(channel, now_us)
                 if self._scrubber is None or self._scrubber.log is not log:
@@ -72,10 +77,9 @@ class StoreScrubber:
 
     def _next_channel(self, store: Store) -> None:
         self._scrubber = None
-        following = [part.channel_id for part in store.channels.values() if part.channel_id > self._channel_id]
-        if following:
-            self._channel_id = min(following)
-        else:
-            self._channel_id = min((part.channel_id for part in store.channels.values()), default=0)
-            self.rounds += 1
-            self._rests = True
+        if not self._queue:
+            self._queue = sorted(((part.channel_id, part.name) for part in store.channels.values()), reverse=True)
+            if self._channel_id:
+                self.rounds += 1
+                self._rests = True
+        self._channel_id, self._name = self._queue.pop() if self._queue else (0, "")

@@ -7,15 +7,15 @@
     boats/index                        what happened, one JSON object per line
 
 Two trees, because one authority for both would let a stolen boat pass for a server. Operators, who command the nodes,
-have certificates of the nodes' authority, good for clients only.
+and clients, who write and read, have certificates of the nodes' authority, good for clients only.
 
 What a caller must keep: hold `Issued.key_pem` only as long as it takes to write it; it is kept nowhere here.
 
 A1  A certificate is in `issued/` and in the index before anyone gets it, so all that is out there can be revoked.
 A2  `revoked.txt` decides who is revoked and is written first; the index only remembers when and why.
 A3  A name has one certificate to be issued and any number of renewals; a name that differs from a known one only in
-    case is refused (I4). A revoked or expired name may be issued again: a boat outlives its computer. A node and an
-    operator may have the same name; they are different holders.
+    case is refused (I4). A revoked or expired name may be issued again: a boat outlives its computer. A node, an
+    operator and a client may have the same name; they are different holders.
 A4  No key is ever overwritten, and the files of an authority appear all at once or not at all.
 """
 
@@ -78,7 +78,7 @@ from tidelog.wire.revocation import LIST_BYTES_MAX, parse_revocations, parse_ser
 
 FOLDER_NAMES: dict[Kind, str] = {"boat": "boats", "node": "nodes"}
 """Of the authorities."""
-SIGNED_BY: dict[Kind, Kind] = {"boat": "boat", "node": "node", "operator": "node"}
+SIGNED_BY: dict[Kind, Kind] = {"boat": "boat", "node": "node", "operator": "node", "client": "node"}
 """Whose authority signs a holder of this kind."""
 CERTIFICATE_NAME = "ca.crt"
 KEY_NAME = "ca.key"
@@ -462,8 +462,9 @@ def _listed(entry: _Entry, kind: Kind, now_us: int, reasons: dict[str, str], new
         status = "replaced"
     else:
         status = "expiring" if days_left < EXPIRING_DAYS else "valid"
+    own_kind: Kind | None = next((known for known in SIGNED_BY if known == entry.kind), None)
     return Listed(
-        kind="operator" if entry.kind == "operator" else kind,
+        kind=own_kind or kind,
         name=entry.name,
         serial=entry.serial,
         not_before_us=entry.not_before_us,

@@ -5,7 +5,7 @@ every TLS library that lplex or gRPC is built with.
 
 C1  An authority may sign leaves and nothing below them (path length 0), and may do nothing else.
 C2  A leaf is no authority, says so, and names exactly one holder (I1), in its URI and its common name alike.
-C3  A boat's or an operator's leaf is good for clients only; a node's for servers and clients.
+C3  A boat's, an operator's or a client's leaf is good for clients only; a node's for servers and clients.
 C4  A leaf begins `BACKDATE_US` before it is made, for boats whose clocks are slow, and never outlives its authority.
 """
 
@@ -82,7 +82,7 @@ class LeafOptions:
         if not 1 <= self.days <= DAYS_MAX:
             problems.append(f"days must be from 1 to {DAYS_MAX}")
         if self.server_names and self.identity.kind != "node":
-            holder = "a boat" if self.identity.kind == "boat" else "an operator"
+            holder = "an operator" if self.identity.kind == "operator" else f"a {self.identity.kind}"
             problems.append(f"{holder} serves nobody, so its certificate takes no server names")
         if len(self.server_names) > SERVER_NAMES_MAX:
             problems.append(f"{len(self.server_names)} server names are more than {SERVER_NAMES_MAX}")
@@ -155,7 +155,7 @@ def make_leaf(
     now_us: int,
     random_bytes: RandomBytes,
 ) -> x509.Certificate:
-    """A boat's, a node's or an operator's certificate (C2, C3, C4)."""
+    """The certificate of a boat, a node, an operator or a client (C2, C3, C4)."""
     identity = options.identity
     authority = signer.certificate
     authority_ends_us = (authority.not_valid_after_utc - _EPOCH) // timedelta(microseconds=1)

@@ -6,8 +6,8 @@ What a caller must keep: ask on every RPC, and never believe a name that came an
 
 I1  A certificate has one name or none. Two common names, two URIs, or a URI and a common name that differ
     are refused, because two readers could each believe another one.
-I2  The URI `spiffe://<fleet>/boat|node|operator/<name>` decides. A certificate without a URI is a boat's and its common
-    name decides, as lplex issues them; so nothing without a URI can ever be a node or an operator.
+I2  The URI `spiffe://<fleet>/boat|node|operator|client/<name>` decides. A certificate without a URI is a boat's and its
+    common name decides, as lplex issues them; so nothing without a URI can ever be any of the others.
 I3  A name is `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, compared byte for byte: no path, no wildcard, no look-alike.
 I4  Two names that differ only in case are not both let in: they would be one folder on some disks.
 I5  An authority's own certificate, a forgeable signature or a short key is nobody.
@@ -37,8 +37,9 @@ from tidelog.errors import (
 )
 from tidelog.units import format_time_us
 
-Kind = Literal["boat", "node", "operator"]
-"""An operator is a person or a tool that reads over HTTP and runs `tidelog cluster`; no gRPC door is open to it."""
+Kind = Literal["boat", "node", "operator", "client"]
+"""An operator is a person or a tool that reads over HTTP and runs `tidelog cluster`; a client is an application that
+may do what its grants say, over the link only. No gRPC door is open to either."""
 
 CERTIFICATE_BYTES_MAX = 64 * 1024
 """Of one certificate or a chain of them. Ours take about 1 KiB."""
@@ -223,7 +224,9 @@ def _from_uri(uri: str, *, fleet: str | None) -> Identity:
         return Identity(kind="node", name=match[3])
     if match[2] == "operator":
         return Identity(kind="operator", name=match[3])
-    raise BadIdentity(problem=f"the URI {_shown(uri)} is no boat's, node's or operator's")
+    if match[2] == "client":
+        return Identity(kind="client", name=match[3])
+    raise BadIdentity(problem=f"the URI {_shown(uri)} is no boat's, node's, operator's or client's")
 
 
 def _refuse_weak(certificate: x509.Certificate) -> None:

@@ -74,7 +74,7 @@ class LinkEnd:
     insecure_dev: bool = False
     """Plain TCP, and names are believed. For development only, and never beside certificates."""
     kind: Kind = "node"
-    """What our own certificate says; an operator's tool says "operator"."""
+    """What our own certificate says; an operator's tool says "operator", an application "client"."""
     options: LinkOptions = field(default_factory=LinkOptions)
     process: int = field(default_factory=lambda: secrets.randbits(64))
     log: Callable[[str], None] = lambda _: None

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from tidelog.errors import BadFrame
 from tidelog.units import KIB
 
-Buffers: TypeAlias = bytes | memoryview | Sequence[bytes | memoryview]
+Buffers: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """A body, whole or in pieces. Large pieces are written from where they are: leave them alone until they are sent."""
 
 Frame: TypeAlias = tuple[int, int, int, int, memoryview]
@@ -84,7 +84,7 @@ def pieces_of(body: Buffers) -> tuple[list[memoryview], int]:
     return pieces, sum(map(len, pieces))
 
 
-def _byte_view(part: bytes | memoryview) -> memoryview:
+def _byte_view(part: bytes | bytearray | memoryview) -> memoryview:
     view = memoryview(part)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

@@ -33,7 +33,7 @@ _FACTS: Final = struct.Struct("<BBBxQQIIII")
 """Kind, lengths of name and cluster, incarnation, process, then the limits in the order of `PeerLimits`."""
 _REFUSAL: Final = struct.Struct("<BH")
 """Flags, length of the code."""
-_KINDS: Final[tuple[Kind, ...]] = ("node", "operator")
+_KINDS: Final[tuple[Kind, ...]] = ("node", "operator", "client")
 _RETRIABLE: Final = 1
 _DEFINITE: Final = 2
 _CODE_BYTES_MAX: Final = 100

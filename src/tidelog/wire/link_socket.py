@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import traceback
 from typing import Final
 
 from tidelog.errors import PeerUnreachable, TlsFailed
@@ -41,6 +42,7 @@ class LinkSocket:
         try:
             secure = context.wrap_socket(self._socket, server_side=server_side, do_handshake_on_connect=False)
         except (OSError, ValueError) as error:
+            _close_lost(error)
             raise TlsFailed(peer=self.name, problem=words(error)) from error
         self._socket = self._secure = secure
         while True:
@@ -190,6 +192,15 @@ def words(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}"
+
+
+def _close_lost(error: Exception) -> None:
+    """Of a connection that is reset already, `wrap_socket` takes the descriptor over and then gives up: the socket that
+    holds it is left in the traceback alone, and would stay open as long as the error is kept."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        lost = frame.f_locals.get("self")
+        if isinstance(lost, ssl.SSLSocket):
+            lost.close()
 
 
 def _resolve(ready: asyncio.Future[None]) -> None:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from tidelog.core.catalog import RegisterNode, decode_change, encode_change
 from tidelog.core.liveness import Heartbeat, RenewSession, SessionFenced, SessionRenewed
 from tidelog.core.node_messages import ForMember, Here, NodeMessage, Register, RegisterRefused, Who
+from tidelog.core.replication.messages import ReplicationMessage
 from tidelog.errors import BadMessage, LogError
 from tidelog.wire.identity import is_name
+from tidelog.wire.link_frames import Buffers
 from tidelog.wire.liveness_codec import MESSAGES_MAX, decode_liveness, encode_liveness
 from tidelog.wire.raft_codec import decode_message, encode_message
+from tidelog.wire.replication_codec import REPLICATION, decode_replication, encode_replication
 
 # One-way messages.
 RAFT: Final = 0x0001
@@ -35,11 +38,17 @@ _MEMBER_BYTES_MAX: Final = 255
 _TEXT_MAX: Final = 4_096
 _CLUSTER_BYTES: Final = 16
 LIVENESS_TYPES: Final = (Heartbeat, RenewSession, SessionFenced, SessionRenewed)
+REPLICATION_TYPES: Final = get_args(ReplicationMessage)
 
 
-def encode_node_messages(messages: Sequence[NodeMessage]) -> list[tuple[int, list[bytes]]]:
+def encode_node_messages(messages: Sequence[NodeMessage]) -> list[tuple[int, Buffers]]:
     """(kind, body) for the link, in order; what liveness has to say goes in one body."""
-    encoded: list[tuple[int, list[bytes]]] = []
+    encoded: list[tuple[int, Buffers]] = []
+    replication = [message for message in messages if isinstance(message, REPLICATION_TYPES)]
+    if replication:
+        encoded += encode_replication(replication)
+        if len(replication) == len(messages):
+            return encoded
     liveness = [message for message in messages if isinstance(message, LIVENESS_TYPES)]
     for start in range(0, len(liveness), MESSAGES_MAX):
         encoded.append((LIVENESS, [encode_liveness(liveness[start : start + MESSAGES_MAX])]))
@@ -47,7 +56,7 @@ def encode_node_messages(messages: Sequence[NodeMessage]) -> list[tuple[int, lis
         if isinstance(message, ForMember):
             names = _name_bytes(message.sender) + _name_bytes(message.target)
             encoded.append((RAFT, [names, *encode_message(message.message)]))
-        elif not isinstance(message, LIVENESS_TYPES):
+        elif not isinstance(message, LIVENESS_TYPES) and not isinstance(message, REPLICATION_TYPES):
             encoded.append((NODE, [json.dumps(_plain(message), separators=(",", ":")).encode()]))
     return encoded
 
@@ -73,7 +82,9 @@ def _plain(message: NodeMessage) -> dict[str, Any]:
 
 
 def decode_node_messages(kind: int, body: memoryview) -> Sequence[NodeMessage]:
-    """The messages in one body of the link, of kind RAFT, LIVENESS or NODE."""
+    """The messages in one body of the link, of kind RAFT, LIVENESS, NODE or REPLICATION."""
+    if kind == REPLICATION:
+        return decode_replication(body)
     if kind == LIVENESS:
         return decode_liveness(body)
     if kind == RAFT:

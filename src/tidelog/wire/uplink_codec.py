@@ -32,6 +32,7 @@ LIFE_BYTES_MAX = 64
 LIVES_MAX = 10_000
 ORPHANS_MAX = 1_000
 _SEQ_MAX = 2**63 - 1
+_ADDRESS_CHARACTERS_MAX = 262
 _MAKER_BYTES = 64
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -113,7 +114,8 @@ def decode_hello(data: bytes) -> tuple[str, Hello]:
     )
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
+def encode_welcome(welcome: Welcome, *, leader: str = "") -> bytes:
+    """`leader` is the address of the node that leads the boat's channel, for a boat that dialed another (U2)."""
     message = pb.HandshakeResponse(
         cursor=welcome.cursor,
         holes=_to_ranges(welcome.holes),
@@ -124,8 +126,15 @@ def encode_welcome(welcome: Welcome) -> bytes:
         rate_burst=welcome.burst_frames,
         fork=welcome.fork,
         orphan_cursors=[pb.LineageCursor(lineage=lineage, cursor=seq) for lineage, seq in welcome.orphan_cursors],
+        leader=leader,
     )
     return message.SerializeToString()
+
+
+def leader_in_welcome(data: bytes) -> str:
+    """Where the boat had better dial; empty if nobody says so, or not in the form of an address."""
+    leader = _parse(pb.HandshakeResponse(), data).leader
+    return leader if ":" in leader and len(leader) <= _ADDRESS_CHARACTERS_MAX and leader.isascii() else ""
 
 
 def decode_welcome(data: bytes, *, rate_frames_per_s: float, burst_frames: int) -> Welcome:

@@ -60,6 +60,7 @@ _RULES: Final[dict[type[Any], Callable[[State, Any, int], None]]] = {
     changes.FenceNode: node_rules.fence_node,
     changes.RemoveNode: node_rules.remove_node,
     changes.CreateChannel: channel_rules.create_channel,
+    changes.AdoptChannel: channel_rules.adopt_channel,
     changes.ChangeLeader: election_rules.change_leader,
     changes.ShrinkIsr: channel_rules.shrink_isr,
     changes.ExpandIsr: channel_rules.expand_isr,
@@ -67,6 +68,7 @@ _RULES: Final[dict[type[Any], Callable[[State, Any, int], None]]] = {
     changes.PauseChannel: channel_rules.pause_channel,
     changes.ResumeChannel: channel_rules.resume_channel,
     changes.SetReadonly: channel_rules.set_readonly,
+    changes.RaiseChannelEpoch: channel_rules.raise_channel_epoch,
     changes.DeleteChannel: channel_rules.delete_channel,
     changes.OpenProducer: access_rules.open_producer,
     changes.CloseProducer: access_rules.close_producer,
@@ -255,6 +257,16 @@ class Catalog:
     def channels_on(self, node: str) -> list[ChannelRecord]:
         """Those with a replica there."""
         return self._sorted(self._state.replica_of.get(node, ()))
+
+    def replica_count(self, node: str) -> int:
+        return len(self._state.replica_of.get(node, ()))
+
+    def leader_count(self, node: str) -> int:
+        return len(self._state.led_by.get(node, ()))
+
+    def has_live_leader(self, channel: ChannelRecord) -> bool:
+        """Whether its leader is active, as the incarnation that was elected."""
+        return self._state.has_live_leader(channel)
 
     def was_deleted(self, channel_id: int) -> bool:
         """Whether the id was given out and is gone. Only a yes allows a node to delete what it holds under it."""

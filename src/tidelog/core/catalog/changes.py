@@ -119,6 +119,19 @@ class CreateChannel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptChannel:
+    """Take over a log that was on a node's disk before there was a catalog, under the id that its blocks bear."""
+
+    name: str
+    config: ChannelConfig
+    node: str
+    channel_id: int
+    newest_epoch: int
+    """In that log: its leader begins above it (R1)."""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
     """How far one replica's log goes, as it says itself."""
 
@@ -205,6 +218,14 @@ class SetReadonly:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseChannelEpoch:
+    """Nothing but a higher channel epoch: whatever was proposed on the old one can no longer happen (R3)."""
+
+    channel_id: int
+    expected_channel_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChannel:
     channel_id: int
     expected_channel_epoch: int
@@ -269,7 +290,15 @@ class RemoveGrant:
 
 
 ChannelChange: TypeAlias = (
-    ChangeLeader | ShrinkIsr | ExpandIsr | AlterChannel | PauseChannel | ResumeChannel | SetReadonly | DeleteChannel
+    ChangeLeader
+    | ShrinkIsr
+    | ExpandIsr
+    | AlterChannel
+    | PauseChannel
+    | ResumeChannel
+    | SetReadonly
+    | RaiseChannelEpoch
+    | DeleteChannel
 )
 SingleChange: TypeAlias = (
     FoundCluster
@@ -279,6 +308,7 @@ SingleChange: TypeAlias = (
     | FenceNode
     | RemoveNode
     | CreateChannel
+    | AdoptChannel
     | ChannelChange
     | OpenProducer
     | CloseProducer
@@ -297,6 +327,7 @@ _SINGLE_TYPES: Final[tuple[type[Any], ...]] = (
     FenceNode,
     RemoveNode,
     CreateChannel,
+    AdoptChannel,
     ChangeLeader,
     ShrinkIsr,
     ExpandIsr,
@@ -304,6 +335,7 @@ _SINGLE_TYPES: Final[tuple[type[Any], ...]] = (
     PauseChannel,
     ResumeChannel,
     SetReadonly,
+    RaiseChannelEpoch,
     DeleteChannel,
     OpenProducer,
     CloseProducer,

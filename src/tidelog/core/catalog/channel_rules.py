@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from tidelog.core.catalog.changes import (
+    AdoptChannel,
     AlterChannel,
     CreateChannel,
     DeleteChannel,
     ExpandIsr,
     PauseChannel,
+    RaiseChannelEpoch,
     ResumeChannel,
     SetReadonly,
     ShrinkIsr,
@@ -23,6 +25,7 @@ from tidelog.core.catalog.changes import (
 )
 from tidelog.core.catalog.channel_config import ChannelConfig, Placement, weaker
 from tidelog.core.catalog.records import (
+    ADOPTED_MAX,
     CHANNEL_NAME,
     CHANNELS_MAX,
     TOMBSTONES_MAX,
@@ -112,6 +115,25 @@ def require_live(state: State, node: str, incarnation: int) -> None:
 
 
 def create_channel(state: State, change: CreateChannel, index: int) -> None:
+    _create(state, change, index, channel_id=state.next_channel_id, leader_epoch=1)
+
+
+def adopt_channel(state: State, change: AdoptChannel, index: int) -> None:
+    """A channel of one replica, which others may join, under the id that its log has already."""
+    problems = []
+    if change.channel_id < state.next_channel_id:
+        problems.append(f"channel id {change.channel_id} was given out already; ids below {state.next_channel_id} are")
+    if max(change.channel_id, change.newest_epoch) > ADOPTED_MAX:
+        problems.append(f"a channel id and an epoch to go on from are at most {ADOPTED_MAX}")
+    if problems:
+        raise InvalidChange(kind="adopt_channel", problems=problems)
+    created = CreateChannel(
+        name=change.name, config=change.config, replicas=(change.node,), leader=change.node, at_ms=change.at_ms
+    )
+    _create(state, created, index, channel_id=change.channel_id, leader_epoch=change.newest_epoch + 1)
+
+
+def _create(state: State, change: CreateChannel, index: int, *, channel_id: int, leader_epoch: int) -> None:
     problems = change.config.problems()
     if not CHANNEL_NAME.fullmatch(change.name):
         problems.append(f"{change.name!a} is not a channel name: letters, digits and ._:/- up to 200")
@@ -132,7 +154,6 @@ def create_channel(state: State, change: CreateChannel, index: int) -> None:
         Member(node=node, incarnation=require_active(state, node), keeps=change.config.keeps)
         for node in change.replicas
     )
-    channel_id = state.next_channel_id
     state.put_number("next_channel_id", channel_id + 1)
     state.put_channel(
         channel_id,
@@ -145,8 +166,8 @@ def create_channel(state: State, change: CreateChannel, index: int) -> None:
             leader_incarnation=require_active(state, change.leader),
             isr=isr,
             eligible=(),
-            leader_epoch=1,
-            channel_epoch=1,
+            leader_epoch=leader_epoch,
+            channel_epoch=leader_epoch,  # every leader epoch was a channel epoch (C2)
             paused=False,
             readonly=False,
             created_index=index,
@@ -274,6 +295,10 @@ def _replica_problems(
         strays = [node for node in (replicas if added is None else added) if node not in config.pinned_nodes]
         found += [f"{node!a} is not one of pinned_nodes" for node in strays]
     return found
+
+
+def raise_channel_epoch(state: State, change: RaiseChannelEpoch, index: int) -> None:
+    write_channel(state, channel_at(state, change.channel_id, change.expected_channel_epoch), index)
 
 
 def pause_channel(state: State, change: PauseChannel, index: int) -> None:

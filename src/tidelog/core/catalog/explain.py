@@ -8,6 +8,7 @@ from tidelog.core.catalog.changes import (
     AddGrant,
     AddToken,
     AdmitNode,
+    AdoptChannel,
     AlterChannel,
     Batch,
     ChangeLeader,
@@ -19,6 +20,7 @@ from tidelog.core.catalog.changes import (
     FoundCluster,
     OpenProducer,
     PauseChannel,
+    RaiseChannelEpoch,
     RegisterNode,
     RemoveGrant,
     RemoveNode,
@@ -97,6 +99,8 @@ def _describe(change: SingleChange, state: State) -> str:
             return f"let {change.principal} do {change.scope} on {change.channels}"
         case RemoveGrant():
             return f"no longer let {change.principal} do {change.scope} on {change.channels}"
+        case AdoptChannel():
+            return f"take over channel {change.name!r} as it lies on {change.node!r}"
         case CreateChannel():
             where = ", ".join(change.replicas)
             return f"create channel {change.name!r} on {where}, led by {change.leader!r}"
@@ -132,6 +136,7 @@ def _describe_channel(
     | PauseChannel
     | ResumeChannel
     | SetReadonly
+    | RaiseChannelEpoch
     | DeleteChannel,
     state: State,
 ) -> str:
@@ -154,6 +159,8 @@ def _describe_channel(
             return f"resume {channel} in a new leader epoch"
         case SetReadonly():
             return f"make {channel} {'read-only' if change.readonly else 'writable'}"
+        case RaiseChannelEpoch():
+            return f"raise the epoch of {channel}"
         case DeleteChannel():
             return f"delete {channel} for good"
 

@@ -37,11 +37,13 @@ TEXT_BYTES_MAX: Final = 255
 UNCLEAN_MAX: Final = 256
 PATTERNS_MAX: Final = 64
 
+ADOPTED_MAX: Final = 2**48
+"""Of an id or an epoch that a log brings along: one that is absurd must leave room to count on from it."""
 CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,199}")
 CHANNEL_PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_][A-Za-z0-9._:/-]{0,198}\*?")
 """A name, or the beginning of one and a star."""
 SIMPLE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-PRINCIPAL: Final = re.compile(r"(boat|node|operator|token):[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+PRINCIPAL: Final = re.compile(r"(boat|node|operator|client|token):[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 HEX_ID: Final = re.compile(r"[0-9a-f]{8,64}")
 
@@ -223,7 +225,8 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRecord:
-    """A principal (`operator:anna`, `boat:spray`, `node:n1`, `token:ci`) may do this on these channels."""
+    """A principal (`operator:anna`, `client:plotter`, `boat:spray`, `node:n1`, `token:ci`) may do this on these
+    channels."""
 
     principal: str
     scope: str

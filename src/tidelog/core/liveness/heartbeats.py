@@ -17,7 +17,7 @@ H4  Time in which this node did not run is nobody's silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,6 +143,11 @@ class PairHeartbeats:
 
     def peers(self) -> list[str]:
         return list(self._peers)
+
+    @property
+    def peers_known(self) -> Collection[str]:
+        """The same, without a copy."""
+        return self._peers.keys()
 
     def set_interval(self, peer: str, heartbeat_ms: int) -> None:
         """The smallest `heartbeat_ms` of the channels that the pair shares; the default is the config's."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11replication.proto\x12\x14lplex.replication.v1\"&\n\x08SeqRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"\xa6\x02\n\x10HandshakeRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08head_seq\x18\x02 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07lineage\x18\x65 \x01(\x0c\x12,\n\x04lost\x18\x66 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12,\n\x04void\x18g \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x0c\n\x04life\x18h \x01(\x0c\x12\x14\n\x0csent_through\x18i \x01(\x04\x12\x32\n\x07\x65\x61rlier\x18j \x03(\x0b\x32!.lplex.replication.v1.EarlierLife\x12\x0f\n\x07orphans\x18k \x03(\x0c\"1\n\x0b\x45\x61rlierLife\x12\x0c\n\x04life\x18\x01 \x01(\x0c\x12\x14\n\x0csent_through\x18\x02 \x01(\x04\"\xfe\x01\n\x11HandshakeResponse\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12-\n\x05holes\x18\x02 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x17\n\x0flive_start_from\x18\x03 \x01(\x04\x12\r\n\x05known\x18\x65 \x01(\x08\x12\x0f\n\x07session\x18\x66 \x01(\x04\x12\x12\n\nrate_limit\x18g \x01(\x01\x12\x12\n\nrate_burst\x18h \x01(\r\x12\x0c\n\x04\x66ork\x18i \x01(\x08\x12;\n\x0eorphan_cursors\x18j \x03(\x0b\x32#.lplex.replication.v1.LineageCursor\"0\n\rLineageCursor\x12\x0f\n\x07lineage\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\"\x91\x01\n\x0cLiveUpstream\x12\x30\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1f.lplex.replication.v1.LiveFrameH\x00\x12\x32\n\x06status\x18\x02 \x01(\x0b\x32 .lplex.replication.v1.LiveStatusH\x00\x12\x14\n\nmade_block\x18\x65 \x01(\x0cH\x00\x42\x05\n\x03msg\"L\n\tLiveFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x14\n\x0ctimestamp_us\x18\x02 \x01(\x03\x12\x0e\n\x06\x63\x61n_id\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"5\n\nLiveStatus\x12\x10\n\x08head_seq\x18\x01 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x02 \x01(\x04\"\x9a\x01\n\x0eLiveDownstream\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12\x1e\n\x16live_committed_through\x18\x65 \x01(\x04\x12-\n\x05holes\x18\x66 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x15\n\x08statuses\x18g \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_statuses\"\x81\x01\n\x10\x42\x61\x63kfillUpstream\x12*\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x1b.lplex.replication.v1.Block\x12\x13\n\x0bmade_blocks\x18\x65 \x03(\x0c\x12,\n\x04gone\x18\x66 \x01(\x0b\x32\x1e.lplex.replication.v1.SeqRange\"z\n\x05\x42lock\x12\x10\n\x08\x62\x61se_seq\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_time_us\x18\x02 \x01(\x03\x12\x13\n\x0b\x66rame_count\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\ncompressed\x18\x05 \x01(\x08\x12\x12\n\nblock_size\x18\x06 \x01(\r\"u\n\x12\x42\x61\x63kfillDownstream\x12\x1a\n\x12\x63ontinuous_through\x18\x01 \x01(\x04\x12\x31\n\tremaining\x18\x02 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x10\n\x08\x61nswered\x18\x65 \x01(\x04\x32\xa3\x02\n\x0bReplication\x12\\\n\tHandshake\x12&.lplex.replication.v1.HandshakeRequest\x1a\'.lplex.replication.v1.HandshakeResponse\x12T\n\x04Live\x12\".lplex.replication.v1.LiveUpstream\x1a$.lplex.replication.v1.LiveDownstream(\x01\x30\x01\x12`\n\x08\x42\x61\x63kfill\x12&.lplex.replication.v1.BackfillUpstream\x1a(.lplex.replication.v1.BackfillDownstream(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11replication.proto\x12\x14lplex.replication.v1\"&\n\x08SeqRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"\xa6\x02\n\x10HandshakeRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08head_seq\x18\x02 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07lineage\x18\x65 \x01(\x0c\x12,\n\x04lost\x18\x66 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12,\n\x04void\x18g \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x0c\n\x04life\x18h \x01(\x0c\x12\x14\n\x0csent_through\x18i \x01(\x04\x12\x32\n\x07\x65\x61rlier\x18j \x03(\x0b\x32!.lplex.replication.v1.EarlierLife\x12\x0f\n\x07orphans\x18k \x03(\x0c\"1\n\x0b\x45\x61rlierLife\x12\x0c\n\x04life\x18\x01 \x01(\x0c\x12\x14\n\x0csent_through\x18\x02 \x01(\x04\"\x8e\x02\n\x11HandshakeResponse\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12-\n\x05holes\x18\x02 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x17\n\x0flive_start_from\x18\x03 \x01(\x04\x12\r\n\x05known\x18\x65 \x01(\x08\x12\x0f\n\x07session\x18\x66 \x01(\x04\x12\x12\n\nrate_limit\x18g \x01(\x01\x12\x12\n\nrate_burst\x18h \x01(\r\x12\x0c\n\x04\x66ork\x18i \x01(\x08\x12;\n\x0eorphan_cursors\x18j \x03(\x0b\x32#.lplex.replication.v1.LineageCursor\x12\x0e\n\x06leader\x18k \x01(\t\"0\n\rLineageCursor\x12\x0f\n\x07lineage\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\"\x91\x01\n\x0cLiveUpstream\x12\x30\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1f.lplex.replication.v1.LiveFrameH\x00\x12\x32\n\x06status\x18\x02 \x01(\x0b\x32 .lplex.replication.v1.LiveStatusH\x00\x12\x14\n\nmade_block\x18\x65 \x01(\x0cH\x00\x42\x05\n\x03msg\"L\n\tLiveFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x14\n\x0ctimestamp_us\x18\x02 \x01(\x03\x12\x0e\n\x06\x63\x61n_id\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"5\n\nLiveStatus\x12\x10\n\x08head_seq\x18\x01 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x02 \x01(\x04\"\x9a\x01\n\x0eLiveDownstream\x12\x15\n\racked_through\x18\x01 \x01(\x04\x12\x1e\n\x16live_committed_through\x18\x65 \x01(\x04\x12-\n\x05holes\x18\x66 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x15\n\x08statuses\x18g \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_statuses\"\x81\x01\n\x10\x42\x61\x63kfillUpstream\x12*\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x1b.lplex.replication.v1.Block\x12\x13\n\x0bmade_blocks\x18\x65 \x03(\x0c\x12,\n\x04gone\x18\x66 \x01(\x0b\x32\x1e.lplex.replication.v1.SeqRange\"z\n\x05\x42lock\x12\x10\n\x08\x62\x61se_seq\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_time_us\x18\x02 \x01(\x03\x12\x13\n\x0b\x66rame_count\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\ncompressed\x18\x05 \x01(\x08\x12\x12\n\nblock_size\x18\x06 \x01(\r\"u\n\x12\x42\x61\x63kfillDownstream\x12\x1a\n\x12\x63ontinuous_through\x18\x01 \x01(\x04\x12\x31\n\tremaining\x18\x02 \x03(\x0b\x32\x1e.lplex.replication.v1.SeqRange\x12\x10\n\x08\x61nswered\x18\x65 \x01(\x04\x32\xa3\x02\n\x0bReplication\x12\\\n\tHandshake\x12&.lplex.replication.v1.HandshakeRequest\x1a\'.lplex.replication.v1.HandshakeResponse\x12T\n\x04Live\x12\".lplex.replication.v1.LiveUpstream\x1a$.lplex.replication.v1.LiveDownstream(\x01\x30\x01\x12`\n\x08\x42\x61\x63kfill\x12&.lplex.replication.v1.BackfillUpstream\x1a(.lplex.replication.v1.BackfillDownstream(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EARLIERLIFE']._serialized_start=380
   _globals['_EARLIERLIFE']._serialized_end=429
   _globals['_HANDSHAKERESPONSE']._serialized_start=432
-  _globals['_HANDSHAKERESPONSE']._serialized_end=686
-  _globals['_LINEAGECURSOR']._serialized_start=688
-  _globals['_LINEAGECURSOR']._serialized_end=736
-  _globals['_LIVEUPSTREAM']._serialized_start=739
-  _globals['_LIVEUPSTREAM']._serialized_end=884
-  _globals['_LIVEFRAME']._serialized_start=886
-  _globals['_LIVEFRAME']._serialized_end=962
-  _globals['_LIVESTATUS']._serialized_start=964
-  _globals['_LIVESTATUS']._serialized_end=1017
-  _globals['_LIVEDOWNSTREAM']._serialized_start=1020
-  _globals['_LIVEDOWNSTREAM']._serialized_end=1174
-  _globals['_BACKFILLUPSTREAM']._serialized_start=1177
-  _globals['_BACKFILLUPSTREAM']._serialized_end=1306
-  _globals['_BLOCK']._serialized_start=1308
-  _globals['_BLOCK']._serialized_end=1430
-  _globals['_BACKFILLDOWNSTREAM']._serialized_start=1432
-  _globals['_BACKFILLDOWNSTREAM']._serialized_end=1549
-  _globals['_REPLICATION']._serialized_start=1552
-  _globals['_REPLICATION']._serialized_end=1843
+  _globals['_HANDSHAKERESPONSE']._serialized_end=702
+  _globals['_LINEAGECURSOR']._serialized_start=704
+  _globals['_LINEAGECURSOR']._serialized_end=752
+  _globals['_LIVEUPSTREAM']._serialized_start=755
+  _globals['_LIVEUPSTREAM']._serialized_end=900
+  _globals['_LIVEFRAME']._serialized_start=902
+  _globals['_LIVEFRAME']._serialized_end=978
+  _globals['_LIVESTATUS']._serialized_start=980
+  _globals['_LIVESTATUS']._serialized_end=1033
+  _globals['_LIVEDOWNSTREAM']._serialized_start=1036
+  _globals['_LIVEDOWNSTREAM']._serialized_end=1190
+  _globals['_BACKFILLUPSTREAM']._serialized_start=1193
+  _globals['_BACKFILLUPSTREAM']._serialized_end=1322
+  _globals['_BLOCK']._serialized_start=1324
+  _globals['_BLOCK']._serialized_end=1446
+  _globals['_BACKFILLDOWNSTREAM']._serialized_start=1448
+  _globals['_BACKFILLDOWNSTREAM']._serialized_end=1565
+  _globals['_REPLICATION']._serialized_start=1568
+  _globals['_REPLICATION']._serialized_end=1859
 # @@protoc_insertion_point(module_scope)

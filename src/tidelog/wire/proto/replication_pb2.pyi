@@ -47,7 +47,7 @@ class EarlierLife(_message.Message):
     def __init__(self, life: _Optional[bytes] = ..., sent_through: _Optional[int] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("cursor", "holes", "live_start_from", "known", "session", "rate_limit", "rate_burst", "fork", "orphan_cursors")
+    __slots__ = ("cursor", "holes", "live_start_from", "known", "session", "rate_limit", "rate_burst", "fork", "orphan_cursors", "leader")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     HOLES_FIELD_NUMBER: _ClassVar[int]
     LIVE_START_FROM_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class HandshakeResponse(_message.Message):
     RATE_BURST_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_CURSORS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
     cursor: int
     holes: _containers.RepeatedCompositeFieldContainer[SeqRange]
     live_start_from: int
@@ -66,7 +67,8 @@ class HandshakeResponse(_message.Message):
     rate_burst: int
     fork: bool
     orphan_cursors: _containers.RepeatedCompositeFieldContainer[LineageCursor]
-    def __init__(self, cursor: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., live_start_from: _Optional[int] = ..., known: _Optional[bool] = ..., session: _Optional[int] = ..., rate_limit: _Optional[float] = ..., rate_burst: _Optional[int] = ..., fork: _Optional[bool] = ..., orphan_cursors: _Optional[_Iterable[_Union[LineageCursor, _Mapping]]] = ...) -> None: ...
+    leader: str
+    def __init__(self, cursor: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., live_start_from: _Optional[int] = ..., known: _Optional[bool] = ..., session: _Optional[int] = ..., rate_limit: _Optional[float] = ..., rate_burst: _Optional[int] = ..., fork: _Optional[bool] = ..., orphan_cursors: _Optional[_Iterable[_Union[LineageCursor, _Mapping]]] = ..., leader: _Optional[str] = ...) -> None: ...
 
 class LineageCursor(_message.Message):
     __slots__ = ("lineage", "cursor")

@@ -1,0 +1,420 @@
+"""What the commands of `tidelog channel` do: reach a node, ask it, and say what came of it.
+
+A refusal, or nobody who answers, is one sentence on stderr and exit code 1; with --json the error stands on stdout too,
+with what a program decides by. What is wrong with the call itself is exit code 2, before anybody is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from tidelog.cli.output import print_facts, print_json, print_table
+from tidelog.client import Client, ClientOptions, Created, connect
+from tidelog.config import TARGET
+from tidelog.core.catalog.channel_config import FRACTION_PPM
+from tidelog.errors import InvalidConfig, LogError
+from tidelog.units import format_bytes, parse_bytes, parse_duration_us
+from tidelog.wire.link_tls import LinkTlsFiles
+
+EXIT_REFUSED: Final = 1
+_TIMEOUT_MS_MAX: Final = 600_000
+_NONE: Final = "none"
+_UNKNOWN: Final = "-"
+_ADVICE: Final = {
+    "unknown_channel": "`tidelog channel list` shows the channels",
+    "config_mismatch": "change it with `tidelog channel alter`",
+    "access_denied": "`tidelog ca issue NAME --operator` makes a certificate that may do everything",
+}
+"""What an operator can do with these commands about a refusal, by its code."""
+_UNSURE: Final = "it may have happened all the same: look with `tidelog channel describe` before you ask again"
+
+_AS_GIVEN: Final = (
+    "replicated",
+    "factor",
+    "placement",
+    "heartbeat_ms",
+    "on_under_capacity",
+    "min_isr",
+    "fsync",
+    "fsync_interval_ms",
+    "bandwidth_class",
+    "persistent",
+)
+"""Settings whose options need no reading."""
+_RETENTION: Final[tuple[tuple[str, str, Callable[[str], int]], ...]] = (
+    ("max_age_ms", "retention_age", lambda text: parse_duration_us(text) // 1000),
+    ("max_bytes", "retention_bytes", parse_bytes),
+    ("max_events", "retention_events", int),
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How to reach the cluster, as the options say it; checked."""
+
+    addresses: list[str]
+    tls: LinkTlsFiles | None
+    timeout_ms: int
+    as_json: bool
+
+
+# --- commands --------------------------------------------------------------------------------------
+
+
+def run_create(names: Sequence[str], settings: dict[str, Any], **options: Any) -> None:
+    config = config_of(settings)
+    reach = reach_of(**options)
+    outcomes = ask(reach, lambda client: client.create_channels(names, **config))
+    failed = {name: one for name, one in zip(names, outcomes, strict=True) if isinstance(one, LogError)}
+    created = [one for one in outcomes if isinstance(one, Created)]
+    if reach.as_json:
+        rows = [
+            {"name": name, **(_error_facts(one) if isinstance(one, LogError) else _created_facts(one))}
+            for name, one in zip(names, outcomes, strict=True)
+        ]
+        print_json({"channels": rows})
+    else:
+        for one in created:
+            print(f"{one.name} {'exists already' if one.existed else 'is created'}, channel id {one.channel_id}")
+    for name, error in failed.items():
+        say(f"{name}: {_with_advice(error)}")
+    if failed:
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+def _created_facts(created: Created) -> dict[str, Any]:
+    return {"channel_id": created.channel_id, "existed": created.existed}
+
+
+def run_list(**options: Any) -> None:
+    reach = reach_of(**options)
+    channels = ask(reach, lambda client: client.channels())
+    if reach.as_json:
+        print_json({"channels": channels})
+        return
+    if not channels:
+        print("there are no channels; `tidelog channel create NAME` makes one")
+        return
+    columns = ["channel", "id", "leader", "epoch", "in sync", "replicas", "state", "kept"]
+    left = frozenset({"channel", "leader", "in sync", "replicas", "state", "kept"})
+    print_table("", columns, [_row(channel) for channel in channels], left=left)
+
+
+def _row(channel: dict[str, Any]) -> list[str]:
+    return [
+        channel["name"],
+        str(channel["channel_id"]),
+        channel["leader"] or _UNKNOWN,
+        str(channel["leader_epoch"]),
+        " ".join(channel["isr"]) or _UNKNOWN,
+        " ".join(channel["replicas"]),
+        _state(channel),
+        _kept(channel["config"]),
+    ]
+
+
+def _state(channel: dict[str, Any]) -> str:
+    states = [word for word in ("paused", "readonly") if channel[word]]
+    if channel["leader"] is None:
+        states.append("no leader")
+    elif len(channel["isr"]) < len(channel["replicas"]):
+        states.append("under-replicated")
+    if channel["unclean"]:
+        states.append("records may be lost")
+    return ", ".join(states) or "ok"
+
+
+def _kept(config: dict[str, Any]) -> str:
+    retention = config["retention"]
+    limits = []
+    if retention["max_age_ms"] is not None:
+        limits.append(f"{retention['max_age_ms'] / 1000:g} s")
+    if retention["max_bytes"] is not None:
+        limits.append(format_bytes(retention["max_bytes"]))
+    if retention["max_events"] is not None:
+        limits.append(f"{retention['max_events']} records")
+    where = "disk" if config["persistent"] else "memory"
+    return f"{where}, {' or '.join(limits) or 'for ever'}"
+
+
+def run_describe(name: str, **options: Any) -> None:
+    reach = reach_of(**options)
+
+    async def describe(client: Client) -> dict[str, Any]:
+        channel = await client.describe(name)
+        try:
+            found = await client.offsets(name, timeout_ms=min(reach.timeout_ms, 2_000))
+            channel["offsets"] = {"log_start": found.log_start, "committed_end": found.committed_end}
+            channel["cursors"] = await client.cursors(name, timeout_ms=min(reach.timeout_ms, 2_000))
+        except LogError as error:
+            # A channel without a leader is described all the same.
+            channel["offsets"] = channel["cursors"] = None
+            channel["problem"] = str(error)
+        return channel
+
+    channel = ask(reach, describe)
+    if reach.as_json:
+        print_json(channel)
+    else:
+        _print_channel(channel)
+
+
+def _print_channel(channel: dict[str, Any]) -> None:
+    offsets = channel["offsets"]
+    facts: dict[str, Any] = {
+        "channel": channel["name"],
+        "id": channel["channel_id"],
+        "state": _state(channel),
+        "leader": channel["leader"] or _UNKNOWN,
+        "in sync": " ".join(channel["isr"]) or _UNKNOWN,
+        "replicas": " ".join(channel["replicas"]),
+        "eligible": " ".join(channel["eligible"]) or _UNKNOWN,
+        "leader epoch": channel["leader_epoch"],
+        "channel epoch": channel["channel_epoch"],
+        "offsets": f"{offsets['log_start']} to {offsets['committed_end']}" if offsets else channel["problem"],
+    }
+    for cursor, offset in (channel["cursors"] or {}).items():
+        facts[f"cursor {cursor}"] = offset
+    for election in channel["unclean"]:
+        facts[f"unclean in epoch {election['leader_epoch']}"] = f"{election['leader']}, by {election['cause']}"
+    config = channel["config"]
+    facts |= {name: _shown(value) for name, value in config.items() if name != "retention"}
+    facts |= {f"retention {name}": _shown(value) for name, value in config["retention"].items()}
+    print_facts(facts)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == []:
+        return _UNKNOWN
+    if isinstance(value, list):
+        return " ".join("=".join(one) if isinstance(one, list) else str(one) for one in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def run_alter(
+    name: str, settings: dict[str, Any], *, replicas: str | None, if_epoch: int | None, **options: Any
+) -> None:
+    config = config_of(settings)
+    nodes = None if replicas is None else names_in(replicas)
+    if not config and nodes is None:
+        raise click.UsageError("give at least one setting to change, or --replicas")
+    reach = reach_of(**options)
+    channel = ask(reach, lambda client: client.alter(name, replicas=nodes, expected_channel_epoch=if_epoch, **config))
+    _print_changed(reach, channel, f"{name} is altered")
+
+
+def run_state(name: str, op: str, **options: Any) -> None:
+    reach = reach_of(**options)
+
+    async def change(client: Client) -> dict[str, Any]:
+        if op == "pause":
+            return await client.pause(name)
+        if op == "resume":
+            return await client.resume(name)
+        return await client.set_readonly(name, op == "readonly")
+
+    words = {"pause": "is paused", "resume": "goes on", "readonly": "is read-only", "writable": "is writable"}
+    _print_changed(reach, ask(reach, change), f"{name} {words[op]}")
+
+
+def run_delete(name: str, *, yes: bool, **options: Any) -> None:
+    reach = reach_of(**options)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("deleting a channel is for good; give --yes")
+        click.confirm(f"Delete channel {name!r} with all of its records, for good?", abort=True, err=True)
+    ask(reach, lambda client: client.delete(name))
+    if reach.as_json:
+        print_json({"deleted": name})
+    else:
+        print(f"{name} is deleted")
+
+
+def run_elect(name: str, leader: str | None, *, unclean: bool, **options: Any) -> None:
+    if unclean and leader is None:
+        raise click.UsageError("an unclean election needs the replica that shall lead: name it")
+    reach = reach_of(**options)
+    channel = ask(reach, lambda client: client.elect(name, leader, unclean=unclean))
+    _print_changed(reach, channel, f"{channel.get('leader') or 'nobody'} leads {name}")
+
+
+def run_rebalance(names: Sequence[str], *, applies: bool, **options: Any) -> None:
+    reach = reach_of(**options)
+    plan = ask(reach, lambda client: client.rebalance(dry_run=not applies, channels=names or None))
+    moves = plan.get("moves") or []
+    if reach.as_json:
+        print_json(plan)
+        return
+    for move in moves:
+        print(_move_words(move))
+    if not moves:
+        print("the cluster is balanced; nothing has to move")
+    elif not applies:
+        print(f"{len(moves)} moves; nothing was done. Make them with --apply")
+    else:
+        print(f"{len(moves)} moves are under way; `tidelog channel list` shows how they come along")
+
+
+def _move_words(move: dict[str, Any]) -> str:
+    name = move.get("channel", move.get("channel_id"))
+    if move.get("leader"):
+        return f"{name}: {move['leader']} leads"
+    add, remove = move.get("add"), move.get("remove")
+    parts = [f"a replica on {add}"] if add else []
+    parts += [f"none on {remove}"] if remove else []
+    return f"{name}: {', '.join(parts)}"
+
+
+def _print_changed(reach: Reach, channel: dict[str, Any], words: str) -> None:
+    if reach.as_json:
+        print_json({"channel": channel})
+    else:
+        print(words)
+
+
+# --- reaching the cluster --------------------------------------------------------------------------
+
+
+def ask(reach: Reach, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer of the cluster; a refusal is explained and ends the command."""
+
+    async def work() -> T:
+        async with await connected(reach) as client:
+            return await question(client)
+
+    try:
+        return asyncio.run(work())
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
+    except LogError as error:
+        explain(error, as_json=reach.as_json)
+        raise click.exceptions.Exit(EXIT_REFUSED) from error
+
+
+async def connected(reach: Reach) -> Client:
+    return await connect(
+        reach.addresses,
+        tls=reach.tls,
+        insecure_dev=reach.tls is None,
+        name="tidelog-cli",
+        options=ClientOptions(timeout_ms=reach.timeout_ms),
+    )
+
+
+def explain(error: LogError, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_error_facts(error))
+    say(_with_advice(error))
+
+
+def _error_facts(error: LogError) -> dict[str, Any]:
+    return {"error": error.code, "detail": str(error), "retriable": error.retriable, "definite": error.definite}
+
+
+def _with_advice(error: LogError) -> str:
+    advice = _ADVICE.get(error.code) if error.definite else _UNSURE
+    return f"{error}; {advice}" if advice else str(error)
+
+
+def say(message: str) -> None:
+    print(f"tidelog: {' '.join(message.split())}", file=sys.stderr)
+
+
+def reach_of(
+    *,
+    nodes: Sequence[str],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    insecure_dev: bool,
+    timeout: str,
+    as_json: bool,
+) -> Reach:
+    """Everything that is wrong with the options is said at once."""
+    problems: list[str] = []
+    addresses = list(dict.fromkeys(part.strip() for text in nodes for part in text.split(",") if part.strip()))
+    if not addresses:
+        problems.append("name a node to ask: --node host:port, or set TIDELOG_CLUSTER_NODES")
+    for address in addresses:
+        try:
+            TARGET.parse(address)
+        except ValueError as error:
+            problems.append(f"--node {address!r} {error}")
+    try:
+        timeout_ms = parse_duration_us(timeout) // 1000
+    except InvalidConfig:
+        timeout_ms = 0
+    if not 1 <= timeout_ms <= _TIMEOUT_MS_MAX:
+        problems.append(f"--timeout {timeout!r} is no duration from 1ms to 10m, such as 30s")
+    files = {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
+    missing = [flag for flag, path in files.items() if not path]
+    if insecure_dev and len(missing) < len(files):
+        problems.append("--insecure-dev and certificates exclude each other; leave out one")
+    if not insecure_dev and missing:
+        problems.append(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; `tidelog ca issue NAME --client` "
+            "or --operator writes the files"
+        )
+    if problems:
+        raise click.UsageError("; ".join(problems))
+    tls = None
+    if tls_cert and tls_key and tls_ca:
+        tls = LinkTlsFiles(certificate=Path(tls_cert), key=Path(tls_key), authority=Path(tls_ca))
+    return Reach(addresses=addresses, tls=tls, timeout_ms=timeout_ms, as_json=as_json)
+
+
+# --- settings --------------------------------------------------------------------------------------
+
+
+def config_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What was given, by the names of `ChannelConfig`; everything that cannot be read is said at once."""
+    problems: list[str] = []
+    config = {name: settings[name] for name in _AS_GIVEN if settings[name] is not None}
+    if settings["pinned_nodes"] is not None:
+        config["pinned_nodes"] = names_in(settings["pinned_nodes"])
+    if settings["leader_pinned"] is not None:
+        config["leader_pinned"] = None if settings["leader_pinned"] == _NONE else settings["leader_pinned"]
+    if settings["placement_metadata"]:
+        pairs = [text.partition("=") for text in settings["placement_metadata"]]
+        problems += [f"--placement-metadata {key!r} is no KEY=VALUE" for key, equals, _ in pairs if not equals]
+        config["placement_metadata"] = sorted([key, value] for key, _, value in pairs)
+    if (fraction := settings["replication_budget_fraction"]) is not None:
+        # "not (... and ...)" refuses NaN too.
+        if not 0 < fraction <= 1:
+            problems.append("--replication-budget-fraction must be above 0 and at most 1")
+        else:
+            config["replication_budget_ppm"] = max(1, round(fraction * FRACTION_PPM))
+    if settings["skip_threshold"] is not None:
+        config["skip_threshold_bytes"] = _number("--skip-threshold", settings["skip_threshold"], parse_bytes, problems)
+    retention: dict[str, int | None] = {}
+    for name, option, read in _RETENTION:
+        text = settings[option]
+        if text is not None:
+            flag = f"--{option.replace('_', '-')}"
+            retention[name] = None if text == _NONE else _number(flag, text, read, problems)
+    if retention:
+        config["retention"] = retention
+    if problems:
+        raise click.UsageError("; ".join(problems))
+    return config
+
+
+def _number(flag: str, text: str, read: Callable[[str], int], problems: list[str]) -> int:
+    try:
+        return read(text)
+    except (ValueError, InvalidConfig) as error:
+        problems.append(f"{flag} {text!r}: {error}")
+        return 0
+
+
+def names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,207 @@
+"""The native client: one object for all that an application does with a cluster.
+
+`connect` gives a `Client`; it needs a few addresses and learns the rest. All producers and readers of a client share
+its links, one to each node.
+
+What a caller must keep: use it from the loop it was made on; `close` it, or use `async with`.
+
+CC1  Every call ends within its time with a typed error if with any; after `close` every call raises `ClientClosed`.
+CC2  Answers to produced blocks find their producer by the upper half of their token; what fits none is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tidelog.blocks.block import Block
+from tidelog.client.admin import ChannelAdmin
+from tidelog.client.calls import Calls
+from tidelog.client.fetching import fetch_blocks
+from tidelog.client.links import NodeLinks
+from tidelog.client.options import ClientOptions, ProducerOptions, ReaderOptions
+from tidelog.client.producer import Producer
+from tidelog.client.reader import Reader
+from tidelog.client.routes import Routes
+from tidelog.config import TARGET
+from tidelog.errors import BadMessage, InvalidConfig, LogError
+from tidelog.wire.client_codec import DESCRIBE, PRODUCED, decode_produced
+from tidelog.wire.identity import Kind, identity_of
+from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles
+from tidelog.wire.tls_files import read_pem
+
+_TOKEN_BITS: Final = 40
+_PRODUCERS_MAX: Final = 1 << 22
+_KINDS: Final[frozenset[Kind]] = frozenset({"client", "operator"})
+
+
+class Client(ChannelAdmin):
+    """Made by `connect`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        tls: LinkTls | None = None,
+        insecure_dev: bool = False,
+        name: str = "client",
+        kind: Kind = "client",
+        options: ClientOptions | None = None,
+    ) -> None:
+        options = options or ClientOptions()
+        _require_addresses(addresses)
+        end = LinkEnd(
+            identity=lambda: LinkIdentity(node=name, cluster=b""),
+            tls=tls,
+            insecure_dev=insecure_dev,
+            kind=kind,
+            options=options.link,
+        )
+        routes = Routes(addresses)
+        links = NodeLinks(routes=routes, end=end, handler=self, on_down=self._link_down)
+        super().__init__(Calls(links=links, routes=routes, options=options, rng=random.Random(secrets.randbits(64))))
+        self._producers: dict[int, Producer] = {}
+        self._next_producer = 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(flush=error is None)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._calls.is_closed
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Send what producers have taken, then hang up; raises the first error that nobody was told of. Without
+        `flush` what has no answer ends with an error of its own."""
+        if self._calls.is_closed:
+            return
+        try:
+            if flush:
+                closing = [producer.close() for producer in self._producers.values()]
+                outcomes = await asyncio.gather(*closing, return_exceptions=True)
+                for outcome in outcomes:
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+        finally:
+            self._calls.is_closed = True
+            for producer in self._producers.values():
+                producer.abort()
+            self._producers.clear()
+            await self._calls.links.close()
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def producer(self, channel: str, **options: Any) -> Producer:
+        """A producer for one channel; the options are those of `ProducerOptions`."""
+        self._calls.require_open()
+        self._producers = {key: one for key, one in self._producers.items() if not one.is_closed}
+        if len(self._producers) >= _PRODUCERS_MAX:
+            raise InvalidConfig(section="client", problems=[f"at most {_PRODUCERS_MAX} producers are open at once"])
+        number, self._next_producer = self._next_producer, self._next_producer + 1
+        producer = Producer(
+            self._calls,
+            channel=channel,
+            options=ProducerOptions(**options),
+            first_token=(number % _PRODUCERS_MAX) << _TOKEN_BITS,
+        )
+        self._producers[number % _PRODUCERS_MAX] = producer
+        return producer
+
+    def reader(self, channel: str, **options: Any) -> Reader:
+        """A reader of one channel; the options are those of `ReaderOptions`."""
+        self._calls.require_open()
+        return Reader(self._calls, channel=channel, options=ReaderOptions(**options))
+
+    def fetch(
+        self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
+    ) -> AsyncIterator[Block]:
+        """The verified blocks that hold these offsets, from the nearest in-sync replica. Their buffers are views of
+        what the link received; nothing is copied. The first and the last may reach beyond the offsets."""
+        self._calls.require_open()
+        return fetch_blocks(self._calls, channel, offsets, nearest=nearest, timeout_ms=timeout_ms)
+
+    # --- what nodes say ----------------------------------------------------------------------------
+
+    def on_message(self, link: Link, kind: int, body: memoryview) -> None:
+        if kind != PRODUCED:
+            raise BadMessage(problem=f"a client takes no messages of kind {kind:#06x}")
+        producers = self._producers
+        for answer in decode_produced(body):
+            producer = producers.get(answer.token >> _TOKEN_BITS)
+            if producer is not None:
+                producer.answered(answer)
+
+    def on_turn(self) -> None:
+        """Nothing is put off."""
+
+    async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
+        raise BadMessage(problem="a client answers nothing")
+
+    def _link_down(self, link: Link, reason: str) -> None:
+        for producer in self._producers.values():
+            producer.link_down(link, reason)
+
+
+async def connect(
+    addresses: Sequence[str] | str,
+    *,
+    tls: LinkTlsFiles | LinkTls | None = None,
+    insecure_dev: bool = False,
+    name: str | None = None,
+    options: ClientOptions | None = None,
+    timeout_ms: int | None = None,
+) -> Client:
+    """A client of the cluster that any of these addresses (host:port) belongs to; it has answered when this returns.
+
+    `tls` names a client's or an operator's certificate, its key and the nodes' authority; `insecure_dev` is for nodes
+    that run without.
+    """
+    kind: Kind = "client"
+    link_tls = tls if isinstance(tls, LinkTls) else None
+    if isinstance(tls, LinkTlsFiles):
+        identity = identity_of(read_pem(Path(tls.certificate)))
+        if identity.kind not in _KINDS:
+            raise InvalidConfig(
+                section="client",
+                problems=[f"{identity} is the certificate of a {identity.kind}; use one of a client or an operator"],
+            )
+        name, kind = identity.name, identity.kind
+        link_tls = LinkTls(tls)
+    client = Client(
+        [addresses] if isinstance(addresses, str) else list(addresses),
+        tls=link_tls,
+        insecure_dev=insecure_dev,
+        name=name or "client",
+        kind=kind,
+        options=options,
+    )
+    try:
+        answer = await client._calls.ask(
+            DESCRIBE, {"channels": [], "barrier": False}, what="an answer of the cluster", timeout_ms=timeout_ms
+        )
+        client._calls.routes.described(answer)
+    except BaseException:
+        await client.close(flush=False)
+        raise
+    return client
+
+
+def _require_addresses(addresses: Sequence[str]) -> None:
+    problems = [] if addresses else ["give the address of at least one node, host:port"]
+    for address in addresses:
+        try:
+            TARGET.parse(address)
+        except (ValueError, LogError) as error:
+            problems.append(f"{address!r} {error}")
+    if problems:
+        raise InvalidConfig(section="client", problems=problems)

@@ -1,0 +1,142 @@
+"""What a client, its producers and its readers are set to. Everything has a limit, and every limit a default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Final, NamedTuple, TypeAlias
+
+from tidelog.blocks.header import DEFAULT_LIMITS, Codec
+from tidelog.core.client_messages import AckPolicy
+from tidelog.errors import InvalidConfig
+from tidelog.units import KIB, MIB
+from tidelog.wire.link_events import LinkOptions
+
+ACKS: Final = {"all": AckPolicy.ALL, "leader": AckPolicy.LEADER, "none": AckPolicy.NONE}
+BLOCK_BYTES_MAX: Final = DEFAULT_LIMITS.raw_bytes_max - 64 * KIB
+"""Of the strings of one block: what a block may hold, without room for its columns."""
+RECORDS_MAX: Final = DEFAULT_LIMITS.records_max
+
+
+class Time(NamedTuple):
+    """Start at the first record at or after this time, in microseconds since 1970."""
+
+    time_us: int
+
+
+class Seq(NamedTuple):
+    """Start at the first record at or after this seq, of one lineage (32 hex digits) or of the newest."""
+
+    seq: int
+    lineage: str | None = None
+
+
+Start: TypeAlias = str | int | Time | Seq
+"""Where a reader begins: "earliest", "latest", an offset, a time or a seq."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Of one client. The defaults suit a data centre and a slow mobile link alike."""
+
+    timeout_ms: int = 30_000
+    """Every call ends within it, unless the call says otherwise."""
+    attempt_ms: int = 2_000
+    """A node that does not answer a question within it is not asked again at once; others are."""
+    commit_ms: int = 10_000
+    """The same for what must be committed by the metadata before it is answered."""
+    backoff_first_ms: int = 20
+    backoff_max_ms: int = 1_000
+    suspect_ms: int = 400
+    """A produce without an answer for so long: other nodes are asked whether the leader is still the leader."""
+    poll_ms: int = 200
+    """How often they are asked."""
+    fetch_bytes_max: int = 4 * MIB
+    """Of one answer."""
+    fetch_wait_ms: int = 500
+    """How long a node may wait for a record before it answers that there is none."""
+    fetch_grace_ms: int = 1_000
+    """How much longer an answer to a fetch may take; doubled after each that was too late, for slow links."""
+    nearest_ms: int = 300
+    """How long distances to replicas may be measured before one is chosen."""
+    link: LinkOptions = field(default_factory=LinkOptions)
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in fields(self) if one.name != "link"]
+        problems = [f"{name} must be positive" for name in names if getattr(self, name) <= 0]
+        if self.backoff_max_ms < self.backoff_first_ms:
+            problems.append("backoff_max_ms must not be below backoff_first_ms")
+        if problems:
+            raise InvalidConfig(section="client", problems=problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """Of one producer."""
+
+    name: str | None = None
+    """By it a producer is known after a restart, and fences the one before. None: a random one."""
+    acks: str = "all"
+    linger_ms: int = 0
+    """Wait so long for more records. 0: what has gathered while requests were under way goes at once."""
+    batch_bytes_max: int = MIB
+    """Of the records of one block."""
+    batch_records_max: int = 1 << 16
+    in_flight_max_bytes: int = 64 * MIB
+    """Gathered and unanswered. Beyond it `send` raises `QueueFull`, and `send_room` waits."""
+    requests_max: int = 4
+    """Blocks on their way at once. More makes blocks smaller, not faster, unless the way is long."""
+    codec: Codec = Codec.NONE
+    timeout_ms: int | None = None
+    """From `send` to the answer; None: the client's."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be positive"
+            for name in ("batch_bytes_max", "batch_records_max", "in_flight_max_bytes", "requests_max")
+            if getattr(self, name) <= 0
+        ]
+        if self.acks not in ACKS:
+            problems.append(f"acks is {self.acks!r}; choose {', '.join(ACKS)}")
+        if self.linger_ms < 0:
+            problems.append("linger_ms must not be negative")
+        if self.timeout_ms is not None and self.timeout_ms <= 0:
+            problems.append("timeout_ms must be positive")
+        if self.batch_bytes_max > BLOCK_BYTES_MAX:
+            problems.append(f"batch_bytes_max must be at most {BLOCK_BYTES_MAX}")
+        if self.batch_records_max > RECORDS_MAX:
+            problems.append(f"batch_records_max must be at most {RECORDS_MAX}")
+        if problems:
+            raise InvalidConfig(section="producer", problems=problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """Of one reader."""
+
+    start: Start = "earliest"
+    follow: bool = True
+    """False: end at what was committed when the reader began."""
+    nearest: bool = False
+    """Read from the nearest in-sync replica instead of the leader: cheaper, and a few milliseconds later."""
+    on_trim: str = "raise"
+    """"raise" `OffsetTrimmed` when retention overtook the reader, or "skip" to what is left."""
+    cursor: str | None = None
+    """Go on where the cursor of this name stands, and save it as records are read."""
+    cursor_interval_ms: int = 1_000
+    bytes_max: int | None = None
+    """Of one answer; None: the client's."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
+            problems.append(f'start is {self.start!r}; choose "earliest", "latest", an offset, Time(us) or Seq(n)')
+        if isinstance(self.start, int) and self.start < 0:
+            problems.append(f"start is {self.start}; offsets count from 0")
+        if self.on_trim not in ("raise", "skip"):
+            problems.append(f'on_trim is {self.on_trim!r}; choose "raise" or "skip"')
+        if self.cursor_interval_ms <= 0:
+            problems.append("cursor_interval_ms must be positive")
+        if self.bytes_max is not None and not 0 < self.bytes_max < 2**32:
+            problems.append("bytes_max must be from 1 to 2^32 - 1")
+        if problems:
+            raise InvalidConfig(section="reader", problems=problems)

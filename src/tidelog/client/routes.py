@@ -1,0 +1,99 @@
+"""What a client knows of the cluster: who leads which channel, who holds replicas, and where nodes are.
+
+Nothing here does I/O. Answers to DESCRIBE and refusals that name a leader go in; they may be old, since any node may
+have given them.
+
+RT1  Of one channel, what belongs to an older leader or channel epoch never replaces what is newer.
+RT2  A channel of the same name with a larger id is another channel: it replaces the one that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidelog.errors import BadMessage, NotChannelLeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRoute:
+    """Where one channel is served."""
+
+    channel_id: int
+    name: str
+    leader: str | None
+    leader_epoch: int
+    channel_epoch: int
+    replicas: tuple[str, ...] = ()
+    isr: tuple[str, ...] = ()
+    unclean_epoch: int = 0
+    """Of the newest unclean election: what was committed before it may be gone (P1)."""
+
+
+class Routes:
+    """Of all channels that this client uses."""
+
+    def __init__(self, bootstrap: Sequence[str]) -> None:
+        self.bootstrap = list(dict.fromkeys(bootstrap))
+        self.addresses: dict[str, str] = {}
+        """Of nodes by name."""
+        self._channels: dict[str, ChannelRoute] = {}
+
+    def channel(self, name: str) -> ChannelRoute | None:
+        return self._channels.get(name)
+
+    def forget(self, name: str) -> None:
+        """The channel was deleted, or what we know of it led nowhere."""
+        self._channels.pop(name, None)
+
+    def described(self, answer: Mapping[str, Any]) -> None:
+        """An answer to DESCRIBE; what makes no sense in it is `BadMessage`."""
+        try:
+            addresses = {
+                str(node["node"]): str(node["addresses"]["link"])
+                for node in answer["nodes"]
+                if node["state"] == "active" and node["addresses"].get("link")
+            }
+            channels = [_route(plain) for plain in answer["channels"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadMessage(problem=f"a description of the cluster cannot be read: {error!r}") from error
+        self.addresses.update(addresses)
+        for route in channels:
+            self.learn(route)
+
+    def learn(self, route: ChannelRoute) -> None:
+        known = self._channels.get(route.name)
+        if known is not None:
+            if route.channel_id < known.channel_id:
+                return  # RT2
+            epochs = (route.leader_epoch, route.channel_epoch)
+            if route.channel_id == known.channel_id and epochs < (known.leader_epoch, known.channel_epoch):
+                return  # RT1
+        self._channels[route.name] = route
+
+    def moved(self, name: str, error: NotChannelLeader) -> bool:
+        """A node says who leads; whether that was news worth going by."""
+        known = self._channels.get(name)
+        if error.leader is None or known is None or error.leader_epoch <= known.leader_epoch:
+            return False
+        if error.address:
+            self.addresses[error.leader] = error.address
+        if error.leader not in self.addresses:
+            return False
+        self._channels[name] = replace(known, leader=error.leader, leader_epoch=error.leader_epoch)
+        return True
+
+
+def _route(plain: Mapping[str, Any]) -> ChannelRoute:
+    leader = plain["leader"]
+    return ChannelRoute(
+        channel_id=int(plain["channel_id"]),
+        name=str(plain["name"]),
+        leader=None if leader is None else str(leader),
+        leader_epoch=int(plain["leader_epoch"]),
+        channel_epoch=int(plain["channel_epoch"]),
+        replicas=tuple(map(str, plain["replicas"])),
+        isr=tuple(map(str, plain["isr"])),
+        unclean_epoch=max((int(election["leader_epoch"]) for election in plain["unclean"]), default=0),
+    )

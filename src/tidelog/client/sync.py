@@ -1,0 +1,348 @@
+"""The client for programs without an event loop: the same names, without await.
+
+One thread of its own runs the loop and the async client; calls are handed to it and waited for. Many threads may use
+one client; each reader is for one thread at a time.
+
+CS1  A call that is interrupted (Ctrl-C) is cancelled over there too.
+CS2  After `close` the thread is gone, and every call raises `ClientClosed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from tidelog.blocks.block import Block
+from tidelog.client.admin import Created, Offsets
+from tidelog.client.client import Client, connect
+from tidelog.client.options import ClientOptions, Start
+from tidelog.client.producer import Producer
+from tidelog.client.reader import Reader
+from tidelog.client.receipts import ManyReceipt, Receipt
+from tidelog.client.records import AnyRecord
+from tidelog.core.catalog.channel_config import ChannelConfig
+from tidelog.errors import ClientClosed, LogError, WaitTimedOut
+from tidelog.wire.link_tls import LinkTls, LinkTlsFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """A thread with an event loop, for as long as a client lives."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tidelog-client", daemon=True)
+        self._thread.start()
+        self._guard = threading.Lock()
+        self._is_stopped = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine on the loop (CS1)."""
+        with self._guard:
+            if self._is_stopped:
+                work.close()
+                raise ClientClosed(what="the client")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClientClosed(what="the client") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The result of a function on the loop."""
+
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
+    def stop(self) -> None:
+        with self._guard:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+
+        async def end_tasks() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._loop.shutdown_asyncgens()
+            await self._loop.shutdown_default_executor()
+
+        asyncio.run_coroutine_threadsafe(end_tasks(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class SyncReceipt(Generic[T]):
+    """Of what was sent with one call: `result` waits for the offset (or the ranges of offsets)."""
+
+    def __init__(self, thread: _LoopThread, receipt: Receipt | ManyReceipt) -> None:
+        self._thread = thread
+        self._receipt = receipt
+
+    @property
+    def is_done(self) -> bool:
+        return self._receipt.is_done
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """Raises the error it ended with; `WaitTimedOut` if there is no answer in time."""
+
+        async def wait() -> Any:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._receipt
+            except TimeoutError:
+                raise WaitTimedOut(waiting_for="the answer to a record", deadline_s=timeout_s or 0.0) from None
+
+        if self._receipt.is_done:
+            found: Any = self._receipt.result()
+        else:
+            found = self._thread.run(wait())
+        answer: T = found
+        return answer
+
+
+class SyncProducer:
+    """See `Producer`. `send` waits for room by itself, so it never raises `QueueFull`."""
+
+    def __init__(self, thread: _LoopThread, producer: Producer) -> None:
+        self._thread = thread
+        self._producer = producer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        return self._producer.name
+
+    def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        time_us: int | None = None,
+    ) -> SyncReceipt[int]:
+        async def send() -> Receipt:
+            await self._producer.send_room(len(value or b"") + len(key or b""))
+            return self._producer.send(value, key, headers, time_us)
+
+        return SyncReceipt(self._thread, self._thread.run(send()))
+
+    def send_many(self, values: Iterable[bytes], *, expected_offset: int | None = None) -> SyncReceipt[list[range]]:
+        listed = list(values)
+
+        async def send() -> ManyReceipt:
+            await self._producer.send_room(sum(map(len, listed)))
+            return self._producer.send_many(listed, expected_offset=expected_offset)
+
+        return SyncReceipt(self._thread, self._thread.run(send()))
+
+    def send_arrow(self, batch: pa.RecordBatch) -> SyncReceipt[list[range]]:
+        async def send() -> ManyReceipt:
+            await self._producer.send_room(batch.nbytes)
+            return self._producer.send_arrow(batch)
+
+        return SyncReceipt(self._thread, self._thread.run(send()))
+
+    def flush(self) -> None:
+        self._thread.run(self._producer.flush())
+
+    def close(self) -> None:
+        self._thread.run(self._producer.close())
+
+
+class SyncReader:
+    """See `Reader`: iterate over it for records, over `batches()` or `blocks()` for more at a time."""
+
+    def __init__(self, thread: _LoopThread, reader: Reader) -> None:
+        self._thread = thread
+        self._reader = reader
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._reader.close(is_done=error is None))
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        while count := self._thread.run(self._reader.fill()):
+            for _ in range(count):
+                yield self._reader.give()
+
+    def read(self) -> list[AnyRecord]:
+        return self._thread.run(self._reader.read())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        yield from _each(self._thread, self._reader.batches())
+
+    def blocks(self) -> Iterator[Block]:
+        yield from _each(self._thread, self._reader.blocks())
+
+    @property
+    def offset(self) -> int | None:
+        return self._reader.offset
+
+    def save(self, offset: int | None = None) -> None:
+        self._thread.run(self._reader.save(offset))
+
+    def close(self) -> None:
+        self._thread.run(self._reader.close())
+
+
+def _each(thread: _LoopThread, items: Any) -> Iterator[Any]:
+    """An async iteration, one step at a time."""
+
+    async def step() -> tuple[bool, Any]:
+        try:
+            return True, await anext(items)
+        except StopAsyncIteration:
+            return False, None
+
+    try:
+        while True:
+            is_more, item = thread.run(step())
+            if not is_more:
+                return
+            yield item
+    finally:
+        thread.run(items.aclose())
+
+
+class SyncClient:
+    """Made by `connect_sync`. The methods are those of `Client`, without await."""
+
+    def __init__(self, thread: _LoopThread, client: Client) -> None:
+        self._thread = thread
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(flush=error is None)
+
+    def close(self, *, flush: bool = True) -> None:
+        if self._client.is_closed:
+            self._thread.stop()
+            return
+        try:
+            self._thread.run(self._client.close(flush=flush))
+        finally:
+            self._thread.stop()
+
+    def producer(self, channel: str, **options: Any) -> SyncProducer:
+        return SyncProducer(self._thread, self._thread.call(lambda: self._client.producer(channel, **options)))
+
+    def reader(self, channel: str, **options: Any) -> SyncReader:
+        return SyncReader(self._thread, self._thread.call(lambda: self._client.reader(channel, **options)))
+
+    def fetch(
+        self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
+    ) -> Iterator[Block]:
+        blocks = self._thread.call(lambda: self._client.fetch(channel, offsets, nearest=nearest, timeout_ms=timeout_ms))
+        yield from _each(self._thread, blocks)
+
+    def create_channel(
+        self, name: str, config: ChannelConfig | None = None, *, timeout_ms: int | None = None, **settings: Any
+    ) -> Created:
+        return self._thread.run(self._client.create_channel(name, config, timeout_ms=timeout_ms, **settings))
+
+    def create_channels(
+        self,
+        names: Sequence[str],
+        config: ChannelConfig | None = None,
+        *,
+        timeout_ms: int | None = None,
+        **settings: Any,
+    ) -> list[Created | LogError]:
+        return self._thread.run(self._client.create_channels(names, config, timeout_ms=timeout_ms, **settings))
+
+    def describe(self, name: str, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.describe(name, **options))
+
+    def channels(self, **options: Any) -> list[dict[str, Any]]:
+        return self._thread.run(self._client.channels(**options))
+
+    def cluster(self, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.cluster(**options))
+
+    def alter(self, name: str, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.alter(name, **options))
+
+    def pause(self, name: str, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.pause(name, **options))
+
+    def resume(self, name: str, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.resume(name, **options))
+
+    def set_readonly(self, name: str, readonly: bool = True, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.set_readonly(name, readonly, **options))
+
+    def delete(self, name: str, **options: Any) -> None:
+        self._thread.run(self._client.delete(name, **options))
+
+    def elect(self, name: str, leader: str | None = None, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.elect(name, leader, **options))
+
+    def rebalance(self, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.rebalance(**options))
+
+    def offsets(self, name: str, **options: Any) -> Offsets:
+        return self._thread.run(self._client.offsets(name, **options))
+
+    def offset_at(self, name: str, start: Start, **options: Any) -> int:
+        return self._thread.run(self._client.offset_at(name, start, **options))
+
+    def cursors(self, name: str, **options: Any) -> dict[str, int]:
+        return self._thread.run(self._client.cursors(name, **options))
+
+    def set_cursor(self, name: str, cursor: str, offset: int, **options: Any) -> None:
+        self._thread.run(self._client.set_cursor(name, cursor, offset, **options))
+
+    def delete_cursor(self, name: str, cursor: str, **options: Any) -> None:
+        self._thread.run(self._client.delete_cursor(name, cursor, **options))
+
+
+def connect_sync(
+    addresses: Sequence[str] | str,
+    *,
+    tls: LinkTlsFiles | LinkTls | None = None,
+    insecure_dev: bool = False,
+    name: str | None = None,
+    options: ClientOptions | None = None,
+    timeout_ms: int | None = None,
+) -> SyncClient:
+    """As `connect`, for programs without an event loop."""
+    thread = _LoopThread()
+    try:
+        client = thread.run(
+            connect(addresses, tls=tls, insecure_dev=insecure_dev, name=name, options=options, timeout_ms=timeout_ms)
+        )
+    except BaseException:
+        thread.stop()
+        raise
+    return SyncClient(thread, client)

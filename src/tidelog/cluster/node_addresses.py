@@ -1,0 +1,39 @@
+"""Where a node is reached, and by whom: what the catalog is told of it, and others dial.
+
+`link` is for nodes, operators and clients, `uplink` for boats and for nodes that pass their calls on, `http` (a URL)
+for nodes that pass requests of readers on.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node import Node
+
+Addresses = tuple[tuple[str, str], ...]
+
+
+def own_addresses(node: Node) -> Addresses:
+    """Of a node whose ports are bound, sorted."""
+    options = node.options
+    found: dict[str, str] = {}
+    link = options.advertise or options.peers.get(options.node)
+    if options.listen is not None:
+        host, _, port = options.listen.rpartition(":")
+        link = link or f"{host or socket.gethostname()}:{node.port if port == '0' else port}"
+        found["link"] = link
+    host = (link or "").rpartition(":")[0] or socket.gethostname()
+    if node.uplink is not None:
+        found["uplink"] = node.uplink.advertised(host)
+    if node.http_port is not None and options.http is not None:
+        scheme = "http" if options.http.tls_cert is None else "https"
+        found["http"] = f"{scheme}://{reached_host(options.http.listen, host)}:{node.http_port}"
+    return tuple(sorted(found.items()))
+
+
+def reached_host(listen: str, host: str) -> str:
+    """The host of an address that is listened on, or `host` where that is every interface."""
+    named = listen.rpartition(":")[0]
+    return host if named in ("", "0.0.0.0", "[::]", "::") else named

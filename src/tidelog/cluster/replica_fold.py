@@ -1,0 +1,173 @@
+"""What a replica remembers of the records it holds: producers, named cursors, and where snapshots of them lie.
+
+A fold over the log (F1): control records and block headers say it all, so a new leader knows exactly what the old one
+knew. Every replica folds as blocks pass; after a truncation, or when a log is opened, it is folded anew from the last
+snapshot. Lineages of boats have a fold of their own (`core.uplink.fold`); here is only where its snapshots are, because
+retention must not pass them (F3).
+
+FO1  A (producer, seq) is taken once: a block that was taken before is answered with where it is (invariant 6).
+FO2  The log start never passes `floor`: what the folds need is above it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidelog.blocks.block import Block
+from tidelog.blocks.control import ChannelSnapshot, ControlRecord, CursorMoved, FoldSnapshot, decode_control
+from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
+from tidelog.errors import OutOfSequence, ProducerFenced
+
+BATCHES_KEPT: Final = 64
+"""Of each producer: how far back a block that comes twice is answered with its own offset."""
+PRODUCERS_KEPT: Final = 4_096
+"""Of a channel; whoever has been silent longest goes first."""
+CURSORS_MAX: Final = 256
+_ID_BYTES: Final = 8
+
+
+@dataclass(slots=True)
+class ProducerState:
+    epoch: int
+    last_seq: int
+    batches: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    """(first seq, end seq, first offset) of the last blocks, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The block is in the log already."""
+
+    first_offset: int
+    end_offset: int
+
+
+class ReplicaFold:
+    def __init__(self) -> None:
+        self.end = 0
+        """The fold is that of the log up to here."""
+        self.producers: OrderedDict[bytes, ProducerState] = OrderedDict()
+        self.cursors: dict[str, int] = {}
+        self.snapshot_at: int | None = None
+        """Where the newest `ChannelSnapshot` lies."""
+        self.lineages_at: int | None = None
+        """Where the newest snapshot of the lineages' fold lies."""
+        self.has_lineages = False
+        self.bytes_since_snapshot = 0
+        self.epoch = 0
+        """Of the newest record."""
+
+    # --- folding -----------------------------------------------------------------------------------
+
+    def note(self, block: Block) -> None:
+        """A block that was appended next."""
+        maker, offsets = block.maker, block.offsets
+        self.end = offsets.stop
+        self.epoch = block.leader.leader_epoch
+        self.bytes_since_snapshot += block.size
+        if maker.kind == BlockKind.CONTROL:
+            for record in decode_control(maker, block.raw_body()):
+                self._note_control(record, offsets.start)
+        elif maker.base_seq and maker.producer != NO_PRODUCER:
+            if maker.kind == BlockKind.MESSAGES:
+                self._note_producer(maker, offsets.start)
+            else:
+                self.has_lineages = True
+
+    def _note_control(self, record: ControlRecord, offset: int) -> None:
+        match record:
+            case CursorMoved():
+                if record.offset < 0:
+                    self.cursors.pop(record.name, None)
+                elif record.name in self.cursors or len(self.cursors) < CURSORS_MAX:
+                    self.cursors[record.name] = record.offset
+            case ChannelSnapshot():
+                self._restore(record.state)
+                self.snapshot_at = offset
+                self.bytes_since_snapshot = 0
+            case FoldSnapshot():
+                self.has_lineages = True
+                self.lineages_at = offset
+            case _:
+                pass
+
+    def _note_producer(self, maker: Maker, offset: int) -> None:
+        producer, epoch = maker.producer[:_ID_BYTES], int.from_bytes(maker.producer[_ID_BYTES:], "little")
+        state = self.producers.get(producer)
+        if state is None or epoch > state.epoch:
+            state = self.producers[producer] = ProducerState(epoch=epoch, last_seq=0)
+            if len(self.producers) > PRODUCERS_KEPT:
+                self.producers.popitem(last=False)
+        self.producers.move_to_end(producer)
+        seqs = maker.seqs
+        state.last_seq = seqs.stop - 1
+        state.batches.append((seqs.start, seqs.stop, offset))
+
+    # --- asking ------------------------------------------------------------------------------------
+
+    def check(self, maker: Maker, channel: str) -> Repeated | None:
+        """Whether this block may be appended next: raises `OutOfSequence` or `ProducerFenced` if not (FO1)."""
+        if not maker.base_seq or maker.producer == NO_PRODUCER or maker.kind != BlockKind.MESSAGES:
+            return None
+        producer, epoch = maker.producer[:_ID_BYTES], int.from_bytes(maker.producer[_ID_BYTES:], "little")
+        state = self.producers.get(producer)
+        if state is not None and epoch < state.epoch:
+            raise ProducerFenced(channel=channel, epoch=epoch, newest=state.epoch)
+        # A new epoch of a producer begins at 1 again: its records are told apart by the epoch.
+        expected = 1 if state is None or epoch > state.epoch else state.last_seq + 1
+        if maker.base_seq == expected:
+            return None
+        if state is not None and maker.base_seq < expected:
+            for first, end, offset in state.batches:
+                if first == maker.base_seq and end == maker.seqs.stop:
+                    return Repeated(first_offset=offset, end_offset=offset + end - first)
+        raise OutOfSequence(channel=channel, expected=expected, got=maker.base_seq)
+
+    @property
+    def floor(self) -> int | None:
+        """Below it nothing is needed by the folds; None means that everything may go (FO2)."""
+        floors = []
+        if self.producers or self.cursors:
+            floors.append(-1 if self.snapshot_at is None else self.snapshot_at)
+        if self.has_lineages:
+            floors.append(-1 if self.lineages_at is None else self.lineages_at)
+        return min(floors, default=None)
+
+    def floor_below(self, committed_end: int) -> int:
+        """How far retention may go: a snapshot that is not committed yet may vanish again, and protects nothing."""
+        floor = self.floor
+        if floor is None:
+            return committed_end
+        return floor if 0 <= floor < committed_end else 0
+
+    @property
+    def needs_snapshot(self) -> bool:
+        return bool(self.producers or self.cursors)
+
+    # --- as a record -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        producers = {
+            producer.hex(): [state.epoch, state.last_seq, [list(batch) for batch in state.batches]]
+            for producer, state in self.producers.items()
+        }
+        return {"producers": producers, "cursors": dict(self.cursors)}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.producers.clear()
+        for producer, (epoch, last_seq, batches) in state.get("producers", {}).items():
+            restored = ProducerState(epoch=int(epoch), last_seq=int(last_seq))
+            restored.batches.extend((int(first), int(end), int(offset)) for first, end, offset in batches)
+            self.producers[bytes.fromhex(producer)] = restored
+        self.cursors = {str(name): int(offset) for name, offset in state.get("cursors", {}).items()}
+
+
+def fold_blocks(blocks: Iterable[Block]) -> ReplicaFold:
+    """The fold over a log, or over its end from a snapshot on."""
+    fold = ReplicaFold()
+    for block in blocks:
+        fold.note(block)
+    return fold

@@ -1,0 +1,1 @@
+"""Replicated channels: the decisions that need no blocks, no disk and no clock."""

@@ -1,0 +1,87 @@
+"""Which candidate leads a channel (R8).
+
+Who *may* lead is the catalog's to say (`Catalog.candidates`: in sync, trusted, active); who of them *does* is decided
+here, by the metadata leader, from the same facts always in the same way. The proposal names the winner and Raft makes
+it so: nobody becomes leader by the outcome of this function alone.
+
+What a caller must keep: candidates are healthy. A node that must not lead now (its disk is full, its channel is wedged)
+is left out before.
+
+EL1  The outcome depends on the set of candidates, the pin and the distances, and on no order of any of them.
+EL2  The pinned leader wins whenever it is a candidate.
+EL3  Else the lowest median round trip to the other live replicas wins, unknown distances last, then the smallest id.
+EL4  Of all who ask with the same facts exactly one hears `SelfWins`, or all hear `NoEligible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class SelfWins:
+    """The node that asked leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWins:
+    """Another one leads."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoEligible:
+    """Nobody can lead now. Ask again when a holder is back."""
+
+
+Outcome: TypeAlias = SelfWins | PeerWins | NoEligible
+
+
+def choose_leader(
+    candidates: Collection[str],
+    *,
+    me: str,
+    pinned: str | None,
+    median_rtt_us: Callable[[str], int | None],
+) -> Outcome:
+    """The outcome as `me` sees it, which need not be a candidate."""
+    node = winner(candidates, pinned=pinned, median_rtt_us=median_rtt_us)
+    if node is None:
+        return NoEligible()
+    return SelfWins() if node == me else PeerWins(node)
+
+
+def winner(
+    candidates: Collection[str], *, pinned: str | None, median_rtt_us: Callable[[str], int | None]
+) -> str | None:
+    """Who leads (EL1 to EL3); None without candidates."""
+    if pinned is not None and pinned in candidates:
+        return pinned
+
+    def rank(node: str) -> tuple[bool, int, str]:
+        rtt_us = median_rtt_us(node)
+        return rtt_us is None, rtt_us or 0, node
+
+    return min(candidates, key=rank, default=None)
+
+
+def first_leader(replicas: Sequence[str], *, pinned: str | None, rng_fraction: float) -> str:
+    """Who leads a new channel: drawn, so that many new channels are led by many nodes (R8).
+
+    All logs are empty, so everybody holds everything. `rng_fraction` comes from the caller's generator, in [0, 1).
+    """
+    assert replicas, "a channel has at least one replica"
+    assert 0 <= rng_fraction < 1, "a fraction of a generator is in [0, 1)"
+    if pinned is not None and pinned in replicas:
+        return pinned
+    return sorted(replicas)[int(rng_fraction * len(replicas))]
+
+
+def hand_back_to(*, leader: str | None, pinned: str | None, candidates: Collection[str]) -> str | None:
+    """The pinned leader, if somebody else leads and it could: leadership is then handed back to it gracefully."""
+    if pinned is None or leader is None or leader == pinned or pinned not in candidates:
+        return None
+    return pinned

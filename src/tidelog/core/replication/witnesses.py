@@ -1,0 +1,140 @@
+"""Who has reported a leader as silent: kept by the metadata leader, in memory only (R6).
+
+A replica that has not heard its leader for three heartbeats of the channel says so, and says it again while it lasts.
+The leader is deposed when enough of them say so at the same time and the metadata leader has no fresh sign of it
+either. One bad link between two nodes is therefore never enough, however small the ISR. (When the metadata leader has
+itself lost a node, the session's end deposes its leaders without any witness.)
+
+What a caller must keep: pass the channel as the catalog has it now; `elected` when its leader has changed; `clear` when
+leadership of the metadata is lost. `is_silent` speaks of the leader *of this channel*: of a wedged channel on a live
+node, which has stopped claiming, it says True (R7).
+
+WI1  Only members of the ISR count, other than the leader, for the present leader in its present epoch, as the catalog
+     has both when the count is taken.
+WI2  A report counts for `leader_timeout_ms`, then it is forgotten.
+WI3  More than half of the ISR without the leader must have reported; with two in sync that is the one other, with one
+     nobody can depose the leader.
+WI4  Witnesses alone never depose a leader of which there is a fresh sign at the metadata leader.
+WI5  Memory is bounded: at most `channels_max` channels, of each at most its ISR. The one that was reported longest ago
+     makes room; its witnesses will speak again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelog.core.catalog.records import CHANNELS_MAX, ChannelRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessStatistics:
+    """Since this object was made, but for `channels`."""
+
+    channels: int
+    """With a report that is remembered."""
+    reports_counted: int
+    reports_ignored: int
+    """Of strangers, or about a leader or an epoch that is over."""
+    channels_dropped: int
+    """To make room (WI5)."""
+
+
+class _Reports:
+    """About one channel's leader in one epoch."""
+
+    __slots__ = ("at_ms", "leader", "leader_epoch")
+
+    def __init__(self, leader: str, leader_epoch: int) -> None:
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.at_ms: dict[str, int] = {}
+        """By witness: when it last spoke."""
+
+
+class Witnesses:
+    """All reports that this metadata leader has had lately."""
+
+    def __init__(self, *, leader_timeout_ms: int, channels_max: int = CHANNELS_MAX) -> None:
+        assert leader_timeout_ms > 0
+        assert channels_max > 0
+        self._timeout_ms = leader_timeout_ms
+        self._channels_max = channels_max
+        self._reports: dict[int, _Reports] = {}
+        """By channel id; the one that was reported longest ago comes first."""
+        self._counted = 0
+        self._ignored = 0
+        self._dropped = 0
+
+    def report(self, channel: ChannelRecord, *, witness: str, leader: str, leader_epoch: int, now_ms: int) -> bool:
+        """`witness` has not heard `leader`, whom it believes to lead in this epoch. Whether that counts (WI1)."""
+        present = channel.leader == leader and channel.leader_epoch == leader_epoch
+        if not present or witness == leader or channel.member(witness) is None:
+            self._ignored += 1
+            return False
+        self._forget_old(now_ms)
+        held = self._reports.pop(channel.channel_id, None)
+        if held is None or (held.leader, held.leader_epoch) != (leader, leader_epoch):
+            held = _Reports(leader, leader_epoch)
+        if len(self._reports) >= self._channels_max:
+            del self._reports[next(iter(self._reports))]
+            self._dropped += 1
+        self._reports[channel.channel_id] = held
+        for other in [node for node in held.at_ms if channel.member(node) is None]:
+            del held.at_ms[other]
+        held.at_ms[witness] = now_ms
+        self._counted += 1
+        return True
+
+    def witnesses(self, channel: ChannelRecord, now_ms: int) -> tuple[str, ...]:
+        """Whose reports count now, by name (WI1, WI2)."""
+        held = self._reports.get(channel.channel_id)
+        if held is None or (held.leader, held.leader_epoch) != (channel.leader, channel.leader_epoch):
+            return ()
+        return tuple(
+            sorted(
+                node
+                for node, at_ms in held.at_ms.items()
+                if now_ms - at_ms < self._timeout_ms and channel.member(node) is not None
+            )
+        )
+
+    def deposes(self, channel: ChannelRecord, *, is_silent: Callable[[str], bool], now_ms: int) -> bool:
+        """Whether the channel's leader is to be replaced now (WI3, WI4)."""
+        if channel.leader is None:
+            return False
+        count = len(self.witnesses(channel, now_ms))
+        return count >= needed(channel) and is_silent(channel.leader)
+
+    def elected(self, channel_id: int) -> None:
+        """The channel has a new leader, or is gone: what was said of the old one counts for nothing."""
+        self._reports.pop(channel_id, None)
+
+    def clear(self) -> None:
+        """Leadership of the metadata is lost. Who leads it next hears the witnesses itself."""
+        self._reports.clear()
+
+    def wake(self, now_ms: int) -> None:
+        """Forget what is too old to count (WI2). Safe to leave out: old reports count for nothing either way."""
+        self._forget_old(now_ms)
+
+    def statistics(self) -> WitnessStatistics:
+        return WitnessStatistics(
+            channels=len(self._reports),
+            reports_counted=self._counted,
+            reports_ignored=self._ignored,
+            channels_dropped=self._dropped,
+        )
+
+    def _forget_old(self, now_ms: int) -> None:
+        while self._reports:
+            channel_id = next(iter(self._reports))
+            if now_ms - max(self._reports[channel_id].at_ms.values()) < self._timeout_ms:
+                return
+            del self._reports[channel_id]
+
+
+def needed(channel: ChannelRecord) -> int:
+    """How many witnesses are enough: a majority of the ISR without the leader, and at least one (WI3)."""
+    others = len(channel.isr) - (channel.leader is not None and channel.member(channel.leader) is not None)
+    return others // 2 + 1

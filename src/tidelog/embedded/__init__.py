@@ -1,0 +1,38 @@
+"""Tidelog inside a program, with the calls of seed 001: `LogManager`, `FileConfig`, `ReplicationConfig`.
+
+docs/embedded.md shows them.
+"""
+
+from __future__ import annotations
+
+from tidelog.client.records import FrameRecord, Record
+from tidelog.core.catalog import BandwidthClass, FsyncPolicy, UnderCapacity
+from tidelog.core.replication.config import ColocationStrict, FileConfig, Pinned, ReplicationConfig, Standard
+from tidelog.core.replication.metrics import ReplicationMetricsRegistry
+from tidelog.core.replication.roles import Cause, Role
+from tidelog.embedded.coordinator import ReplicationCoordinator, RoleChange
+from tidelog.embedded.log_file import LogFile
+from tidelog.embedded.manager import LogManager
+from tidelog.embedded.sync import SyncLogFile, SyncLogManager
+
+__all__ = [
+    "BandwidthClass",
+    "Cause",
+    "ColocationStrict",
+    "FileConfig",
+    "FrameRecord",
+    "FsyncPolicy",
+    "LogFile",
+    "LogManager",
+    "Pinned",
+    "Record",
+    "ReplicationConfig",
+    "ReplicationCoordinator",
+    "ReplicationMetricsRegistry",
+    "Role",
+    "RoleChange",
+    "Standard",
+    "SyncLogFile",
+    "SyncLogManager",
+    "UnderCapacity",
+]

@@ -1,0 +1,377 @@
+"""One node of a simulated cluster with its channels: the production core, and its logs on a simulated disk.
+
+Stands in for the shell: orders of storage are carried out in order, some time later, a few at once; reads on their own
+and sooner. A store that has stopped ends the process (S3). What was ordered and not carried out dies with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from tidelog.blocks.block import Block
+from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.replica_orders import (
+    AppendBlocks,
+    Appended,
+    CloseLog,
+    DeleteLog,
+    LogReady,
+    OpenLog,
+    ReadBlocks,
+    ResetLog,
+    StorageOrder,
+    StorageResult,
+    SweepLog,
+    TruncateLog,
+)
+from tidelog.cluster.replica_statistics import Storage
+from tidelog.cluster.replica_storage import ReplicaStorage
+from tidelog.cluster.replicas import ReplicasOutput
+from tidelog.core.node_messages import NodeMessage
+from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
+from tidelog.errors import LogError, LogPoisoned
+from tidelog.sim.cluster_account import Entry, entry_of
+from tidelog.sim.metadata_model import Broken
+from tidelog.sim.metadata_node import SimNode
+from tidelog.sim.power import PowerCut
+from tidelog.storage.channel_logs import ChannelLogs, LogState
+from tidelog.storage.store import Store, open_store
+from tidelog.storage.watermarks import Watermarks
+
+if TYPE_CHECKING:
+    from tidelog.sim.cluster_world import ClusterWorld
+
+KEEP_MS: Final = 400
+"""How often storage looks after itself, and retention runs."""
+ORDERS_MAX: Final = 5_000
+
+
+class ClusterNode(SimNode):
+    world: ClusterWorld
+
+    def __init__(self, world: ClusterWorld, name: str, peers: tuple[str, ...], options: NodeOptions) -> None:
+        super().__init__(world, name, peers, options)
+        self.world = world
+        self.storage: ReplicaStorage | None = None
+        self._store: Store | None = None
+        self._watermarks: Watermarks | None = None
+        self.orders: list[StorageOrder] = []
+        self.store_ms = 0
+        """How long the disk takes for what channels order."""
+        self.store_usual_ms = 0
+        self.tampered = False
+        """Its disk was wiped, or bits of a log were flipped."""
+        self.rotten = False
+        """Bits of a log were flipped."""
+        self._orders_due = False
+
+    @property
+    def logs(self) -> ChannelLogs:
+        assert self.storage is not None
+        return self.storage.logs
+
+    def now_us(self) -> int:
+        return self.clock_ms() * 1_000
+
+    # --- life and death ------------------------------------------------------------------------------------
+
+    def _facts(self) -> NodeFacts:
+        self._orders_due = False
+        options = self.world.log_options
+        self._store = open_store(self.disk, now_us=self.now_us(), options=self.world.store_options)
+        self._watermarks = Watermarks(self.disk)
+        logs = ChannelLogs(self._store)
+        self.storage = ReplicaStorage(logs, options=options)
+        if not logs.verified:
+            self.world.counters["not_verified"] += 1
+        return NodeFacts(
+            addresses=(("link", f"{self.name}:1"),),
+            verified=logs.verified,
+            damaged_channels=tuple(sorted(logs.damaged_channels())),
+        )
+
+    def _watermark_of(self, channel_id: int) -> tuple[int, int | None]:
+        assert self._watermarks is not None
+        mark = self._watermarks.get(channel_id)
+        return (0, None) if mark is None else (mark.committed_end, mark.hints.get("snapshot"))
+
+    def start(self) -> bool:
+        started = super().start()
+        if self.core is not None and started:
+            process = self.process
+            self.world.scheduler.after(self.rng.randrange(KEEP_MS), lambda: self._keep(process))
+        return started
+
+    def _let_channels_go(self, *, crashed: bool) -> None:
+        self.orders.clear()
+        store, self._store, self.storage = self._store, None, None
+        if store is not None and not crashed:
+            store.poison("the process was killed")  # the machine lives on: let go, write nothing
+            store.close(0)
+        model = self.world.model
+        for channel in model.channels.values():
+            if not channel.record.config.persistent:
+                model.gone(self.name, channel.channel_id)
+            copy = channel.copies.get(self.name)
+            if copy is not None:
+                copy.committed_end = 0
+        self.world.producers.node_is_off(self)
+
+    def _stop_cleanly(self, core: NodeCore) -> None:
+        """All that was ordered is carried out, every log is closed, then the mark is left."""
+        self._save_watermarks(core)
+        core.channels.replicas.close_all()
+        self._after()
+        while self.orders:
+            self._carry_out(len(self.orders))
+            self._after()
+        assert self._store is not None
+        self.logs.close_all(self.now_us())
+        self._store = None
+        core.stop_cleanly()
+
+    def _resume(self, process: int) -> bool:
+        resumed = super()._resume(process)
+        if resumed and self.orders and not self._orders_due:
+            self._schedule_orders()
+        return resumed
+
+    # --- what the channels want ------------------------------------------------------------------------------
+
+    def _channels_said(self, core: NodeCore, output: ReplicasOutput) -> None:
+        model = self.world.model
+        for order in output.orders:
+            if type(order) is AppendBlocks:
+                model.ordered(self.name, order.channel_id, order.blocks)
+            if type(order) is ReadBlocks:
+                self._schedule_read(order)
+            else:
+                self.orders.append(order)
+        for replica in output.moved:
+            model.moved(self.name, replica)
+        for produced in output.produced:
+            self.world.producers.produced(self, produced)
+        for message in output.to_metadata:
+            self.world.counters["resigned"] += isinstance(message, Resign)
+            self.world.counters["withdrawn"] += isinstance(message, Withdraw)
+        for line in output.lines:
+            self.world.said(self, line)
+        if self.orders and not self._orders_due:
+            self._schedule_orders()
+        if len(self.orders) > ORDERS_MAX:
+            raise Broken(f"12: {self.name} has {len(self.orders)} orders of storage waiting")
+
+    def _send(self, core: NodeCore, target: str, message: NodeMessage) -> None:
+        self.world.model.check_channel_message(self.name, message)
+        if isinstance(message, SyncNack):
+            self.world.counters["backpressure"] += message.error is SyncError.BACKPRESSURE
+        super()._send(core, target, message)
+
+    def _schedule_orders(self) -> None:
+        self._orders_due = True
+        process = self.process
+        self.world.scheduler.after(self.store_ms, lambda: self._orders_are_done(process))
+
+    def _orders_are_done(self, process: int) -> bool:
+        if process != self.process or self.core is None:
+            return False
+        self._orders_due = False
+        if self.paused or not self.orders:
+            return False
+        count = len(self.orders)
+        if self.rng.random() < 0.3:
+            count = self.rng.randint(1, count)
+        self._guarded(self._carry_out, count)
+        if process == self.process and self.core is not None and self.orders and not self._orders_due:
+            self._schedule_orders()
+        return True
+
+    def _carry_out(self, count: int) -> None:
+        """The oldest orders, in order; appends that stand together in one commit."""
+        orders, self.orders = self.orders[:count], self.orders[count:]
+        place = 0
+        while place < len(orders):
+            end = place + 1
+            if type(orders[place]) is AppendBlocks:
+                while end < len(orders) and type(orders[end]) is AppendBlocks:
+                    end += 1
+            self._carry_out_some(orders[place:end])
+            place = end
+
+    def _carry_out_some(self, orders: list[StorageOrder]) -> None:
+        core, storage = self.core, self.storage
+        assert core is not None
+        assert storage is not None
+        try:
+            results = storage.carry_out(orders, self.now_us())
+        except PowerCut:
+            self._note_interrupted(orders)
+            raise
+        for result in results:
+            self._note_result(orders[0], result)
+        for order in orders:
+            if isinstance(order, DeleteLog):
+                self.world.model.deleted_log(self.name, order.channel_id)
+            elif isinstance(order, CloseLog) and self._is_gone(order.channel_id):
+                self.world.model.gone(self.name, order.channel_id)
+        for result in results:
+            core.channels.replicas.storage_done(result, self.clock_ms())
+        self._check_store()
+
+    def _check_store(self) -> None:
+        """S3: a store that cannot sync any more ends the process."""
+        assert self._store is not None
+        try:
+            self._store.check_usable()
+        except LogPoisoned:
+            self.world.counters["store_stopped"] += 1
+            raise
+
+    def _is_gone(self, channel_id: int) -> bool:
+        """Whether closing its log has thrown it away."""
+        channel = self.world.model.channels.get(channel_id)
+        return channel is not None and not channel.record.config.persistent
+
+    def _note_interrupted(self, orders: list[StorageOrder]) -> None:
+        for order in orders:
+            if isinstance(order, TruncateLog | ResetLog | SweepLog | DeleteLog):
+                channel = self.world.model.channels.get(order.channel_id)
+                if channel is not None and self.name in channel.copies:
+                    channel.copies[self.name].unsure = True
+
+    def _note_result(self, order: StorageOrder, result: StorageResult) -> None:
+        model, key = self.world.model, result.channel_id
+        if isinstance(result, Appended):
+            if result.error is None:
+                model.held(self.name, key, result.held_end, self.logs.log(key).durable_end)
+            else:
+                self.world.counters["append_refused"] += 1
+        elif isinstance(result, LogReady) and result.state is not None:
+            match order:
+                case OpenLog():
+                    entries = self.entries(key, result.state)
+                    model.opened(self.name, key, result.state, entries, tampered=self.tampered)
+                case TruncateLog():
+                    model.truncated(self.name, key, result.state)
+                case ResetLog():
+                    model.reset(self.name, key, result.state)
+                case SweepLog():
+                    model.swept(self.name, key, result.state)
+                case _:
+                    pass
+
+    def entries(self, channel_id: int, state: LogState | None = None) -> list[Entry]:
+        """What a log holds, as it is read from the disk."""
+        log = self.logs.log(channel_id)
+        skip = state is not None and bool(state.damaged)
+        try:
+            return [entry_of(block) for block in log.blocks(log.log_start, skip_damaged=skip)]
+        except LogError:
+            self.world.counters["damage_read"] += 1
+            return [entry_of(block) for block in log.blocks(log.log_start, skip_damaged=True)]
+
+    # --- reads, and what goes on by itself ---------------------------------------------------------------------
+
+    def _schedule_read(self, order: ReadBlocks) -> None:
+        process = self.process
+
+        def read() -> bool:
+            if process != self.process or self.core is None or self.paused:
+                return False
+            self.world.counters["old_blocks_read"] += 1
+            self._guarded(self._read, order)
+            return True
+
+        self.world.scheduler.after(self.rng.randint(0, 3), read)
+
+    def _read(self, order: ReadBlocks) -> None:
+        assert self.core is not None
+        assert self.storage is not None
+        self.core.channels.replicas.storage_done(self.storage.read(order), self.clock_ms())
+
+    def _keep(self, process: int) -> bool:
+        if process != self.process or self.core is None:
+            return False
+        self.world.scheduler.after(KEEP_MS, lambda: self._keep(process))
+        if self.paused:
+            return False
+        self._guarded(self._maintain)
+        return True
+
+    def _maintain(self) -> None:
+        core = self.core
+        assert core is not None
+        self.logs.maintain(self.now_us())
+        self._check_store()
+        core.channels.replicas.free_bytes = self.disk.free_bytes()
+        core.channels.replicas.capacity_bytes = 1 << 40
+        core.channels.replicas.forget_strays(self.logs.known())
+        core.channels.replicas.apply_retention(self.clock_ms())
+        if self.rotten and not self.orders:
+            self._mend(core)
+        if self.rng.random() < 0.3:
+            self._save_watermarks(core)
+
+    def _save_watermarks(self, core: NodeCore) -> None:
+        assert self._watermarks is not None
+        for replica in core.channels.replicas.replicas():
+            if replica.storage is Storage.READY and replica.log_end:
+                snapshot = replica.fold_hint if replica.fold is None else replica.fold.snapshot_at
+                hints = {} if snapshot is None else {"snapshot": snapshot}
+                self._watermarks.note(replica.channel_id, replica.committed_end, hints)
+        with suppress(LogError):
+            self._watermarks.save()
+
+    # --- mending, as the shell does it -------------------------------------------------------------------------
+
+    def _mend(self, core: NodeCore) -> None:
+        """What has rotted is fetched from another replica and put in its place."""
+        for channel_id in sorted(self.logs.damaged_channels()):
+            replica = core.channels.replicas.replica(channel_id)
+            if replica is None or replica.storage is not Storage.READY:
+                continue
+            log = self.logs.log(channel_id)
+            for gap in log.damaged()[:2]:
+                blocks = self._fetch(replica.record.isr_nodes, channel_id, gap)
+                if not blocks:
+                    continue
+                with suppress(LogError):
+                    log.replace(blocks)
+                    state = self.logs.state(channel_id)
+                    self.world.counters["mended"] += 1
+                    self.world.model.mended(self.name, channel_id, self.entries(channel_id, state), state)
+                    ready = LogReady(channel_id=channel_id, life=replica.life, state=state, swept=True)
+                    core.channels.replicas.storage_done(ready, self.clock_ms())
+
+    def _fetch(self, sources: tuple[str, ...], channel_id: int, gap: range) -> list[Block]:
+        """Committed blocks inside the gap, of any replica that serves them and can be reached."""
+        for name in sources:
+            node = self.world.nodes[name]
+            if node.core is None or node is self or (name, self.name) in self.world.cuts:
+                continue
+            other = node.core.channels.replicas.replica(channel_id)
+            if other is None or not other.serves or other.storage is not Storage.READY:
+                continue
+            with suppress(LogError):
+                blocks = node.logs.read(channel_id, gap.start, end=min(gap.stop, other.committed_end))
+                if inside := [one for one in blocks if one.offsets.start >= gap.start and one.offsets.stop <= gap.stop]:
+                    return inside
+        return []
+
+    # --- for checks ------------------------------------------------------------------------------------------
+
+    def channel_files(self) -> list[str]:
+        """Of segments and write-ahead files, for rot to choose from."""
+        found, folders = [], [".tidelog/channels", ".tidelog/wal"]
+        while folders:
+            folder = folders.pop()
+            for name in self.disk.list_folder(folder) if self.disk.exists(folder) else ():
+                path = f"{folder}/{name}"
+                try:
+                    size = self.disk.open(path, writable=False).size()
+                except LogError:
+                    folders.append(path)
+                else:
+                    found += [path] if size else []
+        return sorted(found)

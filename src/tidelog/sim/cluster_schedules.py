@@ -1,0 +1,135 @@
+"""Directed schedules of channels: what random lives do not find, or find too seldom, told step by step."""
+
+from __future__ import annotations
+
+from tidelog.core.liveness import LivenessConfig
+from tidelog.sim.cluster_schedule import ClusterSchedule
+from tidelog.sim.metadata_model import Broken
+
+HEARTBEAT_MS = 200
+
+
+def joiner_counts() -> ClusterSchedule:
+    """R3: who is joining counts from the proposal on, though the leader has not heard what became of it."""
+    plan = ClusterSchedule(3, min_isr=1)
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.cut_data("n3")
+    plan.write(producer)
+    plan.until_in_sync("n1", "n2")
+    plan.until(lambda: not producer.pending, "the ISR goes on without n3")
+    plan.deaf("n2")
+    plan.until_in_sync("n1", "n2", "n3")
+    plan.cut_data("n3")
+    data = plan.world.drops
+    plan.deaf("n2")
+    metadata = plan.world.drops
+    assert data is not None
+    assert metadata is not None
+    plan.world.drops = lambda *sent: data(*sent) or metadata(*sent)
+    plan.write(producer)
+    plan.run(300)
+    plan.must(bool(producer.pending), "5: a block is acked that the joining replica does not hold")
+    plan.join_links()
+    plan.until(lambda: not producer.pending, "the block is acked")
+    plan.settle()
+    return plan
+
+
+def fold_is_made_anew() -> ClusterSchedule:
+    """F2: what a truncation took away is not remembered: a block that comes again is where it was committed."""
+    plan = ClusterSchedule(3, leader_pinned="n2", heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
+    producer = plan.producer()
+    plan.written(producer, 2)
+    held = plan.replica("n2").log_end
+    plan.cut("n2")
+    plan.write(producer)
+    batch = producer.pending[0]
+    plan.until(lambda: plan.replica("n2").log_end > held, "the old leader has appended it")
+    plan.until(lambda: plan.leads_channel("n1") or plan.leads_channel("n3"), "another one leads")
+    plan.until(lambda: not producer.pending, "the new leader has taken it")
+    plan.join_links()
+    plan.until(lambda: plan.leads_channel("n2"), "leadership is handed back")
+    plan.until(lambda: plan.replica("n2").serves, "it serves")
+    producer.pending.append(batch)
+    acked = producer.acked
+    plan.until(lambda: producer.acked > acked, "the repeated block is answered")
+    plan.must(plan.world.counters["repeated"] > 0, "6: the block was not recognized")
+    plan.settle()
+    return plan
+
+
+def empty_memory_is_not_trusted() -> ClusterSchedule:
+    """R5, 7: a member in memory that was restarted holds nothing, and leads nothing, though it was in sync."""
+    plan = ClusterSchedule(3, factor=2, replicas=("n2", "n3"), persistent=False, heartbeat_ms=HEARTBEAT_MS, min_isr=1)
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.cut_data("n3")
+    plan.node("n3").kill()
+    plan.node("n3").start()
+    plan.until(lambda: plan.core("n3").is_registered, "n3 is back")
+    plan.cut("n2")
+    plan.run(5_000)
+    plan.must(not plan.leads_channel("n3"), "1: n3 leads and holds nothing")
+    plan.join_links()
+    plan.settle()
+    return plan
+
+
+def refused_append_ends_the_epoch() -> ClusterSchedule:
+    """RP2: blocks that others have already, and the leader's own disk refused, are not given out again."""
+    plan = ClusterSchedule(3, heartbeat_ms=HEARTBEAT_MS)
+    producer = plan.producer()
+    plan.written(producer, 3)
+    node = plan.node("n2")
+    node.store_ms = 100
+    node.disk.faults.fail_kind, node.disk.faults.fail_after = "full", 1
+    plan.write(producer)
+    plan.until(lambda: plan.channel.record.leader_epoch > 1, "the leader has resigned")
+    plan.until(lambda: not producer.pending, "the block is taken in the next epoch")
+    plan.settle()
+    return plan
+
+
+def leader_dies() -> ClusterSchedule:
+    """14: writes go on within five heartbeats and an election after the leader of a channel has died."""
+    plan = ClusterSchedule(3, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.node("n2").crash()
+    began_ms = plan.world.scheduler.now_ms
+    plan.written(producer)
+    took_ms = plan.world.scheduler.now_ms - began_ms
+    # The producer's own patience is in it: what it sent to the dead leader it sends again only after that.
+    if took_ms > 5 * HEARTBEAT_MS + 1_000 + 1_500:
+        raise Broken(f"14: the first write after a leader's death took {took_ms} ms")
+    plan.node("n2").start()
+    plan.settle()
+    return plan
+
+
+def two_of_three_gone() -> ClusterSchedule:
+    """Two of three members of the ISR are gone, the metadata of five nodes lives: the third goes on where it may."""
+    plan = ClusterSchedule(
+        5, leader="n3", replicas=("n3", "n4", "n5"), min_isr=1, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig()
+    )
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.node("n3").crash()
+    plan.node("n4").crash()
+    plan.written(producer)
+    plan.until(lambda: plan.leads_channel("n5"), "the third leads")
+    plan.node("n3").start()
+    plan.node("n4").start()
+    plan.settle()
+    return plan
+
+
+SCHEDULES = (
+    joiner_counts,
+    fold_is_made_anew,
+    empty_memory_is_not_trusted,
+    refused_append_ends_the_epoch,
+    leader_dies,
+    two_of_three_gone,
+)

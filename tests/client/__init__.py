@@ -1,0 +1,1 @@
+"""The native client, against a fake cluster."""

@@ -1,0 +1,205 @@
+"""A cluster of real nodes whose network and disks can be broken: every link runs through a door that can be shut, and
+every data folder is a small file system that can be filled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tidelog.bench.channel_kit import committed_end, describe, dial_node, fetch
+from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit
+from tidelog.bench.fault_proxy import FaultProxy
+from tidelog.blocks.block import iterate_blocks
+from tidelog.client import Client, LinkTlsFiles, connect
+from tidelog.errors import LogError, NotChannelLeader
+from tidelog.units import MIB
+from tidelog.wire.link import Link
+
+DISK = "192m"
+NEARLY_BYTES = 8 * MIB
+"""Less than a node keeps in reserve: channels take nothing, the metadata still does."""
+_FILLER = "filler"
+_STEP_BYTES = 4_096
+
+
+class ChaosWorld:
+    """`disks` is empty where no file system could be mounted: then no disk can be filled."""
+
+    def __init__(self, kit: ClusterKit, proxy: FaultProxy, disks: dict[str, Path]) -> None:
+        self.kit = kit
+        self.proxy = proxy
+        self.disks = disks
+        self.doors = {name: f"{HOST}:{proxy.open_door(name, kit.nodes[name].port)}" for name in kit.names}
+
+    @property
+    def names(self) -> list[str]:
+        return self.kit.names
+
+    def start_all(self) -> None:
+        """Every node dials every other at its door, and tells clients to do so too."""
+        peers = self.kit.peers(**self.doors)
+        for name in self.names:
+            self.kit.start(name, "-advertise", self.doors[name], "-host", name, peers=peers)
+
+    async def connect(self) -> Client:
+        place = self.kit.folder / "certificates"
+        files = {"certificate": f"{OPERATOR}.crt", "key": f"{OPERATOR}.key", "authority": "ca.crt"}
+        tls = LinkTlsFiles(**{kind: place / file for kind, file in files.items()})
+        return await connect(list(self.doors.values()), tls=tls)
+
+    # --- disks ---------------------------------------------------------------------------------------------
+
+    def fill(self, name: str, *, leave_bytes: int = 0) -> None:
+        """Leave so many bytes free and no more; in one go, so that nothing else takes them first."""
+        place = self.disks[name]
+        assert place.is_mount(), f"{place} is no file system of its own: the machine's disk is never filled"
+        with (place / _FILLER).open("wb", buffering=0) as file:
+            wanted = shutil.disk_usage(place).free - leave_bytes
+            while wanted > 0:
+                with contextlib.suppress(OSError):
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), wanted)
+                    return
+                wanted = min(wanted - _STEP_BYTES, shutil.disk_usage(place).free - leave_bytes)
+
+    def free(self, name: str) -> None:
+        (self.disks[name] / _FILLER).unlink(missing_ok=True)
+
+    # --- all well again --------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Nothing is broken any more; who does not run is started."""
+        self.proxy.heal()
+        for name in self.disks:
+            self.free(name)
+        for node in self.kit.nodes.values():
+            if node.is_paused and node.is_running:
+                self.kit.resume(node.name)
+            if not node.is_running:
+                self.kit.start(node.name)
+
+    async def wait_whole(self, client: Client, *, deadline_s: float) -> None:
+        """Until every channel is led and all its replicas are in sync."""
+        unwell: list[str] = []
+
+        async def is_whole() -> bool:
+            unwell[:] = ["nobody answers"]
+            try:
+                channels = await client.channels(timeout_ms=5_000)
+            except LogError as error:
+                if not error.retriable:
+                    raise
+                return False
+            unwell[:] = [standing(one) for one in channels if not is_well(one)]
+            return not unwell
+
+        try:
+            await self.kit.wait(is_whole, deadline_s=deadline_s, what="all channels to be whole")
+        except LogError as error:
+            error.add_note("not whole: " + "; ".join(unwell))
+            raise
+
+    @contextlib.asynccontextmanager
+    async def links(self) -> Any:
+        """An operator's link to each node, past the doors."""
+        found: dict[str, Link] = {}
+        try:
+            for name in self.names:
+                found[name] = await dial_node(self.kit, name)
+            yield found
+        finally:
+            for link in found.values():
+                await link.close()
+
+    async def wait_level(self, channels: list[str], *, deadline_s: float) -> dict[str, dict[str, Any]]:
+        """Until all replicas of each channel hold and know the same committed end; the channels as they are then."""
+        found: dict[str, dict[str, Any]] = {}
+        async with self.links() as links:
+
+            async def is_level() -> bool:
+                for channel in channels:
+                    views = {name: await describe(link, channel) for name, link in links.items()}
+                    record = next(iter(views.values()))
+                    ends = {tuple((views[name]["here"] or {}).get(key) for key in _ENDS) for name in record["replicas"]}
+                    found[channel] = record | {"ends": ends}
+                    if len(ends) != 1 or None in next(iter(ends)) or len(set(next(iter(ends)))) != 1:
+                        return False
+                return True
+
+            try:
+                await self.kit.wait(is_level, deadline_s=deadline_s, what="all replicas to be level")
+            except LogError as error:
+                error.add_note(f"ends {_ENDS}: " + "; ".join(f"{name} {one['ends']}" for name, one in found.items()))
+                raise
+        return found
+
+    async def who_knows_the_end(self, channel: dict[str, Any]) -> list[str]:
+        """Replicas that answer for the committed end: the leader alone, or one client could see it go back."""
+        found = []
+        async with self.links() as links:
+            for name in channel["replicas"]:
+                try:
+                    await committed_end(links[name], channel["channel_id"])
+                except NotChannelLeader:
+                    continue
+                found.append(name)
+        return found
+
+    async def logs_in_memory(self, channel: dict[str, Any], *, end: int) -> dict[str, dict[int, bytes]]:
+        """The committed blocks that each replica gives out: node to first offset to bytes, every block verified."""
+        logs: dict[str, dict[int, bytes]] = {}
+        async with self.links() as links:
+            for name in channel["replicas"]:
+                held = logs.setdefault(name, {})
+                offset = (await describe(links[name], channel["name"]))["here"]["log_start"]
+                while offset < end:
+                    for data in (await fetch(links[name], channel["channel_id"], offset)).data:
+                        for block in iterate_blocks(data):
+                            held[block.offsets.start] = block.tobytes()
+                            offset = max(offset, block.offsets.stop)
+        return logs
+
+
+_ENDS = ("log_end", "held_end", "committed_end")
+
+
+def is_well(channel: dict[str, Any]) -> bool:
+    return channel["leader"] is not None and set(channel["isr"]) == set(channel["replicas"])
+
+
+def standing(channel: dict[str, Any]) -> str:
+    keys = ("name", "leader", "leader_epoch", "isr", "eligible", "replicas")
+    return " ".join(f"{key}={channel[key]}" for key in keys)
+
+
+@contextlib.contextmanager
+def chaos_world(folder: Path, *, nodes: int) -> Iterator[ChaosWorld]:
+    with contextlib.ExitStack() as stack:
+        kit = stack.enter_context(ClusterKit(folder / "kit", nodes=nodes))
+        proxy = stack.enter_context(
+            FaultProxy(lambda: {one.name: one.process.pid for one in kit.nodes.values() if one.process is not None})
+        )
+        disks = {}
+        for name in kit.names:
+            place = folder / f"disk-{name}"
+            place.mkdir()
+            if not _mounted(place):
+                break
+            stack.callback(subprocess.run, ["umount", "-l", str(place)], check=False, capture_output=True)
+            disks[name] = place
+            kit.nodes[name].data = place / "data"
+        # Nodes end before their disks go.
+        stack.callback(kit.close)
+        yield ChaosWorld(kit, proxy, disks if len(disks) == nodes else {})
+
+
+def _mounted(place: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False

@@ -1,0 +1,229 @@
+"""The cluster's simulator proves itself: break the protocol on purpose, and it must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.mutations import Edit, plant
+from tidelog.cluster import replica_leading
+from tidelog.cluster.replica import ChannelReplica
+from tidelog.cluster.replica_fold import ReplicaFold
+from tidelog.cluster.replica_following import Following
+from tidelog.cluster.replica_leading import Leading
+from tidelog.core.catalog import election_rules
+from tidelog.core.catalog.state import State
+from tidelog.sim import cluster_schedules as schedules
+from tidelog.sim.cluster_model import ClusterViolation
+from tidelog.sim.cluster_schedule import ClusterSchedule
+from tidelog.sim.cluster_world import run_cluster_world
+from tidelog.sim.metadata_model import Broken
+
+SEEDS = 40
+LIFE_MS = 8_000
+
+MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
+    "truncation by the committed end": (
+        "1:",
+        (
+            Edit(
+                ChannelReplica,
+                "_take_part",
+                "self.following.ask(now_ms)",
+                "self.truncate(min(self.committed_end, self.log_end))",
+            ),
+        ),
+    ),
+    "epoch begins one too late": (
+        "",
+        (Edit(ChannelReplica, "append", "leader_epoch, self.log_end)", "leader_epoch, self.log_end + 1)"),),
+    ),
+    "commit without the joiner": (
+        "5:",
+        (Edit(Leading, "_advance", "{*record.isr_nodes, *self._joining}", "record.isr_nodes"),),
+    ),
+    "ack before the sync": (
+        "5:",
+        (Edit(ChannelReplica, "append", "self.host.tail_grew(self)", "self.held_end = self.log_end"),),
+    ),
+    "leader counts itself before its sync": (
+        "5:",
+        (Edit(Leading, "_advance", "own_end=replica.held_end", "own_end=replica.log_end"),),
+    ),
+    "leader of an epoch that is over goes on": (
+        "",
+        (Edit(ChannelReplica, "_take_part", "if leads and self.leading.epoch == record.leader_epoch:", "if True:"),),
+    ),
+    "epoch resumed after a restart": (
+        "3:",
+        (
+            Edit(ChannelReplica, "is_elected", "and record.leader_incarnation == incarnation", ""),
+            Edit(
+                ChannelReplica, "_lead", "if max(self.epochs.newest, self._led_epoch) >= record.leader_epoch:", "if 0:"
+            ),
+        ),
+    ),
+    "member that was not heard is not counted": (
+        "5:",
+        (Edit(replica_leading, "committed_end", "return current\n        smallest", "continue\n        smallest"),),
+    ),
+    "commit below min_isr": ("5:", (Edit(replica_leading, "committed_end", "if isr_count < min_isr:", "if False:"),)),
+    "gap accepted": (
+        "",
+        (
+            Edit(Following, "on_response", "if response.first_offset != replica.log_end:", "if False:"),
+            Edit(Following, "_checked", "leader.base_offset != offset", "False"),
+        ),
+    ),
+    "acknowledged before it is durable": (
+        "5:",
+        (Edit(Following, "ask", "held_end=min(replica.held_end, replica.sound_end)", "held_end=replica.log_end"),),
+    ),
+    "fold kept after a truncation": (
+        "",
+        (Edit(ChannelReplica, "_take_state", "self.fold = None", "pass"),),
+    ),
+    "new leader serves before its epoch is committed": (
+        "4:",
+        (Edit(Leading, "begin", "self._follow_replicas(now_ms)", "self._follow_replicas(now_ms); self.serves = True"),),
+    ),
+    "shrink counted before it is committed": (
+        "5:",
+        (
+            Edit(
+                Leading,
+                "_advance",
+                "if node != self._host.node]",
+                "if node != self._host.node and now_ms - self._behind_since_ms(node, now_ms) < 900]",
+            ),
+        ),
+    ),
+    "doubtful member trusted": (
+        "1:",
+        (Edit(State, "is_trusted", "if member.incarnation < record.kept_since(member.keeps):", "if False:"),),
+    ),
+    "retention above the committed end": (
+        ("1:", "F3:"),
+        (Edit(ChannelReplica, "retention_floor", "self.fold.floor_below(self.committed_end)", "self.log_end"),),
+    ),
+    "retention past a fold": (
+        "F3:",
+        (
+            Edit(
+                ReplicaFold, "floor_below", "return floor if 0 <= floor < committed_end else 0", "return committed_end"
+            ),
+        ),
+    ),
+    "leader elected from outside the ISR": (
+        "1:",
+        (
+            Edit(
+                State,
+                "can_lead_now",
+                "for member in channel.isr:",
+                "for member in [Member(node=name, incarnation=1 << 60, keeps=channel.config.keeps) "
+                "for name in channel.replicas]:",
+            ),
+            Edit(
+                election_rules,
+                "_elect",
+                "member = channel.member(node)",
+                "member = Member(node=node, incarnation=incarnation, keeps=channel.config.keeps)",
+            ),
+            Edit(
+                election_rules,
+                "_elect",
+                "isr, eligible = channel.isr, channel.eligible",
+                "isr, eligible = (member,), ()",
+            ),
+        ),
+    ),
+    "offset stamped twice after a refused append": (
+        "2:",
+        (Edit(Leading, "append_failed", "if sent_end > log_end or others:", "if False:"),),
+    ),
+    "replica exposes more than it holds": (
+        "4:",
+        (
+            Edit(
+                Following,
+                "_update_committed",
+                "min(self._committed_end, self._replica.held_end)",
+                "self._committed_end",
+            ),
+        ),
+    ),
+    "leader's ack before it is durable": (
+        "5:",
+        (Edit(Leading, "_await", "else replica.held_end", "else replica.log_end"),),
+    ),
+    "repeated block taken again": (
+        "6:",
+        (Edit(ReplicaFold, "check", "if maker.base_seq == expected:", "if True:"),),
+    ),
+    "repeated block acked before it is committed": (
+        "1:",
+        (
+            Edit(
+                Leading,
+                "produce",
+                "self._await(order, repeated.first_offset, repeated.end_offset, in_order=False)",
+                "self._host.produced(order.token, repeated.first_offset, None)",
+            ),
+        ),
+    ),
+    "histories not compared": ("", (Edit(Leading, "_history_problem", "elif last_epoch:", "elif False:"),)),
+    "joins before it has caught up": (
+        "5:",
+        (
+            Edit(
+                Leading,
+                "_consider_expansion",
+                "if progress.held_end < max(replica.committed_end, started):",
+                "if False:",
+            ),
+        ),
+    ),
+}
+
+
+BY_SCHEDULE: dict[str, Callable[[], ClusterSchedule]] = {
+    "commit without the joiner": schedules.joiner_counts,
+    "doubtful member trusted": schedules.empty_memory_is_not_trusted,
+    "fold kept after a truncation": schedules.fold_is_made_anew,
+    "offset stamped twice after a refused append": schedules.refused_append_ends_the_epoch,
+}
+"""What chance finds too seldom."""
+
+
+def first_violation(seeds: int = SEEDS) -> str:
+    for seed in range(seeds):
+        try:
+            run_cluster_world(seed, duration_ms=LIFE_MS)
+        except ClusterViolation as violation:
+            return violation.problem
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in BY_SCHEDULE])
+def test_a_planted_bug_is_noticed_in_random_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, edits = MUTATIONS[name]
+    plant(monkeypatch, *edits)
+    problem = first_violation()
+    assert problem != "nothing"
+    assert problem.startswith(rule)
+
+
+@pytest.mark.parametrize("name", BY_SCHEDULE)
+def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, edits = MUTATIONS[name]
+    plant(monkeypatch, *edits)
+    with pytest.raises((Broken, AssertionError)) as caught:
+        BY_SCHEDULE[name]()
+    assert str(caught.value).startswith(rule)
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES, ids=lambda schedule: schedule.__name__)
+def test_without_a_bug_the_same_schedules_end_well(schedule: Callable[[], ClusterSchedule]) -> None:
+    assert schedule().model.checks > 0
