@@ -59,7 +59,7 @@ bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench catchup --json
 
 chaos: setup ## Ten minutes of kills, pauses, cuts and full disks on clusters of real processes
-	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -m slow -s tests/cluster/test_channel_chaos.py
+	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -s tests/cluster/test_channel_chaos.py -k minutes
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60

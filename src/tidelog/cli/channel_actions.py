@@ -9,22 +9,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from tidelog.cli import reach as reaching
 from tidelog.cli.output import print_facts, print_json, print_table
+from tidelog.cli.reach import EXIT_REFUSED, Reach, say
 from tidelog.client import Client, ClientOptions, Created, connect
-from tidelog.config import TARGET
 from tidelog.core.catalog.channel_config import FRACTION_PPM
 from tidelog.errors import InvalidConfig, LogError
 from tidelog.units import format_bytes, parse_bytes, parse_duration_us
-from tidelog.wire.link_tls import LinkTlsFiles
 
-EXIT_REFUSED: Final = 1
-_TIMEOUT_MS_MAX: Final = 600_000
 _NONE: Final = "none"
 _UNKNOWN: Final = "-"
 _ADVICE: Final = {
@@ -57,16 +53,6 @@ _RETENTION: Final[tuple[tuple[str, str, Callable[[str], int]], ...]] = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """How to reach the cluster, as the options say it; checked."""
-
-    addresses: list[str]
-    tls: LinkTlsFiles | None
-    timeout_ms: int
-    as_json: bool
-
-
 # --- commands --------------------------------------------------------------------------------------
 
 
@@ -78,7 +64,7 @@ def run_create(names: Sequence[str], settings: dict[str, Any], **options: Any) -
     created = [one for one in outcomes if isinstance(one, Created)]
     if reach.as_json:
         rows = [
-            {"name": name, **(_error_facts(one) if isinstance(one, LogError) else _created_facts(one))}
+            {"name": name, **(reaching.error_facts(one) if isinstance(one, LogError) else _created_facts(one))}
             for name, one in zip(names, outcomes, strict=True)
         ]
         print_json({"channels": rows})
@@ -86,7 +72,7 @@ def run_create(names: Sequence[str], settings: dict[str, Any], **options: Any) -
         for one in created:
             print(f"{one.name} {'exists already' if one.existed else 'is created'}, channel id {one.channel_id}")
     for name, error in failed.items():
-        say(f"{name}: {_with_advice(error)}")
+        say(f"{name}: {reaching.with_advice(error, _ADVICE, _UNSURE)}")
     if failed:
         raise click.exceptions.Exit(EXIT_REFUSED)
 
@@ -311,65 +297,12 @@ async def connected(reach: Reach) -> Client:
 
 
 def explain(error: LogError, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_error_facts(error))
-    say(_with_advice(error))
+    reaching.explain(error, as_json=as_json, advice=_ADVICE, unsure=_UNSURE)
 
 
-def _error_facts(error: LogError) -> dict[str, Any]:
-    return {"error": error.code, "detail": str(error), "retriable": error.retriable, "definite": error.definite}
-
-
-def _with_advice(error: LogError) -> str:
-    advice = _ADVICE.get(error.code) if error.definite else _UNSURE
-    return f"{error}; {advice}" if advice else str(error)
-
-
-def say(message: str) -> None:
-    print(f"tidelog: {' '.join(message.split())}", file=sys.stderr)
-
-
-def reach_of(
-    *,
-    nodes: Sequence[str],
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    insecure_dev: bool,
-    timeout: str,
-    as_json: bool,
-) -> Reach:
-    """Everything that is wrong with the options is said at once."""
-    problems: list[str] = []
-    addresses = list(dict.fromkeys(part.strip() for text in nodes for part in text.split(",") if part.strip()))
-    if not addresses:
-        problems.append("name a node to ask: --node host:port, or set TIDELOG_CLUSTER_NODES")
-    for address in addresses:
-        try:
-            TARGET.parse(address)
-        except ValueError as error:
-            problems.append(f"--node {address!r} {error}")
-    try:
-        timeout_ms = parse_duration_us(timeout) // 1000
-    except InvalidConfig:
-        timeout_ms = 0
-    if not 1 <= timeout_ms <= _TIMEOUT_MS_MAX:
-        problems.append(f"--timeout {timeout!r} is no duration from 1ms to 10m, such as 30s")
-    files = {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
-    missing = [flag for flag, path in files.items() if not path]
-    if insecure_dev and len(missing) < len(files):
-        problems.append("--insecure-dev and certificates exclude each other; leave out one")
-    if not insecure_dev and missing:
-        problems.append(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; `tidelog ca issue NAME --client` "
-            "or --operator writes the files"
-        )
-    if problems:
-        raise click.UsageError("; ".join(problems))
-    tls = None
-    if tls_cert and tls_key and tls_ca:
-        tls = LinkTlsFiles(certificate=Path(tls_cert), key=Path(tls_key), authority=Path(tls_ca))
-    return Reach(addresses=addresses, tls=tls, timeout_ms=timeout_ms, as_json=as_json)
+def reach_of(**options: Any) -> Reach:
+    """The options of every command, checked."""
+    return reaching.reach_of(**options, needs="; `tidelog ca issue NAME --client` or --operator writes the files")
 
 
 # --- settings --------------------------------------------------------------------------------------

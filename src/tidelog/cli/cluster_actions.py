@@ -7,8 +7,7 @@ with what a program decides by. What is wrong with the call itself is exit code 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,16 +16,13 @@ import click
 
 from tidelog.cli.cluster_page import print_status
 from tidelog.cli.output import print_json
+from tidelog.cli.reach import EXIT_REFUSED, Reach, explain, reach_of, say
 from tidelog.cluster.cluster_client import OPERATOR, ClusterClient
-from tidelog.config import TARGET
-from tidelog.errors import InvalidConfig, LogError
-from tidelog.units import parse_duration_us
+from tidelog.errors import LogError
 from tidelog.wire.identity import identity_of, is_name
-from tidelog.wire.link_tls import LinkTls, LinkTlsFiles
+from tidelog.wire.link_tls import LinkTls
 from tidelog.wire.tls_files import read_pem
 
-EXIT_REFUSED: Final = 1
-_TIMEOUT_MS_MAX: Final = 600_000
 _ADVICE: Final = {
     "node_holds": "or give --force; what only that node holds is lost then",
     "node_exists": "a node that is expected already only needs to be started",
@@ -40,20 +36,22 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reach:
-    """How to reach the cluster, as the options say it; checked."""
+class _Operator:
+    """How to reach the cluster, and as whom."""
 
-    addresses: list[str]
+    reach: Reach
     tls: LinkTls | None
     name: str
-    timeout_ms: int
-    as_json: bool
+
+    @property
+    def as_json(self) -> bool:
+        return self.reach.as_json
 
 
 def run_status(**options: Any) -> None:
-    reach = _reach(**options)
-    status = _ask(reach, lambda client: client.status())
-    if reach.as_json:
+    operator = _operator(**options)
+    status = _ask(operator, lambda client: client.status())
+    if operator.as_json:
         print_json(status)
     else:
         print_status(status)
@@ -61,7 +59,7 @@ def run_status(**options: Any) -> None:
 
 def run_add(node: str, **options: Any) -> None:
     _require_name(node)
-    reach = _reach(**options)
+    operator = _operator(**options)
 
     async def add(client: ClusterClient) -> dict[str, str]:
         await client.add(node)
@@ -70,23 +68,27 @@ def run_add(node: str, **options: Any) -> None:
         except LogError:
             return {}  # it is added; only the hint below is less complete
 
-    peers = _ask(reach, add)
-    if reach.as_json:
+    peers = _ask(operator, add)
+    if operator.as_json:
         print_json({"added": node, "peers": peers})
         return
     shown = ",".join(f"{name}={address}" for name, address in peers.items()) or "NODE=HOST:PORT,..."
-    files = "--insecure-dev" if reach.tls is None else f"--tls-cert {node}.crt --tls-key {node}.key --tls-ca ca.crt"
+    files = (
+        "--insecure-dev"
+        if operator.reach.tls is None
+        else f"--tls-cert {node}.crt --tls-key {node}.key --tls-ca ca.crt"
+    )
     print(f"{node} is expected. Start it on its machine, with an empty data folder:")
-    if reach.tls is not None:
+    if operator.tls is not None:
         print(f"  tidelog ca issue {node} --node --server-name HOST     (where the authorities are)")
     print(f"  tidelog node --id {node} --listen HOST:PORT --data-dir FOLDER {files} \\\n    --peers {shown}")
 
 
 def run_remove(node: str, *, force: bool, **options: Any) -> None:
     _require_name(node)
-    reach = _reach(**options)
-    _ask(reach, lambda client: client.remove(node, force=force))
-    if reach.as_json:
+    operator = _operator(**options)
+    _ask(operator, lambda client: client.remove(node, force=force))
+    if operator.as_json:
         print_json({"removed": node, "force": force})
         return
     print(f"{node} is removed. Stop its process if it still runs; its data folder is not touched.")
@@ -96,23 +98,25 @@ def run_remove(node: str, *, force: bool, **options: Any) -> None:
 def run_transfer(node: str | None, **options: Any) -> None:
     if node is not None:
         _require_name(node)
-    reach = _reach(**options)
-    leader = _ask(reach, lambda client: client.transfer(node))
-    if reach.as_json:
+    operator = _operator(**options)
+    leader = _ask(operator, lambda client: client.transfer(node))
+    if operator.as_json:
         print_json({"leader": leader, "asked": node})
     else:
         print(f"{leader} leads the metadata now")
     if node not in (None, leader):
-        _say(f"{node} was asked for and {leader} leads; {node} may be behind or down: see `tidelog cluster status`")
+        say(f"{node} was asked for and {leader} leads; {node} may be behind or down: see `tidelog cluster status`")
         raise click.exceptions.Exit(EXIT_REFUSED)
 
 
-def _ask(reach: _Reach, question: Callable[[ClusterClient], Awaitable[T]]) -> T:
+def _ask(operator: _Operator, question: Callable[[ClusterClient], Awaitable[T]]) -> T:
+    reach = operator.reach
+
     async def ask() -> T:
         client = ClusterClient(
             reach.addresses,
-            tls=reach.tls,
-            name=reach.name,
+            tls=operator.tls,
+            name=operator.name,
             insecure_dev=reach.tls is None,
             timeout_ms=reach.timeout_ms,
         )
@@ -122,77 +126,20 @@ def _ask(reach: _Reach, question: Callable[[ClusterClient], Awaitable[T]]) -> T:
     try:
         return asyncio.run(ask())
     except LogError as error:
-        _explain(error, as_json=reach.as_json)
+        explain(error, as_json=reach.as_json, advice=_ADVICE, unsure=_UNSURE)
         raise click.exceptions.Exit(EXIT_REFUSED) from error
 
 
-def _explain(error: LogError, *, as_json: bool) -> None:
-    if as_json:
-        facts = {"error": error.code, "detail": str(error), "retriable": error.retriable, "definite": error.definite}
-        print_json(facts)
-    advice = _ADVICE.get(error.code) if error.definite else _UNSURE
-    _say(f"{error}; {advice}" if advice else str(error))
-
-
-def _say(message: str) -> None:
-    print(f"tidelog: {' '.join(message.split())}", file=sys.stderr)
-
-
-# --- the options -----------------------------------------------------------------------------------
-
-
-def _reach(
-    *,
-    nodes: Sequence[str],
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    insecure_dev: bool,
-    timeout: str,
-    as_json: bool,
-) -> _Reach:
-    """Everything that is wrong with the options is said at once."""
-    problems: list[str] = []
-    addresses = _addresses_given(nodes, problems)
-    timeout_ms = _timeout_ms(timeout, problems)
-    files = {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca}
-    missing = [flag for flag, path in files.items() if not path]
-    if insecure_dev and len(missing) < len(files):
-        problems.append("--insecure-dev and certificates exclude each other; leave out one")
-    if not insecure_dev and missing:
-        problems.append(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: a cluster is commanded with an "
-            "operator's certificate; `tidelog ca issue NAME --operator` writes the files"
-        )
-    if problems:
-        raise click.UsageError("; ".join(problems))
-    name, tls = OPERATOR, None
-    if tls_cert and tls_key and tls_ca:
-        name = _operator_name(Path(tls_cert))
-        tls = LinkTls(LinkTlsFiles(certificate=Path(tls_cert), key=Path(tls_key), authority=Path(tls_ca)))
-    return _Reach(addresses=addresses, tls=tls, name=name, timeout_ms=timeout_ms, as_json=as_json)
-
-
-def _addresses_given(nodes: Sequence[str], problems: list[str]) -> list[str]:
-    found = [part.strip() for text in nodes for part in text.split(",") if part.strip()]
-    if not found:
-        problems.append("name a node to ask: --node host:port, or set TIDELOG_CLUSTER_NODES")
-    for address in found:
-        try:
-            TARGET.parse(address)
-        except ValueError as error:
-            problems.append(f"--node {address!r} {error}")
-    return list(dict.fromkeys(found))
-
-
-def _timeout_ms(text: str, problems: list[str]) -> int:
-    try:
-        timeout_ms = parse_duration_us(text) // 1000
-    except InvalidConfig:
-        timeout_ms = 0
-    if not 1 <= timeout_ms <= _TIMEOUT_MS_MAX:
-        problems.append(f"--timeout {text!r} is no duration from 1ms to 10m, such as 10s")
-    return timeout_ms
+def _operator(**options: Any) -> _Operator:
+    """The options of every command, checked."""
+    needs = (
+        ": a cluster is commanded with an operator's certificate; `tidelog ca issue NAME --operator` writes the files"
+    )
+    reach = reach_of(**options, needs=needs)
+    if reach.tls is None:
+        return _Operator(reach=reach, tls=None, name=OPERATOR)
+    name = _operator_name(reach.tls.certificate)
+    return _Operator(reach=reach, tls=LinkTls(reach.tls), name=name)
 
 
 def _operator_name(path: Path) -> str:

@@ -22,7 +22,7 @@ import click
 from tidelog.cli.channel_commands import reaching
 
 if TYPE_CHECKING:
-    from tidelog.cli.channel_actions import Reach
+    from tidelog.cli.reach import Reach
     from tidelog.client import Client, Producer
     from tidelog.client.options import Start
     from tidelog.client.records import AnyRecord

@@ -334,15 +334,16 @@ class ChannelReplica:
         return max(0, floor)
 
     def apply_retention(self, now_ms: int) -> None:
-        """Trim what the settings no longer keep; the leader first writes the snapshot that this may wait for."""
+        """Trim what the settings no longer keep. Then the leader writes a snapshot for the next time: one that is not
+        committed yet protects nothing, and written first it would hold retention back for as long as records come."""
         kept = self.record.config.retention
         if self.storage is not Storage.READY or (kept.max_age_ms, kept.max_bytes, kept.max_events) == (None,) * 3:
             return
-        if self.leading is not None and self.fold is not None:
-            self.leading.snapshot_for_retention(now_ms)
         floor = self.retention_floor()
         if floor is not None and floor > self.log_start:
             self.sweep(floor)
+        if self.leading is not None and self.fold is not None:
+            self.leading.snapshot_for_retention(now_ms)
 
     def need_fold(self) -> bool:
         """Whether the fold is here; if not, it is ordered."""

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final
 from tidelog.cluster.node_core import NodeOptions
 from tidelog.core.catalog import ChangeLeader, ChannelRecord, NodeState, ResumeChannel, SetReadonly
 from tidelog.core.replication.options import ReplicationOptions
-from tidelog.errors import LogError
 from tidelog.sim import cluster_faults
 from tidelog.sim.cluster_admin import CHANNELS, create
 from tidelog.sim.cluster_clients import Producer, Producers, Reader
@@ -27,7 +26,7 @@ from tidelog.sim.cluster_model import ClusterModel, ClusterViolation
 from tidelog.sim.cluster_node import ClusterNode
 from tidelog.sim.metadata_model import Broken
 from tidelog.sim.metadata_node import SimNode
-from tidelog.sim.metadata_world import MetadataWorld, random_options
+from tidelog.sim.metadata_world import MetadataWorld, live_through, random_options
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.storage.options import LogOptions
 from tidelog.storage.store import StoreOptions
@@ -88,22 +87,7 @@ SOMETIMES: Final = (
 
 def run_cluster_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """Live through one seed; raises `ClusterViolation` when a promise is broken."""
-    world = ClusterWorld(seed)
-    try:
-        world.run(duration_ms)
-    except Broken as error:
-        problem = f"{error} (after {world.scheduler.events} events, the last fault was {world.last_fault})"
-        raise ClusterViolation(seed, problem) from error
-    except (LogError, AssertionError, LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
-        problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
-        raise ClusterViolation(seed, problem) from error
-    return WorldResult(
-        seed=seed,
-        events=world.scheduler.events,
-        checks=world.model.checks,
-        simulated_ms=world.scheduler.now_ms,
-        counters=world.counters,
-    )
+    return live_through(ClusterWorld(seed), seed, duration_ms=duration_ms, violation=ClusterViolation)
 
 
 def run_cluster_seeds(

@@ -80,15 +80,21 @@ SOMETIMES: Final = (
 
 def run_metadata_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """Live through one seed; raises `MetadataViolation` when a promise is broken."""
-    world = MetadataWorld(seed)
+    return live_through(MetadataWorld(seed), seed, duration_ms=duration_ms, violation=MetadataViolation)
+
+
+def live_through(
+    world: MetadataWorld, seed: int, *, duration_ms: int, violation: Callable[[int, str], Exception]
+) -> WorldResult:
+    """One life of a world; a broken promise, or an error that nobody handled, is raised as a `violation`."""
     try:
         world.run(duration_ms)
     except Broken as error:
         problem = f"{error} (after {world.scheduler.events} events, the last fault was {world.last_fault})"
-        raise MetadataViolation(seed, problem) from error
+        raise violation(seed, problem) from error
     except (LogError, AssertionError, LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
         problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
-        raise MetadataViolation(seed, problem) from error
+        raise violation(seed, problem) from error
     return WorldResult(
         seed=seed,
         events=world.scheduler.events,
