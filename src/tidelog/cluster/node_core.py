@@ -72,6 +72,8 @@ class NodeOptions:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     voters_max: int = VOTERS_MAX
     replication: ReplicationOptions = field(default_factory=ReplicationOptions)
+    serves_channels: bool = True
+    """False: a node of the metadata alone, which holds no replicas and elects nobody: to study the group by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +386,7 @@ class NodeCore:
             return
         self._duties_due_ms = now_ms + DUTIES_MS
         self.duties.lead(member, self.cluster, now_ms)
-        led = self._led_catalog if self.duties.is_leading else None
+        led = self._led_catalog if self.duties.is_leading and self.options.serves_channels else None
         self._messages += self.channels.tend(led, self._propose_own, now_ms)
 
     def wake_at_ms(self) -> int:
@@ -484,7 +486,7 @@ class NodeCore:
     def _follow_channels(self, applied: tuple[Applied, ...] | None, now_ms: int) -> None:
         """Tell the channels what changed; None for everything."""
         catalog = self.catalog
-        if catalog is not None:
+        if catalog is not None and self.options.serves_channels:
             self.channels.follow(catalog, applied, incarnation=self.incarnation, now_ms=now_ms)
 
     def _say(self, what: str, **facts: Any) -> None:

@@ -155,7 +155,7 @@ class ClusterWorld(MetadataWorld):
             load_report_ms=rng.choice((500, 5_000)),
             snapshot_bytes=rng.choice((1_000, 8_000)),
         )
-        return replace(options, replication=replication)
+        return replace(options, replication=replication, serves_channels=True)
 
     def _make_node(self, name: str, peers: tuple[str, ...]) -> ClusterNode:
         node = ClusterNode(self, name, peers, self.options)

@@ -8,6 +8,7 @@ come about does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from tidelog.cluster.metadata_member import MetadataOptions
@@ -51,7 +52,7 @@ class Schedule:
             self.settle()
 
     def _make_world(self, seed: int, nodes: int, options: NodeOptions) -> MetadataWorld:
-        return MetadataWorld(seed, nodes=nodes, quiet=True, options=options)
+        return MetadataWorld(seed, nodes=nodes, quiet=True, options=replace(options, serves_channels=False))
 
     # --- words ---------------------------------------------------------------------------------------------
 

@@ -437,4 +437,5 @@ def random_options(rng: random.Random) -> NodeOptions:
             keep_entries=rng.choice((0, 4, 20)),
         ),
         voters_max=rng.choice((1, 3, 3, 5, 5, 5)),
+        serves_channels=False,
     )
