@@ -32,7 +32,17 @@ def entry_of(block: Block) -> Entry:
 class Copy:
     """One replica's log on one node: everything that was ordered, and how much of it storage has confirmed."""
 
-    __slots__ = ("committed_end", "damaged", "durable_end", "entries", "held_end", "lossy", "start", "unsure")
+    __slots__ = (
+        "committed_end",
+        "damaged",
+        "durable_end",
+        "entries",
+        "held_end",
+        "lossy",
+        "opened_end",
+        "start",
+        "unsure",
+    )
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -44,12 +54,15 @@ class Copy:
         self.unsure = False
         """The power went while its log was being cut."""
         self.damaged = False
+        self.opened_end = 0
+        """Where it ended when it was opened: its last blocks may have rotted, and are not among the entries then."""
 
     @property
     def end(self) -> int:
-        return self.entries[-1].end if self.entries else self.start
+        return max(self.entries[-1].end if self.entries else self.start, self.opened_end)
 
     def cut(self, end: int) -> None:
+        self.opened_end = min(self.opened_end, end)
         while self.entries and self.entries[-1].end > end:
             self.entries.pop()
         self.held_end = min(self.held_end, end)

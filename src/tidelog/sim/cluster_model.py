@@ -154,7 +154,9 @@ class ClusterModel(MetadataModel):
         copy.entries = entries
         # (What rots in a log is found when it is read: by a reader, by the scrubber, or here.)
         whole = all(one.end == next_one.base for one, next_one in pairwise(entries))
-        copy.start, copy.damaged = state.log_start, bool(state.damaged) or not whole
+        copy.start, copy.opened_end = state.log_start, state.log_end
+        rotten_end = (entries[-1].end if entries else state.log_start) < state.log_end
+        copy.damaged = bool(state.damaged) or not whole or rotten_end
         self._note_ends(channel, copy, state)
         channel.copies[node] = copy
         if known is None:
@@ -214,7 +216,7 @@ class ClusterModel(MetadataModel):
             copy = self.copy_of(channel, node)
             member = channel.record.member(node)
             copy.entries.clear()
-            copy.start = copy.held_end = copy.durable_end = copy.committed_end = state.log_start
+            copy.start = copy.held_end = copy.durable_end = copy.committed_end = copy.opened_end = state.log_start
             copy.damaged = False
             if member is not None and not copy.lossy and not channel.unclean_epoch and state.log_start < channel.end:
                 copy.lossy = True
