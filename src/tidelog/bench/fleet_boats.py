@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from tidelog.bench.traffic import bus_frames, renumbered
+from tidelog.bench.traffic import bus_frames
 from tidelog.bench.uplink_parties import PartyFailed, percentile, wait_until
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.frames import codec_for, encode_frames
@@ -68,7 +68,7 @@ def _pattern(frame_count: int) -> MadeBlock:
 
 def _message(seqs: range, lineage: bytes) -> bytes:
     """A Live message with these seqs; only the head of the block is new."""
-    made = renumbered(_pattern(len(seqs)), base_seq=seqs.start, producer=lineage)
+    made = _pattern(len(seqs)).renumbered(base_seq=seqs.start, producer=lineage)
     return codec.encode_live(LiveData(session=0, seqs=seqs, block=made.buffers))
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.header import pack_maker, parse_maker
 
 ID_COUNT = 40
 SHORT_BYTES = 8
@@ -47,22 +45,3 @@ def bus_frames(count: int, *, fast_packets: bool = False, seed: int = 1) -> Fram
         payload_offsets=offsets,
         payload=payload,
     )
-
-
-def renumbered(made: MadeBlock, *, base_seq: int, producer: bytes) -> MadeBlock:
-    """The same block under other seqs, or of another boat: only its head is new."""
-    maker = made.maker
-    head = pack_maker(
-        kind=maker.kind,
-        form=maker.form,
-        codec=maker.codec,
-        time_min_us=maker.time_min_us,
-        time_max_us=maker.time_max_us,
-        base_seq=base_seq,
-        producer=producer,
-        record_count=maker.record_count,
-        raw_bytes=maker.raw_bytes,
-        body=made.body,
-        stored_bytes=maker.stored_bytes,
-    )
-    return MadeBlock(head, parse_maker(head), made.body)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidelog.bench.measure import Results, Rounds, alternate, largest_spread, speed_against
-from tidelog.bench.traffic import bus_frames, renumbered
+from tidelog.bench.traffic import bus_frames
 from tidelog.bench.uplink_parties import HOST, Boat, Fleet, PartyFailed, no_limits, running_cloud, sailing
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.frames import encode_frames
@@ -85,7 +85,7 @@ def write_journal(home: Path, journal_bytes: int) -> tuple[int, int]:
     patterns = [_pattern(seed) for seed in range(_KINDS_OF_BLOCK)]
     blocks = written = uncommitted = 0
     while written < journal_bytes:
-        made = renumbered(patterns[blocks % _KINDS_OF_BLOCK], base_seq=1 + blocks * _BLOCK_FRAMES, producer=_LINEAGE)
+        made = patterns[blocks % _KINDS_OF_BLOCK].renumbered(base_seq=1 + blocks * _BLOCK_FRAMES, producer=_LINEAGE)
         staged = sealed.stage(made, epoch=1, now_us=now_us)
         assert staged is not None
         blocks += 1

@@ -60,6 +60,24 @@ class MadeBlock:
     def buffers(self) -> tuple[Buffer, Buffer]:
         return self.maker_bytes, self.body
 
+    def renumbered(self, *, base_seq: int, producer: bytes) -> MadeBlock:
+        """The same records under other seqs, or of another producer: only the head is new."""
+        maker = self.maker
+        maker_bytes = pack_maker(
+            kind=maker.kind,
+            form=maker.form,
+            codec=maker.codec,
+            time_min_us=maker.time_min_us,
+            time_max_us=maker.time_max_us,
+            base_seq=base_seq,
+            producer=producer,
+            record_count=maker.record_count,
+            raw_bytes=maker.raw_bytes,
+            body=self.body,
+            stored_bytes=maker.stored_bytes,
+        )
+        return MadeBlock(maker_bytes, parse_maker(maker_bytes), self.body)
+
     def stamp(
         self,
         *,

@@ -5,31 +5,17 @@ Only the options live here; the work is in `tidelog.cli.channel_actions`, loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from tidelog.cli import reach_options
 from tidelog.cli.lazy import LazyGroup
 
-_REACH = (
-    click.option(
-        "--node",
-        "nodes",
-        multiple=True,
-        envvar="TIDELOG_CLUSTER_NODES",
-        metavar="HOST:PORT",
-        help="A node to ask; give several, and the first that answers is asked.",
-    ),
-    click.option(
-        "--tls-cert", envvar="TIDELOG_CLUSTER_TLS_CERT", metavar="FILE", help="A client's or operator's certificate."
-    ),
-    click.option("--tls-key", envvar="TIDELOG_CLUSTER_TLS_KEY", metavar="FILE", help="Its key."),
-    click.option("--tls-ca", envvar="TIDELOG_CLUSTER_TLS_CA", metavar="FILE", help="The nodes' authority."),
-    click.option("--insecure-dev", is_flag=True, help="The nodes run with -insecure-dev."),
-    click.option("--timeout", default="30s", show_default=True, help="How long a call may take."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+reaching = reach_options.reaching(
+    certificate="A client's or operator's certificate.", timeout="30s", timeout_help="How long a call may take."
 )
+"""The options with which every command finds the cluster."""
 
 _SETTINGS = (
     click.option("--replicated/--unreplicated", default=None, help="Unreplicated: on one node, silent on the wire."),
@@ -63,19 +49,8 @@ _SETTINGS = (
 )
 
 
-def reaching(command: Callable[..., None]) -> Callable[..., None]:
-    """The options with which every command finds the cluster."""
-    for option in reversed(_REACH):
-        command = option(command)
-    return command
-
-
-def _configuring(command: Callable[..., None]) -> Callable[..., None]:
-    """Every knob of a channel, by the name it has in its config."""
-    for option in reversed(_SETTINGS):
-        command = option(command)
-    return command
-
+_configuring = reach_options.with_options(_SETTINGS)
+"""Every knob of a channel, by the name it has in its config."""
 
 _REACH_NAMES = ("nodes", "tls_cert", "tls_key", "tls_ca", "insecure_dev", "timeout", "as_json")
 

@@ -5,36 +5,17 @@ Only the options live here; the work is in `tidelog.cli.cluster_actions`, loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from tidelog.cli import reach_options
 from tidelog.cli.lazy import LazyGroup
 
-_OPTIONS = (
-    click.option(
-        "--node",
-        "nodes",
-        multiple=True,
-        envvar="TIDELOG_CLUSTER_NODES",
-        metavar="HOST:PORT",
-        help="A node to ask; give several, and the first that answers is asked.",
-    ),
-    click.option("--tls-cert", envvar="TIDELOG_CLUSTER_TLS_CERT", metavar="FILE", help="An operator's certificate."),
-    click.option("--tls-key", envvar="TIDELOG_CLUSTER_TLS_KEY", metavar="FILE", help="Its key."),
-    click.option("--tls-ca", envvar="TIDELOG_CLUSTER_TLS_CA", metavar="FILE", help="The nodes' authority."),
-    click.option("--insecure-dev", is_flag=True, help="The nodes run with -insecure-dev."),
-    click.option("--timeout", default="10s", show_default=True, help="How long to wait for an answer."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+_reaching = reach_options.reaching(
+    certificate="An operator's certificate.", timeout="10s", timeout_help="How long to wait for an answer."
 )
-
-
-def _reaching(command: Callable[..., None]) -> Callable[..., None]:
-    """The options with which every command finds the cluster."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""The options with which every command finds the cluster."""
 
 
 @click.group(cls=LazyGroup)

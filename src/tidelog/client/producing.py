@@ -25,7 +25,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from tidelog.blocks.block import MadeBlock
-from tidelog.blocks.header import pack_maker, parse_maker
 from tidelog.client.batching import Batch
 from tidelog.client.retry import Backoff
 from tidelog.core.client_messages import Produced
@@ -151,7 +150,7 @@ class ProducerCore:
         self._needs_identity = False
         self._next_seq = 1
         for flight in self._unsent:
-            flight.made = _renumbered(flight.made, producer=identity, base_seq=self._next_seq)
+            flight.made = flight.made.renumbered(producer=identity, base_seq=self._next_seq)
             flight.base_seq = self._next_seq
             self._next_seq += flight.count
 
@@ -307,22 +306,3 @@ class ProducerCore:
         if problem is not None:
             late.add_note(f"last: {problem}")
         return late
-
-
-def _renumbered(made: MadeBlock, *, producer: bytes, base_seq: int) -> MadeBlock:
-    """The same records under another producer epoch."""
-    maker = made.maker
-    maker_bytes = pack_maker(
-        kind=maker.kind,
-        form=maker.form,
-        codec=maker.codec,
-        time_min_us=maker.time_min_us,
-        time_max_us=maker.time_max_us,
-        base_seq=base_seq,
-        producer=producer,
-        record_count=maker.record_count,
-        raw_bytes=maker.raw_bytes,
-        body=made.body,
-        stored_bytes=maker.stored_bytes,
-    )
-    return MadeBlock(maker_bytes, parse_maker(maker_bytes), made.body)
