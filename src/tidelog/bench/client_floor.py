@@ -12,16 +12,15 @@ import os
 import secrets
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from tidelog.bench.cluster_kit import HOST
+from tidelog.bench.measure import serving_process
 from tidelog.units import MIB
 
 COUNT_BYTES: Final = 8
@@ -29,7 +28,7 @@ _BODY_BYTES: Final = MIB
 
 
 class FloorFailed(RuntimeError):
-    """The serving process did not come up, or hung up."""
+    """The serving process hung up."""
 
 
 def tls_context(folder: Path, name: str, *, server_side: bool) -> ssl.SSLContext:
@@ -42,26 +41,9 @@ def tls_context(folder: Path, name: str, *, server_side: bool) -> ssl.SSLContext
     return context
 
 
-@contextmanager
-def floor_serving(folder: Path, name: str) -> Iterator[int]:
+def floor_serving(folder: Path, name: str) -> AbstractContextManager[int]:
     """A serving process, and its port."""
-    command = [sys.executable, "-m", "tidelog.bench.client_floor", str(folder), name]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise FloorFailed(f"the floor ended with {process.wait()}")
-        yield int(line)
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    return serving_process("tidelog.bench.client_floor", str(folder), name)
 
 
 def receive_floor(connection: ssl.SSLSocket, count: int) -> float:

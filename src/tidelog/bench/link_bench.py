@@ -11,17 +11,22 @@ import asyncio
 import secrets
 import socket
 import ssl
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tidelog.bench.link_server import CLIENT, COUNT, ECHO, HOST, NOTE, SERVER, STORE, BenchHandler, link_end
-from tidelog.bench.measure import Results, Rounds, largest_spread, machine_facts, scratch_folder, speed_against
+from tidelog.bench.measure import (
+    Results,
+    Rounds,
+    largest_spread,
+    machine_facts,
+    scratch_folder,
+    serving_process,
+    speed_against,
+)
 from tidelog.bench.uplink_parties import percentile
 from tidelog.errors import LinkBusy
 from tidelog.units import MIB
@@ -43,10 +48,6 @@ _IN_FLIGHT: Final = 64
 _BULK_IN_FLIGHT: Final = 4
 _BODY_BYTES: Final = MIB
 _HEARTBEAT_S: Final = 0.005
-
-
-class ServerFailed(RuntimeError):
-    """The serving process did not come up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def bench_link(*, quick: bool = False, folder: str | None = None, sizes: Sizes |
         results["quick"] = quick
         certificates = Path(scratch)
         write_certificates(certificates)
-        with serving("link", certificates) as port, serving("socket", certificates) as socket_port:
+        with _serving("link", certificates) as port, _serving("socket", certificates) as socket_port:
             results |= asyncio.run(_measure(certificates, port, socket_port, sizes))
     return results
 
@@ -254,23 +255,5 @@ def write_certificates(folder: Path) -> None:
         (folder / f"{name}.key").write_bytes(key_pem(key))
 
 
-@contextmanager
-def serving(mode: str, folder: Path) -> Iterator[int]:
-    """A serving process, and its port."""
-    command = [sys.executable, "-m", "tidelog.bench.link_server", mode, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise ServerFailed(f"the {mode} server ended with {process.wait()}")
-        yield int(line)
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _serving(mode: str, folder: Path) -> AbstractContextManager[int]:
+    return serving_process("tidelog.bench.link_server", mode, str(folder))

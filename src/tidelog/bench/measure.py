@@ -11,6 +11,8 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +98,32 @@ def scratch_folder(folder: str | None) -> Iterator[str]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+class ServerFailed(RuntimeError):
+    """A serving process did not come up."""
+
+
+@contextmanager
+def serving_process(module: str, *arguments: str) -> Iterator[int]:
+    """A Python process that prints its port and serves until its standard input ends; gives the port."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise ServerFailed(f"{module} {' '.join(arguments)} ended with {process.wait()}")
+        yield int(line)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def machine_facts(folder: str) -> Results:

@@ -1,4 +1,4 @@
-"""The options with which a command finds a cluster. They load nothing: `--help` does not wait for what reaches nodes."""
+"""The options with which a command finds a cluster. They load nothing, so that `--help` answers at once."""
 
 from __future__ import annotations
 
