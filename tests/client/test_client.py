@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, cluster_in_a_thread, fake_client, fake_cluster
+from tests.client.running import DEADLINE_S, run
 from tests.wire.links import HOST, Tree, refusal_of, secure_end, until
 from tidelog.client import (
     ClientClosed,
@@ -42,17 +43,6 @@ from tidelog.errors import (
 )
 from tidelog.units import MIB
 from tidelog.wire.link import LinkListener
-
-DEADLINE_S = 120
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work
-
-    asyncio.run(bounded())
-
 
 # --- connecting ------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
+from tests.client.running import run
 from tests.wire.links import refusal_of, until
 from tidelog.blocks.header import Codec
 from tidelog.client import Client, ClientClosed, ManyReceipt, Receipt, Record
@@ -30,16 +30,6 @@ from tidelog.errors import (
     WaitTimedOut,
 )
 from tidelog.wire.link import LinkOptions
-
-DEADLINE_S = 120
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 def test_receipts_give_the_offsets_and_records_come_back_as_they_were() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
+from tests.client.running import run
 from tests.wire.links import refusal_of, until
 from tidelog.blocks.block import missing_block
 from tidelog.blocks.header import BlockKind
@@ -25,16 +25,6 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
-
-DEADLINE_S = 120
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 def fill(cluster: FakeCluster, *values: bytes, channel: str = "a") -> None:
