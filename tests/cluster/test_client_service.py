@@ -98,6 +98,7 @@ class Doors:
         self.refuses: LogError | None = None
         self.appended = asyncio.Event()
         self.places: list[Place] = []
+        self.fetched_for_node: list[bool] = []
         self.named: dict[int, dict[str, int]] = {}
         self.barriers = 0
         self.is_joining = False
@@ -137,7 +138,8 @@ class Doors:
         else:
             self.held.append(lambda: answer(produced))
 
-    async def fetch(self, fetch: Fetch) -> Fetched:
+    async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
+        self.fetched_for_node.append(for_node)
         while fetch.offset == self.end(fetch.channel_id) and fetch.wait_ms:
             self.appended.clear()
             try:
@@ -653,6 +655,16 @@ def test_what_stands_against_a_fetch_is_a_typed_error() -> None:
         with pytest.raises(OffsetOutOfRange) as beyond:
             await client.fetch(world.bus, 5)
         assert (beyond.value.offset, beyond.value.log_end) == (5, 0)
+
+    run(work)
+
+
+def test_only_a_node_that_mends_is_given_what_is_not_served_yet() -> None:
+    async def work(world: World) -> None:
+        for kind in ("operator", "node"):
+            client = await world.client(kind=kind)
+            await client.fetch(world.bus, 0)
+        assert world.doors.fetched_for_node == [False, True]
 
     run(work)
 

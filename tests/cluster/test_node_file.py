@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from tidelog.blocks.messages import encode_values
 from tidelog.cluster.node_file import NODE_FILE, NodeFile
 from tidelog.errors import InvalidConfig
+from tidelog.sim.disk import SimDisk
+from tidelog.storage.channel_logs import ChannelLogConfig, ChannelLogs
+from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
+from tidelog.storage.store import open_store
 
 
 def opened(folder: Path) -> NodeFile:
@@ -42,6 +48,23 @@ def test_a_life_that_never_registered_leaves_the_mark_it_found(tmp_path: Path) -
     assert opened(tmp_path).clean_incarnation == 1
 
 
+def test_a_doubt_about_the_logs_outlives_a_start_that_never_registered(tmp_path: Path) -> None:
+    """NF3."""
+    assert not opened(tmp_path).vouches(verified=False)
+    file = opened(tmp_path)
+    assert not file.vouches(verified=True), "the first start has mended what it found, and told nobody"
+    file.registered()
+    assert opened(tmp_path).vouches(verified=True)
+
+
+def test_a_doubt_is_kept_by_a_clean_stop(tmp_path: Path) -> None:
+    """NF3."""
+    file = opened(tmp_path)
+    file.vouches(verified=False)
+    file.stopped_cleanly(None)
+    assert not opened(tmp_path).vouches(verified=True)
+
+
 def test_the_folder_of_another_node_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).raise_incarnation(0)
     with pytest.raises(InvalidConfig, match="belongs to node n1"):
@@ -59,3 +82,22 @@ def test_one_damaged_copy_loses_nothing(tmp_path: Path, damaged: str) -> None:
     path.write_bytes(data)
     again = opened(tmp_path)
     assert (again.known_incarnation, again.state.cluster) == (8, (b"c" * 16).hex())
+
+
+def test_a_store_finds_damage_once_so_its_node_must_remember_it() -> None:
+    """NF3: the first opening writes what is whole anew; the second finds nothing amiss."""
+    disk = SimDisk(Random(1))
+    store = open_store(disk, now_us=1)
+    logs = ChannelLogs(store)
+    logs.open(ChannelLogConfig(channel_id=1, name="spray", persistent=True, options=LogOptions()), 1)
+    for offset in range(3):
+        made = encode_values([b"wave"], time_us=1)
+        block = made.stamp(
+            base_offset=offset, channel_id=1, leader_epoch=1, append_time_us=1, durable_end=offset, path=0
+        )
+        assert logs.append([(1, [block])], 1)[0].error is None
+    disk.crash()
+    disk.flip_bit(".tidelog/wal/000000000001.wal", 70, 3)
+    assert not ChannelLogs(open_store(disk, now_us=2)).verified
+    disk.crash()
+    assert ChannelLogs(open_store(disk, now_us=3)).verified

@@ -118,6 +118,44 @@ def test_a_leader_that_hears_of_a_registration_late_lets_the_node_join_then() ->
     assert kit.run_until(kit.is_whole) < 500
 
 
+def test_a_leader_that_hears_late_that_a_member_left_believes_what_that_one_said_since() -> None:
+    kit = whole("a", "b", "c", min_isr=3)
+    kit.lagging["a"] = []
+    kit.fence("c")
+    kit.run(100)
+    assert kit.record().isr_nodes == ("a", "b")
+    kit["c"].reconnect()
+    kit.run(100)
+    leading = kit["a"].replica().leading
+    assert leading is not None
+    assert leading._progress["c"].channel_epoch == kit.record().channel_epoch > kit["a"].replica().record.channel_epoch
+    kit.catch_up("a")
+    assert kit.run_until(kit.is_whole) < 100, "nobody writes, so c has nothing more to say before its idle wait is over"
+
+
+def test_a_follower_of_which_the_leader_knows_nothing_is_reminded_though_its_request_stands() -> None:
+    kit = whole("a", "b", "c")
+    leading = kit["a"].replica().leading
+    assert leading is not None
+    progress = leading._progress["c"]
+    assert progress.stands
+    strange = SyncRequest(
+        channel_id=1,
+        leader_epoch=1,
+        request_id=1 << 50,
+        fetch_from=99,
+        last_epoch=1,
+        held_end=99,
+        committed_end=0,
+        incarnation=1,
+        channel_epoch=1,
+        chunk_bytes_max=1,
+    )
+    kit.inject("a", "c", strange)
+    assert not progress.is_known
+    assert kit.run_until(lambda: progress.is_known) <= 2 * kit.options.repeat_ms
+
+
 def test_a_member_whose_log_is_not_the_leaders_any_more_counts_for_nothing() -> None:
     kit = whole("a", "b", "c")
     kit["c"].kill()

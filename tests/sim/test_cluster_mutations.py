@@ -41,7 +41,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "commit without the joiner": (
         "5:",
-        (Edit(Leading, "_advance", "{*record.isr_nodes, *self._joining}", "record.isr_nodes"),),
+        (Edit(Leading, "_advance", "counted += [self._progress[node] for node in self._joining]", "pass"),),
     ),
     "ack before the sync": (
         "5:",
@@ -49,7 +49,11 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "leader counts itself before its sync": (
         "5:",
-        (Edit(Leading, "_advance", "own_end=replica.held_end", "own_end=replica.log_end"),),
+        (
+            Edit(
+                Leading, "_advance", "replica.committed_end, replica.held_end", "replica.committed_end, replica.log_end"
+            ),
+        ),
     ),
     "leader of an epoch that is over goes on": (
         "",
@@ -94,8 +98,8 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
             Edit(
                 Leading,
                 "_advance",
-                "if node != self._host.node]",
-                "if node != self._host.node and now_ms - self._behind_since_ms(node, now_ms) < 900]",
+                "if member.node != self._host.node]",
+                "if member.node != self._host.node and now_ms - self._behind_since_ms(member.node, now_ms) < 900]",
             ),
         ),
     ),

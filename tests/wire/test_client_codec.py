@@ -36,6 +36,7 @@ from tidelog.wire.client_codec import (
     PRODUCED,
     PRODUCED_HEAD_BYTES,
     WAIT_MS_MAX,
+    ChainedFetch,
     channel_json,
     config_json,
     config_of_json,
@@ -145,6 +146,18 @@ def test_a_fetch_has_the_bytes_it_always_had() -> None:
     assert decode_fetch(memoryview(golden)) == FETCH
 
 
+def test_a_fetch_of_a_chain_says_whether_it_continues() -> None:
+    for continues in (False, True):
+        fetch = ChainedFetch(
+            channel_id=1, offset=2, bytes_max=3, wait_ms=4, leader_epoch=5, chain=6, continues=continues
+        )
+        golden = bytes([1, continues]) + b"\0\0\x03\0\0\0\x04\0\0\0\x06\0\0\0" + words(1, 2, 5)
+        assert encode_fetch(fetch) == golden
+        assert decode_fetch(memoryview(golden)) == fetch
+    with pytest.raises(BadMessage):
+        decode_fetch(memoryview(b"\x01\x01\0\0\x03\0\0\0\x04\0\0\0\0\0\0\0" + words(1, 2, 5)))
+
+
 def test_what_was_fetched_has_the_bytes_it_always_had() -> None:
     fetched = Fetched(leader_epoch=1, committed_end=2, log_start=3, data=(b"blo", b"ck"))
     golden = b"\x01\0\0\0\0\0\0\0" + words(1, 2, 3) + b"block"
@@ -185,7 +198,7 @@ ODD_BODIES = {
     "produced: an offset and an error": (decode_produced, b"\x01\1\0\0\2\0\0\0" + words(1, 1) + b"{}"),
     "fetch: too long": (decode_fetch, encode_fetch(FETCH) + b"\0"),
     "fetch: another version": (decode_fetch, b"\x02\0\0\0\x03\0\0\0\x04\0\0\0\0\0\0\0" + words(1, 2, 5)),
-    "fetch: padding": (decode_fetch, b"\x01\0\0\0\x03\0\0\0\x04\0\0\0\1\0\0\0" + words(1, 2, 5)),
+    "fetch: padding": (decode_fetch, b"\x01\0\1\0\x03\0\0\0\x04\0\0\0\0\0\0\0" + words(1, 2, 5)),
     "fetch: no bytes": (decode_fetch, b"\x01\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0" + words(1, 2, 5)),
     "fetch: channel 0": (decode_fetch, b"\x01\0\0\0\x03\0\0\0\x04\0\0\0\0\0\0\0" + words(0, 2, 5)),
     "fetch: waits for ever": (

@@ -48,6 +48,21 @@ def test_messages_requests_and_answers_cross() -> None:
     assert (near.calls, far.running, near.queued_bytes, far.queued_bytes) == (0, 0, 0, 0)
 
 
+def test_control_frames_can_leave_alone_and_leave_once() -> None:
+    pair = opened()
+    near, _ = pair.cores
+    near.post(PEER, 7, b"note")
+    near.drain()
+    assert near.has_control
+    (control,) = near.next_control(0)
+    assert bytes(control) == frame(FrameType.DRAIN)
+    assert not near.has_control
+    rest = b"".join(near.next_write(0))
+    assert frame(FrameType.MESSAGE, kind=7, body=b"note") in rest
+    assert frame(FrameType.DRAIN) not in rest
+    assert near.small_bytes == 0
+
+
 def test_a_typed_failure_crosses_with_its_promises() -> None:
     pair = opened()
     call = pair.cores[NEAR].ask(PEER, 8, b"")

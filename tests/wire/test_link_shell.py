@@ -612,3 +612,45 @@ def test_memory_that_nobody_uses_is_bounded() -> None:
     views = [memory.take(500_000) for _ in range(10)]
     views.clear()
     assert memory.free_bytes == MIB, "LY2"
+
+
+def test_what_is_put_and_flushed_leaves_without_a_turn_of_the_loop() -> None:
+    async def work() -> None:
+        async with duo() as both:
+            sent = both.near.statistics().bytes_sent
+            both.near.put(7, b"first")
+            both.near.put(7, [b"sec", memoryview(b"ond")])
+            assert both.near.statistics().bytes_sent == sent, "nothing leaves before it is flushed"
+            both.near.flush()
+            assert both.near.statistics().bytes_sent > sent
+            await until(lambda: len(both.far_handler.messages) == 2)
+            assert [body for _, _, body in both.far_handler.messages] == [b"first", b"second"]
+
+    run(work)
+
+
+def test_what_a_link_brought_before_it_ended_still_has_its_turn() -> None:
+    class Turns(Recorder):
+        brought = taken = 0
+
+        def on_message(self, link: Link, kind: int, body: memoryview) -> None:
+            self.brought += 1
+            if kind == 8:
+                link.abort("enough")
+
+        def on_turn(self) -> None:
+            self.taken = self.brought
+
+    async def work() -> None:
+        links: list[Link] = []
+        handler = Turns()
+        async with listening(plain_end("n2"), handler, links) as listener:
+            with await introduced(listener.port) as connection:
+                await until(lambda: bool(links))
+                connection.setblocking(True)
+                both = frame(FrameType.MESSAGE, kind=7) + frame(FrameType.MESSAGE, kind=8)
+                await asyncio.to_thread(connection.sendall, both)
+                await until(lambda: links[0].is_closed)
+        assert (handler.brought, handler.taken) == (2, 2)
+
+    run(work)

@@ -157,7 +157,8 @@ class PumpLink:
         self._link: Link | None = None
         self._pump: ChannelPump | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._idle = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
+        """Somebody waits for the last ack; one future, as the peer's client has it."""
 
     @classmethod
     async def connect(cls, kit: ClusterKit, channel: BenchChannel) -> PumpLink:
@@ -193,7 +194,6 @@ class PumpLink:
     def begin(self, pump: ChannelPump) -> None:
         """Take answers for this pump, whoever makes it send."""
         self._pump = pump
-        self._idle.clear()
 
     def require_good(self) -> None:
         """Raises what the pump or the link ended with, if it did."""
@@ -204,7 +204,6 @@ class PumpLink:
         """Everything that it sent is acknowledged."""
         pump.stop()
         if not pump.is_idle:
-            self._idle.clear()  # it may have been idle for a moment before
             await self._drained()
         self._pump = None
 
@@ -236,16 +235,15 @@ class PumpLink:
             return
 
     async def _drained(self) -> None:
-        idle = asyncio.ensure_future(self._idle.wait())
-        waiting: set[asyncio.Future[object]] = {idle, self._ended}  # type: ignore[arg-type]
+        self.require_good()
+        self._idle = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait(waiting, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._ended.done():
-                self._ended.result()
-            if not idle.done():
-                raise WaitTimedOut(waiting_for="the acks of what was in flight", deadline_s=DRAIN_S)
+            async with asyncio.timeout(DRAIN_S):
+                await self._idle
+        except TimeoutError:
+            raise WaitTimedOut(waiting_for="the acks of what was in flight", deadline_s=DRAIN_S) from None
         finally:
-            idle.cancel()
+            self._idle = None
 
     # --- as a LinkHandler ------------------------------------------------------------------------------
 
@@ -257,8 +255,8 @@ class PumpLink:
         except LogError as error:
             self._fail(error)
             return
-        if self._pump.is_idle:
-            self._idle.set()
+        if self._idle is not None and self._pump.is_idle and not self._idle.done():
+            self._idle.set_result(None)
 
     def on_turn(self) -> None:
         """Nothing is put off."""
@@ -273,3 +271,5 @@ class PumpLink:
         if not self._ended.done():
             self._ended.set_exception(error)
             self._ended.exception()
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_exception(error)

@@ -2,7 +2,8 @@
 
 A world's result is one dict: counters, and `violations`, a list (or a count) of what must not have
 happened, each naming its seed; `never` lists the events that the seeds failed to bring about. Printed
-as JSON it is flat: `violations` is their number, `first_violation` says what the first one was.
+as JSON it is flat but for one list: `violations` is their number, `first_violation` says what the first one was, and
+`violating` has the first of them, each with its seed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tidelog.cli.lazy import LazyGroup
 from tidelog.cli.output import print_facts, print_json
 
 PARALLEL_ABOVE_SEEDS = 100
+VIOLATING_MAX = 20
+"""Violations that a run names as JSON; it counts them all."""
 PROVING_SEEDS = 200
 PROCESSES = os.cpu_count() or 1
 _CHUNKS_PER_PROCESS = 8
@@ -70,7 +73,8 @@ def _run(context: click.Context, module: str, function: str, *, seeds: int, seed
     if as_json:
         result |= {"violations": len(violations), "never": ",".join(result.get("never", []))}
         if violations:
-            result["first_violation"] = str(violations[0])
+            # One long run is enough to know which seeds to replay.
+            result |= {"first_violation": str(violations[0]), "violating": violations[:VIOLATING_MAX]}
         print_json(result)
     else:
         print_facts({name: value for name, value in result.items() if name != "violations"})

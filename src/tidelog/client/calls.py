@@ -29,6 +29,7 @@ from tidelog.errors import (
 from tidelog.wire.client_codec import DESCRIBE, decode_answer, encode_json
 from tidelog.wire.link import Link
 
+_CHAIN_MAX: Final = 2**32 - 1
 _SHUNNED_MS: Final = 5_000
 
 T = TypeVar("T")
@@ -56,7 +57,13 @@ class Calls:
         self.rng = rng
         self.is_closed = False
         self._shunned: dict[str, int] = {}
+        self._chains = 0
         """Nodes that did not answer, and until when others are asked first (CQ2)."""
+
+    def next_chain(self) -> int:
+        """A number for fetches that follow each other; not 0, and used again only after four billion others."""
+        self._chains = self._chains % _CHAIN_MAX + 1
+        return self._chains
 
     def shun(self, node: str) -> None:
         self._shunned[node] = now_ms() + _SHUNNED_MS

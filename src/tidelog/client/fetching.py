@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from tidelog.blocks.block import Block, iterate_blocks
+from tidelog.client.ahead import FetchesAhead
 from tidelog.client.calls import Calls, answer_of_leader, now_ms
 from tidelog.client.options import Seq, Start, Time
 from tidelog.client.positions import Position
 from tidelog.client.retry import Retry
 from tidelog.client.routes import ChannelRoute
-from tidelog.core.client_messages import Fetch, Fetched
+from tidelog.core.client_messages import Fetched
 from tidelog.errors import (
     BadMessage,
     DamagedRange,
@@ -31,7 +32,7 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
-from tidelog.wire.client_codec import FETCH, OFFSETS, decode_fetched, encode_fetch
+from tidelog.wire.client_codec import FETCH, OFFSETS, ChainedFetch, decode_fetched, encode_fetch
 
 _GRACE_DOUBLINGS_MAX = 5
 
@@ -48,11 +49,18 @@ class Answer(NamedTuple):
 class FetchPath:
     """The way of one reader to its channel."""
 
-    def __init__(self, calls: Calls, *, channel: str, nearest: bool, bytes_max: int | None = None) -> None:
+    def __init__(
+        self, calls: Calls, *, channel: str, nearest: bool, bytes_max: int | None = None, stop: int | None = None
+    ) -> None:
+        """`stop`: records from there on are not wanted, though some may come."""
         self._calls = calls
         self._channel = channel
         self._nearest = nearest
         self._bytes_max = bytes_max or calls.options.fetch_bytes_max
+        self._stop = stop
+        self._ahead = FetchesAhead(
+            chain=calls.next_chain(), bytes_max=self._bytes_max, timeout_ms=calls.options.timeout_ms
+        )
         self._late = 0
         """Answers in a row that came too late."""
         self._order: list[str] = []
@@ -100,23 +108,43 @@ class FetchPath:
             self._order.pop(0)
         return bool(self._order)
 
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._ahead.drop()
+
     async def _attempt(self, position: Position, retry: Retry, wait_ms: int) -> Answer:
+        try:
+            # At most twice: without an answer everything ahead was dropped, and the next question names its offset.
+            while (answer := await self._ask(position, retry, wait_ms)) is None:
+                pass
+            return answer
+        except BaseException:
+            self._ahead.drop()
+            raise
+
+    async def _ask(self, position: Position, retry: Retry, wait_ms: int) -> Answer | None:
+        """One answer; None if a fetch that was sent ahead brought nothing that fits."""
         calls = self._calls
         route = await self._replicas(retry)
         node = self._order[0]
         is_leader = node == route.leader
         link = await calls.within(retry, calls.links.link_to(node))
         start = position.offset
-        request = Fetch(
+        request = ChainedFetch(
             channel_id=route.channel_id,
             offset=start,
             bytes_max=self._bytes_max,
             wait_ms=wait_ms,
             leader_epoch=position.leader_epoch,
+            chain=self._ahead.chain,
         )
         grace_ms = calls.options.fetch_grace_ms << min(self._late, _GRACE_DOUBLINGS_MAX)
+        continues = self._ahead.has(link, start)
         try:
-            body = await link.request(FETCH, encode_fetch(request), timeout_ms=wait_ms + grace_ms)
+            if continues:
+                body = await self._ahead.answer(grace_ms)
+            else:
+                body = await link.request(FETCH, encode_fetch(request), timeout_ms=wait_ms + grace_ms)
             fetched = answer_of_leader(self._channel, decode_fetched, body)
         except WaitTimedOut:
             self._late += 1
@@ -126,9 +154,21 @@ class FetchPath:
             position.out_of_range(error, is_leader=is_leader, leader_epoch=route.leader_epoch)
             return Answer(position.offset, [], position.committed_end)
         self._late = 0
+        if continues and not fetched.data:
+            self._ahead.drop()
+            return None
         if fetched.leader_epoch > position.leader_epoch > 0:
             await self._require_clean(position, fetched, retry)
-        taken = position.take(fetched, verified(fetched), is_leader=is_leader)
+        blocks = verified(fetched)
+        if continues and not blocks[0].leader.base_offset <= start < blocks[-1].end:
+            self._ahead.drop()
+            return None
+        taken = position.take(fetched, blocks, is_leader=is_leader)
+        if taken and position.offset == blocks[-1].end:
+            end = position.committed_end if self._stop is None else min(self._stop, position.committed_end)
+            self._ahead.extend(link, request, blocks, end=end)
+        else:
+            self._ahead.drop()
         if not taken and not is_leader and not self._nearest:
             self._order, self._is_stale = [], True  # a stopgap: is there a leader again?
         # After a skip the position begins later than was asked for, and no block reaches back before it.
@@ -210,7 +250,7 @@ async def fetch_blocks(
         raise OffsetOutOfRange(offset=offsets.start, log_start=0, log_end=0)
     retry = calls.retry(f"where channel {channel!r} is", timeout_ms=timeout_ms)
     route = await _known_route(calls, channel, retry)
-    path = FetchPath(calls, channel=channel, nearest=nearest)
+    path = FetchPath(calls, channel=channel, nearest=nearest, stop=offsets.stop)
     position = Position(channel=channel, channel_id=route.channel_id, offset=offsets.start)
     wait_ms = calls.options.fetch_wait_ms
     ahead: asyncio.Task[Answer] | None = None
@@ -231,6 +271,7 @@ async def fetch_blocks(
         if ahead is not None:
             ahead.cancel()
             await asyncio.gather(ahead, return_exceptions=True)
+        path.close()
 
 
 async def let_leave() -> None:

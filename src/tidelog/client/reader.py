@@ -143,6 +143,7 @@ class Reader:
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)
+        self._path.close()
         if not self._calls.is_closed and self._options.cursor is not None and self._position is not None:
             end = self.offset if is_done else self._before_last()
             if end is not None:

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
 from tidelog.cluster.client_access import WRITE, ClientAccess
+from tidelog.cluster.client_chains import FetchChains
 from tidelog.core.catalog import Catalog, ChannelRecord
 from tidelog.core.client_messages import Produce, Produced
 from tidelog.errors import (
@@ -92,7 +93,7 @@ class ProduceDoor(Protocol):
 class ClientLink:
     """What a node remembers of one link."""
 
-    __slots__ = ("answers", "checked", "checked_index", "in_flight_bytes", "link", "principal", "waits")
+    __slots__ = ("answers", "chains", "checked", "checked_index", "in_flight_bytes", "link", "principal", "waits")
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -100,6 +101,7 @@ class ClientLink:
         self.answers: list[Produced] = []
         self.in_flight_bytes = 0
         self.waits = 0
+        self.chains = FetchChains()
         self.checked: dict[int, ChannelRecord] = {}
         """Channels that take its blocks here, by the catalog at `checked_index`: found out anew when that changes."""
         self.checked_index = -1
@@ -259,7 +261,7 @@ class Producing:
             answers, client.answers = client.answers, []
             try:
                 for body in _bodies(answers):
-                    client.link.post(PRODUCED, body)
+                    client.link.put(PRODUCED, body)
                 client.link.flush()
             except LinkBusy:
                 client.link.abort("the client does not take its answers")  # PR4

@@ -105,7 +105,7 @@ class Publishing:
                 continue
             try:
                 for body in _bodies(published):
-                    client.link.post(PUBLISHED, body)
+                    client.link.put(PUBLISHED, body)
                 client.link.flush()
             except LinkBusy:
                 client.link.abort("the client does not take its answers")

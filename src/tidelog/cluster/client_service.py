@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from tidelog.cluster.channel_admin import ChannelAdmin
 from tidelog.cluster.client_access import ANY_OF_THEM, READ, ClientAccess
+from tidelog.cluster.client_chains import QUEUED_BYTES_MAX, end_of
 from tidelog.cluster.client_produce import (
     ClientLimits,
     ClientLink,
@@ -53,6 +54,7 @@ from tidelog.wire.client_codec import (
     OPEN_PRODUCER,
     PRODUCE,
     REBALANCE,
+    ChainedFetch,
     channel_json,
     decode_fetch,
     decode_json,
@@ -87,7 +89,7 @@ class ChannelDoors(ProduceDoor, Protocol):
     def channel_here(self, channel_id: int) -> Mapping[str, Any] | None:
         """Role and offsets of this node's replica, as DESCRIBE shows them; None if it has none."""
 
-    async def fetch(self, fetch: Fetch) -> Fetched:
+    async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
         """Committed blocks of this node's replica. Raises `ReplicaBehind`, `OffsetOutOfRange` and the like."""
 
     async def offset_at(self, channel_id: int, at: Place) -> Offsets: ...
@@ -205,21 +207,40 @@ class ClientService:
     async def _fetch(self, client: ClientLink, body: memoryview) -> Buffers:
         try:
             fetch = decode_fetch(body)
-            channel = self._readable(client, fetch.channel_id)
-            if channel.paused:
-                raise ChannelPaused(channel=channel.name)
-            if self._doors.channel_here(channel.channel_id) is None:
-                raise NoReplicaHere(channel=channel.name, replicas=channel.replicas)
-            if fetch.bytes_max > self._limits.fetch_bytes_max:
-                fetch = replace(fetch, bytes_max=self._limits.fetch_bytes_max)
-            return encode_fetched(await self._fetch_waiting(client, fetch))
+            if isinstance(fetch, ChainedFetch):
+                return encode_fetched(await self._fetch_chained(client, fetch))
+            return encode_fetched(await self._fetch_one(client, fetch))
         except LogError as error:
             self._requests_refused += 1
             return encode_fetched(with_address(error, self._doors))
 
+    async def _fetch_chained(self, client: ClientLink, fetch: ChainedFetch) -> Fetched:
+        """What follows is read while this is sent; handed over when what came before is nearly gone."""
+        with client.chains.enter(fetch) as turn:
+            wanted: Fetch = fetch
+            if fetch.continues:
+                start = await turn.start()
+                if start is None:
+                    return Fetched(leader_epoch=fetch.leader_epoch, committed_end=fetch.offset, log_start=0)
+                wanted = replace(fetch, offset=start, wait_ms=0)
+            fetched = await self._fetch_one(client, wanted)
+            turn.ended(end_of(fetched.data))
+        await client.link.wait_bulk_room(QUEUED_BYTES_MAX)
+        return fetched
+
+    async def _fetch_one(self, client: ClientLink, fetch: Fetch) -> Fetched:
+        channel = self._readable(client, fetch.channel_id)
+        if channel.paused:
+            raise ChannelPaused(channel=channel.name)
+        if self._doors.channel_here(channel.channel_id) is None:
+            raise NoReplicaHere(channel=channel.name, replicas=channel.replicas)
+        if fetch.bytes_max > self._limits.fetch_bytes_max:
+            fetch = replace(fetch, bytes_max=self._limits.fetch_bytes_max)
+        return await self._fetch_waiting(client, fetch)
+
     async def _fetch_waiting(self, client: ClientLink, fetch: Fetch) -> Fetched:
         if not fetch.wait_ms:
-            return await self._doors.fetch(fetch)
+            return await self._doors.fetch(fetch, for_node=client.link.peer_kind == "node")
         if client.waits >= self._limits.fetch_waits_max:
             raise TooManyWaits(waits_max=self._limits.fetch_waits_max)
         client.waits += 1

@@ -25,7 +25,7 @@ from tidelog import __version__
 from tidelog.cluster.channel_admin import ChannelAdmin
 from tidelog.cluster.client_access import ClientAccess
 from tidelog.cluster.client_service import ClientService
-from tidelog.cluster.metadata_member import Failed, Result
+from tidelog.cluster.metadata_member import Failed, Output, Result
 from tidelog.cluster.metadata_writer import MetadataWriter
 from tidelog.cluster.node_addresses import own_addresses
 from tidelog.cluster.node_asks import NodeAsks
@@ -96,7 +96,9 @@ class NodeProcessOptions:
     insecure_dev: bool = False
     core: NodeOptions = field(default_factory=NodeOptions)
     http: HttpOptions | None = None
-    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
+    store: StoreOptions = field(
+        default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX)
+    )
     """Small channels stay in the write-ahead file: thousands of them cost no file each."""
     uplink: UplinkOptions | None = None
     """How boats are served; None serves none."""
@@ -126,7 +128,10 @@ class Node:
         self.mender: NodeMender | None = None
         self._waiting: dict[int, asyncio.Future[Result]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
         self._has_input = False
+        self._turn_ends = False
+        """A link hands out what arrived, and `on_turn` follows."""
         self._pump_is_due = False
         self._addresses: dict[str, str] = {}
         self._rates: dict[str, int] = {}
@@ -350,6 +355,7 @@ class Node:
 
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         """From a peer's link (see `LinkHandler`)."""
+        self._turn_ends = True
         if self.clients.serves(kind):
             self.clients.on_message(link, kind, body)
             return
@@ -364,6 +370,7 @@ class Node:
     def on_turn(self) -> None:
         """A link has handed out all that arrived (see `LinkHandler`)."""
         self.clients.gather()
+        self._turn_ends = False
         if self._has_input or self._pump_is_due:
             self._pump()
         self.clients.flush()
@@ -411,7 +418,9 @@ class Node:
 
     def pump_soon(self) -> None:
         """Carry out what the core has to say, once, after this turn of the event loop."""
-        if not self._pump_is_due:
+        if self._turn_ends:
+            self._has_input = True  # `on_turn` follows
+        elif not self._pump_is_due:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump_if_due)  # NS2
 
@@ -440,30 +449,40 @@ class Node:
             core.wake(now_ms, session_clock_us())
             if self._storage is not None:
                 self._storage.look(core.channels.replicas, now_ms)
+            self._wake_ms = core.rounds_at_ms()
+        elif now_ms >= core.channels.replicas.agenda_at_ms():
+            core.channels.replicas.wake_agenda(now_ms)
         while (output := core.poll(now_ms)) is not None:
-            if self._writer is None and core.storage is not None:
-                self._writer = MetadataWriter(
-                    core.storage, on_written=self._written, on_saved=self._saved, on_failed=self._fail
-                )
             for line in output.lines:
                 self._log(line)
-            # The links come first: the writer's thread would take the interpreter from them.
-            self._send(output.messages)
+            # The links come first: the disk would keep them waiting.
+            if output.messages:
+                self._send(output.messages)
             if output.member is not None:
-                assert self._writer is not None
-                self._member_spoke = True
-                if output.member.write is not None:
-                    self._writer.put(output.member.write)
-                if output.member.save is not None:
-                    self._writer.put(output.member.save)
-                if any(applied.touched.nodes for applied in output.member.applied):
-                    self._follow_addresses()
+                self._carry_out_member(output.member)
             if output.replicas is not None:
                 self._carry_out_channels(output.replicas)
             for result in output.results:
                 future = self._waiting.pop(result.token, None)
                 if future is not None and not future.done():
                     future.set_result(result)
+            if output.member is None and not (output.replicas and output.replicas.to_metadata):
+                break  # nothing more without another input
+
+    def _carry_out_member(self, output: Output) -> None:
+        """What the metadata group asks for."""
+        if self._writer is None:
+            assert self.core.storage is not None
+            self._writer = MetadataWriter(
+                self.core.storage, on_written=self._written, on_saved=self._saved, on_failed=self._fail
+            )
+        self._member_spoke = True
+        if output.write is not None:
+            self._writer.put(output.write)
+        if output.save is not None:
+            self._writer.put(output.save)
+        if any(applied.touched.nodes for applied in output.applied):
+            self._follow_addresses()
 
     def _carry_out_channels(self, output: ReplicasOutput) -> None:
         assert self._storage is not None
@@ -488,29 +507,28 @@ class Node:
         for peer, message in messages:
             by_peer.setdefault(peer, []).append(message)
         for peer, gathered in by_peer.items():
-            for kind, body in encode_node_messages(gathered):
-                # What cannot be sent is lost like any message; the core sends again what matters.
-                if not self.pool.post(peer, kind, body):
-                    break
-            self.pool.flush(peer)
+            # What cannot be sent is lost like any message; the core sends again what matters.
+            self.pool.send(peer, encode_node_messages(gathered))
 
     def _arm_timer(self) -> None:
         """One that fires too early finds nothing to do and is set anew: cheaper than moving it every time. When the
         core wants to be woken is looked at every few milliseconds at most: under load that moves all the time."""
-        loop, now_ms = asyncio.get_running_loop(), self.now_ms()
+        replicas = self.core.channels.replicas
+        if self._timer is not None and not self._member_spoke and not replicas.is_due_earlier:
+            return
+        now_ms = self.now_ms()
         looks_ms = self._looked_ms + _LOOK_MS if self._member_spoke else self._wake_ms
         if now_ms >= min(self._wake_ms, looks_ms):
-            self._wake_ms, self._looked_ms, self._member_spoke = self.core.wake_at_ms(), now_ms, False
+            self._wake_ms, self._looked_ms, self._member_spoke = self.core.rounds_at_ms(), now_ms, False
             looks_ms = self._wake_ms
-        else:
-            # What channels want moves with every record, and is known for free.
-            self._wake_ms = min(self._wake_ms, self.core.channels.replicas.wake_at_ms())
-        due_ms = min(self._wake_ms, looks_ms)
-        due_s = loop.time() + max(0, due_ms - now_ms) / 1000
-        if self._timer is None or due_s < self._timer.when():
+        # What channels want moves with every record, and is known for free.
+        replicas.is_due_earlier = False
+        due_ms = min(self._wake_ms, looks_ms, replicas.agenda_at_ms())
+        if self._timer is None or due_ms < self._timer_ms:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(due_s, self._on_timer)
+            self._timer_ms = due_ms
+            self._timer = asyncio.get_running_loop().call_later(max(0, due_ms - now_ms) / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

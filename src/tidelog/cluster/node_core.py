@@ -15,7 +15,7 @@ NC2  A node registers as a higher incarnation whenever it starts or was fenced, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ from tidelog.core.liveness import (
 from tidelog.core.membership import VOTERS_MAX, member_name, node_of
 from tidelog.core.node_messages import ForMember, Here, NodeMessage, Register, RegisterRefused, Who
 from tidelog.core.raft import HardState, Members, Snapshot, SnapshotHead
+from tidelog.core.replication.messages import SyncRequest, SyncResponse
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import InvalidConfig, MetadataDamaged, NotLeader
 from tidelog.storage.disk import Disk
@@ -120,7 +121,6 @@ class NodeCore:
     ) -> None:
         """`peers` are all configured nodes; `now_us` tells the wall clock, for what is recorded, never for deciding."""
         self.node = node
-        self.facts = facts
         self.options = options
         self._peers = tuple(sorted({*peers, node}))
         self._disk = disk
@@ -131,6 +131,7 @@ class NodeCore:
         self._lines: list[str] = []
         self._results: list[Result] = []
         self.file = NodeFile(disk, folder, node=node)
+        self.facts = facts if self.file.vouches(verified=facts.verified) else replace(facts, verified=False)
         self.process_id = rng.randbytes(8).hex()
         self.storage: RaftStorage | None = None
         self.member: MetadataMember | None = None
@@ -212,14 +213,9 @@ class NodeCore:
 
     def addresses(self) -> dict[str, str]:
         """The link address of every other node that the catalog knows."""
-        catalog = self.catalog
-        nodes = [] if catalog is None else catalog.nodes()
-        found = {}
-        for record in nodes:
-            address = dict(record.addresses).get("link")
-            if record.node != self.node and record.state is not NodeState.REMOVED and address:
-                found[record.node] = address
-        return found
+        nodes = () if self.catalog is None else self.catalog.nodes()
+        known = {one.node: dict(one.addresses).get("link") for one in nodes if one.state is not NodeState.REMOVED}
+        return {node: address for node, address in known.items() if address and node != self.node}
 
     # --- birth -------------------------------------------------------------------------------------------
 
@@ -289,6 +285,9 @@ class NodeCore:
 
     def receive(self, peer: str, message: NodeMessage, now_ms: int, now_us: int | None = None) -> None:
         """A message from a node; `now_us` is the steady clock, finer, for round trips."""
+        if type(message) is SyncRequest or type(message) is SyncResponse:
+            self.channels.replicas.receive(peer, message, now_ms)  # by far the most
+            return
         match message:
             case ForMember():
                 member = self.member
@@ -390,15 +389,16 @@ class NodeCore:
         self._messages += self.channels.tend(led, self._propose_own, now_ms)
 
     def wake_at_ms(self) -> int:
-        moments = [self._seek_at_ms, self.channels.replicas.wake_at_ms()]
+        return min(self.rounds_at_ms(), self.channels.replicas.agenda_at_ms())
+
+    def rounds_at_ms(self) -> int:
+        """As `wake_at_ms`, without what single channels ask for: for that `Replicas.wake_agenda` is enough."""
+        moments = [self._seek_at_ms, self.channels.replicas.rounds_at_ms(), self.duties.sessions.wake_at_ms()]
         if self.member is not None:
             moments.append(self.member.wake_at_ms())
         if self._registered:
-            moments += [at for at in (self.heartbeats.wake_at_ms(), self.holder.wake_at_ms()) if at is not None]
-        sessions_ms = self.duties.sessions.wake_at_ms()
-        if sessions_ms is not None:
-            moments.append(sessions_ms)
-        return min(moments)
+            moments += (self.heartbeats.wake_at_ms(), self.holder.wake_at_ms())
+        return min(at for at in moments if at is not None)
 
     def _answer(self, peer: str, answer: SessionRenewed | SessionFenced | RegisterRefused | None) -> None:
         """To another node, or to ourselves."""
@@ -475,8 +475,8 @@ class NodeCore:
             return None
         self._messages += output.messages
         self._lines += output.lines[: max(0, LINES_MAX - len(self._lines))]
-        leader = self.leader
         for message in output.to_metadata:
+            leader = self.leader
             if leader == self.node:
                 self.receive(self.node, message, now_ms)
             elif leader is not None:
@@ -545,9 +545,9 @@ class NodeCore:
         mine = record.process_id == self.process_id and record.incarnation == self._incarnation
         if mine and record.state is NodeState.ACTIVE:
             if not self._registered:
-                self._registered = True
+                self._registered, self.refusal = True, None
+                self.file.registered()
                 self._follow_channels(None, now_ms)
-                self.refusal = None
                 self.holder.restart(record.incarnation, now_ms)
                 self.heartbeats.restart(record.incarnation, now_ms)
                 self._follow_nodes(now_ms)

@@ -224,13 +224,17 @@ class NodeDoors:
                     del self._waiting[channel_id]
         return True
 
-    async def fetch(self, fetch: Fetch) -> Fetched:
-        """Committed blocks, of a leader or of a replica in contact with one (DO1)."""
+    async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
+        """Committed blocks, of a leader or of a replica in contact with one (DO1).
+
+        A node that mends its log is answered even where nothing is served: what this replica knows to be committed
+        stays so. With every replica needed for `min_isr` a new leader may have to wait for just that mending.
+        """
         deadline_ms = steady_clock_ms() + fetch.wait_ms
         while True:
             replica = self.replica(fetch.channel_id)
             record = replica.record
-            knows = replica.serves and fetch.leader_epoch <= record.leader_epoch
+            knows = (replica.serves or for_node) and fetch.leader_epoch <= record.leader_epoch
             if knows and fetch.offset < replica.committed_end:
                 return await self._read(replica, fetch)
             if not await self.wait_moved(fetch.channel_id, deadline_ms):

@@ -5,6 +5,8 @@ that may have lost anything.
 
 NF1  An incarnation is on disk before anyone hears of it, so none is ever used twice (R5).
 NF2  The mark of a clean stop names the incarnation that stopped so, and is taken away when the node starts.
+NF3  That logs may have lost records is remembered until the catalog has been told. Opening them mends what it finds, so
+     the next start finds nothing; a node that died in between would be trusted with what it no longer holds (R5).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class NodeState:
     """The highest that this node ever asked for."""
     clean_incarnation: int | None = None
     """The one that stopped cleanly, all synced; None after a crash and while the node runs."""
+    in_doubt: bool = False
+    """Its logs were not whole when it started, then or earlier, and it has not been registered as such (NF3)."""
 
 
 def stored_node(disk: Disk, folder: str) -> str | None:
@@ -72,6 +76,19 @@ class NodeFile:
         self.state = replace(self.state, incarnation=max(above, self.state.incarnation) + 1)
         self._write()
         return self.state.incarnation
+
+    def vouches(self, *, verified: bool) -> bool:
+        """Whether the logs are whole: `verified` in this start, and in all since the last registration (NF3)."""
+        if not verified and not self.state.in_doubt:
+            self.state = replace(self.state, in_doubt=True)
+            self._write()
+        return not self.state.in_doubt
+
+    def registered(self) -> None:
+        """The catalog knows this node as it said it is."""
+        if self.state.in_doubt:
+            self.state = replace(self.state, in_doubt=False)
+            self._write()
 
     def stopped_cleanly(self, incarnation: int | None) -> None:
         """Everything is synced. A life that never registered leaves the mark that it found (R5)."""

@@ -99,9 +99,9 @@ class Leading:
         replica = self._replica
         self._follow_replicas(now_ms)
         members = set(replica.record.isr_nodes)
-        for node in self._members - members:
-            if node in self._progress:
-                self._progress[node].is_known = False  # what it held before it left says nothing: it may have let go
+        for node, progress in self._progress.items():
+            if node in self._members - members and progress.channel_epoch < replica.record.channel_epoch:
+                progress.is_known = False  # said before it knew that it had left: it may have let its copy go since
         self._members = members
         if self._pending_epoch is not None and replica.record.channel_epoch > self._pending_epoch:
             self._pending_epoch = None
@@ -217,15 +217,13 @@ class Leading:
     def _advance(self, now_ms: int) -> None:
         """The one place where the committed end moves (LD1)."""
         replica, record = self._replica, self._replica.record
-        counted = [self._progress[node] for node in {*record.isr_nodes, *self._joining} if node != self._host.node]
-        end = committed_end(
-            current=replica.committed_end,
-            own_end=replica.held_end,
-            counted=counted,
-            isr_count=len(record.isr),
-            min_isr=record.config.effective_min_isr,
-        )
-        if end <= replica.committed_end:
+        current, held, min_isr = replica.committed_end, replica.held_end, record.config.effective_min_isr
+        if held <= current:
+            return
+        counted = [self._progress[member.node] for member in record.isr if member.node != self._host.node]
+        counted += [self._progress[node] for node in self._joining]
+        end = committed_end(current=current, own_end=held, counted=counted, isr_count=len(record.isr), min_isr=min_isr)
+        if end <= current:
             return
         if not self.serves:
             if self._started_end is None or end < self._started_end:
@@ -579,7 +577,7 @@ class Leading:
             if self._host.active_incarnation(peer) is None:
                 continue
             busy = True
-            if progress.stands:
+            if progress.stands and progress.is_known:
                 self._host.serve_soon(replica)
             elif now_ms - progress.notified_ms >= options.repeat_ms and now_ms >= progress.wait_until_ms:
                 progress.notified_ms = now_ms

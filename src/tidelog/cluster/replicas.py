@@ -121,6 +121,8 @@ class Replicas:
         self._idle_keys: list[int] = []
         self._watched: dict[int, int] = {}
         self._agenda: list[tuple[int, int]] = []
+        self.is_due_earlier = False
+        """`wake_at_ms` may be earlier than it was; set back by whoever looks at it."""
         self._serving: dict[int, ChannelReplica] = {}
         self._moved: dict[int, ChannelReplica] = {}
         self._tails: OrderedDict[int, ChannelReplica] = OrderedDict()
@@ -198,6 +200,8 @@ class Replicas:
         if due is None or at_ms < due:
             self._watched[replica.channel_id] = at_ms
             heapq.heappush(self._agenda, (at_ms, replica.channel_id))
+            if self._agenda[0][0] == at_ms:
+                self.is_due_earlier = True
 
     def catch_up_wait_ms(self, replica: ChannelReplica, peer: str, byte_count: int, now_ms: int) -> int:
         now_us = now_ms * 1000
@@ -405,6 +409,18 @@ class Replicas:
     # --- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
+        self.wake_agenda(now_ms)
+        if now_ms >= self._silence_due_ms:
+            self._silence_due_ms = now_ms + SILENCE_CHECK_MS
+            self._check_silence(now_ms)
+        if now_ms >= self._idle_due_ms:
+            self._wake_idle(now_ms)
+        if now_ms >= self._load_due_ms and self._incarnation:
+            self._load_due_ms = now_ms + self._options.load_report_ms
+            self._to_metadata.append(self.load_report())
+
+    def wake_agenda(self, now_ms: int) -> None:
+        """Only the channels that asked for it; cheap enough to be done between any two records."""
         self._now_ms = now_ms
         agenda, watched = self._agenda, self._watched
         while agenda and agenda[0][0] <= now_ms:
@@ -416,14 +432,6 @@ class Replicas:
             if replica is not None:
                 replica.wake(now_ms)
                 self._note_leader(replica)
-        if now_ms >= self._silence_due_ms:
-            self._silence_due_ms = now_ms + SILENCE_CHECK_MS
-            self._check_silence(now_ms)
-        if now_ms >= self._idle_due_ms:
-            self._wake_idle(now_ms)
-        if now_ms >= self._load_due_ms and self._incarnation:
-            self._load_due_ms = now_ms + self._options.load_report_ms
-            self._to_metadata.append(self.load_report())
 
     def _check_silence(self, now_ms: int) -> None:
         for leader, channel_ids in self._by_leader.items():
@@ -450,10 +458,14 @@ class Replicas:
         self._idle_due_ms = now_ms + 250
 
     def wake_at_ms(self) -> int:
-        due = min(self._silence_due_ms if self._by_leader else _NEVER_MS, self._idle_due_ms)
-        if self._agenda:
-            due = min(due, self._agenda[0][0])
-        return due
+        return min(self.rounds_at_ms(), self.agenda_at_ms())
+
+    def rounds_at_ms(self) -> int:
+        """When all channels are looked at next, or some of them in turn."""
+        return min(self._silence_due_ms if self._by_leader else _NEVER_MS, self._idle_due_ms)
+
+    def agenda_at_ms(self) -> int:
+        return self._agenda[0][0] if self._agenda else _NEVER_MS
 
     # --- outputs -----------------------------------------------------------------------------------------------
 

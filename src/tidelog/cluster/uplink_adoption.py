@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.cluster.client_requests import AlterOperation
-from tidelog.cluster.uplink_boats import boat_config, is_boat
+from tidelog.cluster.uplink_mark import boat_config, is_boat
 from tidelog.core.catalog import AdoptChannel, ChannelConfig
 from tidelog.errors import LogError
 from tidelog.storage.channel_logs import ChannelLogConfig

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidelog.cluster.channel_log import OpenedLog
@@ -23,6 +22,7 @@ from tidelog.cluster.instance_watch import InstanceWatch
 from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.state_file import SavedState, read_devices, read_state
 from tidelog.cluster.uplink_instance import Instance
+from tidelog.cluster.uplink_mark import boat_config, is_boat
 from tidelog.cluster.uplink_seat import ChannelSeat, served_epoch
 from tidelog.core.catalog import Catalog, ChannelConfig, ChannelRecord
 from tidelog.core.uplink.receiver import ReceiverLimits
@@ -45,21 +45,9 @@ from tidelog.wire.error_codec import error_of_json
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
 
-BOAT_MARK: Final = ("tidelog.kind", "boat")
-"""In a channel's placement metadata (UB2)."""
 OPEN_MS: Final = 10_000
 """How long a Handshake waits for its channel to be led and read."""
 _LOOK_MS: Final = 250
-
-
-def boat_config(config: ChannelConfig, catalog: Catalog) -> ChannelConfig:
-    """This config, marked as a boat's, with no more replicas than there are nodes: they could not be."""
-    metadata = tuple(sorted({*config.placement_metadata, BOAT_MARK}))
-    return replace(config, placement_metadata=metadata, factor=max(1, min(config.factor, len(catalog.nodes()))))
-
-
-def is_boat(record: ChannelRecord) -> bool:
-    return BOAT_MARK in record.config.placement_metadata
 
 
 class Boats:

@@ -11,8 +11,7 @@ UI1  An instance lives in one leader epoch. When that ends, or an append was ref
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidelog.blocks.block import MadeBlock
@@ -24,6 +23,7 @@ from tidelog.cluster.instance_watch import InstanceWatch
 from tidelog.cluster.lplex_frames import FRAMES_MAX, FrameGatherer
 from tidelog.cluster.replication_events import CHECKPOINT_FRAMES, stop_reason
 from tidelog.cluster.state_file import SavedState
+from tidelog.cluster.uplink_appends import BoatAppends
 from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel
 from tidelog.cluster.uplink_refusals import RefusedError
 from tidelog.cluster.uplink_seat import ChannelSeat
@@ -52,7 +52,6 @@ _HANDSHAKE_S: Final = 30.0
 _WAITING_BYTES_MAX: Final = 8 * MIB
 _SEEDS_MAX: Final = 1_024
 """An lplex boat introduces each of at most 252 devices with two frames."""
-_BLOCK_HEAD_BYTES: Final = 128
 _EVENTS_INTERVAL_MS: Final = 1_000
 """A boat that is refused all the time must not fill its log with that."""
 
@@ -77,27 +76,12 @@ class Instance:
         self._new_lineage = new_lineage
         self._save_soon = save_soon
         self._loop = asyncio.get_running_loop()
-        self.channel = UplinkChannel(instance=self.name, fold=opened.fold, limits=limits, held=seat.held_block)
-        self.committed_end = opened.end
-        """The committed fold is that of the log up to here."""
-        self.snapshot = opened.snapshot
-        self._snapshot_append: LogAppend | None = None
-        self.bytes_since_snapshot = opened.bytes_since_snapshot
+        self._appends = BoatAppends(opened=opened, seat=seat, limits=limits, settle_soon=self._settle_soon)
         self.session: Session | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
-        self._submitted = 0
-        self._settled_count = 0
-        self._settled: deque[tuple[LogAppend, int, LogError | None]] = deque()
-        """Committed or refused, in the order of submission, and not looked at yet."""
-        self._settling_is_due = False
         self._settling: list[tuple[int, asyncio.Event]] = []
-        self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._refusal: LogError | None = None
-        """Of an append that was refused at once: nothing behind it may be taken."""
-        self.failure: LogError | None = None
-        """Why this instance is over (UI1)."""
         self._events_due_ms = 0
         self._frames = FrameGatherer(frames_max=min(FRAMES_MAX, limits.burst_frames))
         self._frames_session: Session | None = None
@@ -108,6 +92,28 @@ class Instance:
     @property
     def log(self) -> Log:
         return self.seat.log
+
+    @property
+    def channel(self) -> UplinkChannel:
+        return self._appends.channel
+
+    @property
+    def committed_end(self) -> int:
+        """The committed fold is that of the log up to here."""
+        return self._appends.committed_end
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self._appends.snapshot
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        return self._appends.bytes_since_snapshot
+
+    @property
+    def failure(self) -> LogError | None:
+        """Why this instance is over (UI1)."""
+        return self._appends.failure
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -181,9 +187,9 @@ class Instance:
 
     async def wait_settled(self) -> None:
         """Wait until all that was submitted so far is committed or refused."""
-        if self._settled_count < self._submitted and self.failure is None:
+        if self._appends.settled_count < self._appends.submitted and self.failure is None:
             settled = asyncio.Event()
-            self._settling.append((self._submitted, settled))
+            self._settling.append((self._appends.submitted, settled))
             await settled.wait()
 
     async def wait_room(self) -> None:
@@ -212,78 +218,37 @@ class Instance:
         return self.handle(message)
 
     def handle(self, message: ToCloud[MadeBlock]) -> Refused | None:
-        if self.failure is not None:
-            return Refused(session=0, code=self.failure.code, detail=str(self.failure))
         lineage = self._new_lineage() if isinstance(message, Hello) else b""
-        appends, replies = self.channel.receive(
+        _, replies = self._appends.receive(
             message, new_lineage=lineage, now_ms=steady_clock_ms(), now_us=wall_clock_us()
         )
-        for append in appends:
-            self._submit(append)
-        if self._waiting_bytes >= _WAITING_BYTES_MAX:
+        if self._appends.waiting_bytes >= _WAITING_BYTES_MAX:
             self._room.clear()
         return self.deliver(replies)
 
-    def _submit(self, append: LogAppend, *, is_control: bool = False) -> None:
-        def settled(first_offset: int, error: LogError | None) -> None:
-            self._settled.append((append, first_offset, error))
-            # One commit settles many: they are taken together.
-            if not self._settling_is_due:
-                self._settling_is_due = True
-                self._loop.call_soon(self._take_settled)
-
-        self._submitted += 1
-        self._waiting_bytes += _size(append)
-        if self._refusal is None:
-            try:
-                self.seat.append(append, settled, is_control=is_control)
-                return
-            except LogError as error:
-                self._refusal = error
-        settled(0, self._refusal)
+    def _settle_soon(self) -> None:
+        self._loop.call_soon(self._take_settled)
 
     def _take_settled(self) -> None:
-        """In the order of submission."""
-        self._settling_is_due = False
-        committed: list[LogAppend] = []
-        while self._settled:
-            append, first_offset, error = self._settled.popleft()
-            self._settled_count += 1
-            self._waiting_bytes -= _size(append)
-            if error is not None:
-                self._committed(committed)
-                committed = []
-                self.end(error)
-            elif self.failure is None:
-                offsets = range(first_offset, first_offset + _counted(append))
-                self.committed_end = offsets.stop
-                self.bytes_since_snapshot += _size(append)
-                if append is self._snapshot_append:
-                    self._snapshot_written(offsets)
-                committed.append(append)
-        self._committed(committed)
-        while self._settling and self._settling[0][0] <= self._settled_count:
-            self._settling.pop(0)[1].set()
-        if self._waiting_bytes < _WAITING_BYTES_MAX // 2:
-            self._room.set()
-        if self._frames and self._settled_count >= self._frames_wait_for:
-            self._flush_soon()
-
-    def _committed(self, appends: list[LogAppend]) -> None:
-        if not appends:
-            return
-        count = sum(not append.is_own for append in appends)
-        if count:
-            self.deliver(self.channel.committed(count, now_ms=steady_clock_ms()))
-        for append in appends:
+        settled = self._appends.take_settled(now_ms=steady_clock_ms(), now_us=wall_clock_us())
+        self.deliver(settled.replies)
+        for append in settled.appends:
             if not append.is_own:
                 self.watch.committed(append)
+        if settled.error is not None:
+            self.end(settled.error)
+        settled_count = self._appends.settled_count
+        while self._settling and self._settling[0][0] <= settled_count:
+            self._settling.pop(0)[1].set()
+        if self._appends.waiting_bytes < _WAITING_BYTES_MAX // 2:
+            self._room.set()
+        if self._frames and settled_count >= self._frames_wait_for:
+            self._flush_soon()
 
     def end(self, error: LogError) -> None:
         """Everything is refused from here on, and nobody waits any longer (UI1)."""
-        if self.failure is not None:
+        if not self._appends.end(error):
             return
-        self.failure = error
         self._frames.drop()
         if self.session is not None:
             self.refuse(self.session, Refused(session=self.session.number, code=error.code, detail=str(error)))
@@ -294,7 +259,7 @@ class Instance:
         self._settling.clear()
         self._room.set()
 
-    def deliver(self, replies: list[ToBoat]) -> Refused | None:
+    def deliver(self, replies: Iterable[ToBoat]) -> Refused | None:
         for reply in replies:
             match reply:
                 case Welcome():
@@ -319,9 +284,11 @@ class Instance:
 
     def log_events(self) -> None:
         """Append what happened and is in no record yet, so that it survives (EV1)."""
-        if self.failure is None and self._refusal is None and self.watch.events.has_unlogged and self.seat.is_held:
+        if self._appends.may_append and self.watch.events.has_unlogged:
             records = self.watch.events.take_unlogged()
-            self._submit(LogAppend(encode_control(records, time_us=wall_clock_us()), is_own=True), is_control=True)
+            self._appends.submit(
+                LogAppend(encode_control(records, time_us=wall_clock_us()), is_own=True), is_control=True
+            )
 
     # --- single frames of an lplex boat ----------------------------------------------------------
 
@@ -340,7 +307,7 @@ class Instance:
             self._frames_session = session
         self._frames.add(frame)
         self._count_live(session, 1)
-        if not self._flush_is_due and self._settled_count >= self._frames_wait_for:
+        if not self._flush_is_due and self._appends.settled_count >= self._frames_wait_for:
             self._flush_is_due = True
             self._loop.call_soon(self._flush_soon)
         return None
@@ -354,7 +321,7 @@ class Instance:
             self._frames.drop()  # refused or fenced meanwhile: nothing more is taken from it
             return None
         base_seq, frames = self._frames.take()
-        before, start, count = self._submitted, 0, len(frames)
+        before, start, count = self._appends.submitted, 0, len(frames)
         refusal: Refused | None = None
         while count:
             part = frames.slice(start, start + count)
@@ -368,13 +335,13 @@ class Instance:
                 count //= 2  # what the rate allows is taken, frame by frame if need be
             else:
                 break
-        if self._submitted > before:
-            self._frames_wait_for = self._submitted
+        if self._appends.submitted > before:
+            self._frames_wait_for = self._appends.submitted
         return refusal
 
     def _flush_soon(self) -> None:
         self._flush_is_due = False
-        if self._settled_count < self._frames_wait_for:
+        if self._appends.settled_count < self._frames_wait_for:
             return  # a block went meanwhile; the rest follows when it is committed
         refusal = self.flush_frames()
         if refusal is not None and self._frames_session is not None:
@@ -431,22 +398,4 @@ class Instance:
 
     def submit_snapshot(self) -> None:
         """The same, and wait for nothing."""
-        if self.failure is None and self._refusal is None and self._snapshot_append is None and self.seat.is_held:
-            self._snapshot_append = self.channel.snapshot(
-                wall_clock_us() // 1000, events=self.watch.events.to_state(), others=self.seat.other_snapshots()
-            )
-            self._submit(self._snapshot_append, is_control=True)
-
-    def _snapshot_written(self, offsets: range) -> None:
-        self.snapshot = Snapshot(offsets=offsets, time_us=wall_clock_us())
-        self._snapshot_append = None
-        self.bytes_since_snapshot = 0
-
-
-def _size(append: LogAppend) -> int:
-    return len(append.made.body) + _BLOCK_HEAD_BYTES
-
-
-def _counted(append: LogAppend) -> int:
-    """How many offsets it takes."""
-    return sum(map(len, append.windows)) if append.windows else append.made.maker.record_count
+        self._appends.submit_snapshot(now_us=wall_clock_us(), events=self.watch.events.to_state())

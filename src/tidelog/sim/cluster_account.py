@@ -77,6 +77,12 @@ class Copy:
         """Of the first entry that ends beyond this offset."""
         return bisect_right(self.entries, offset, key=end_of)
 
+    def has_rotted_at(self, entry: Entry) -> bool:
+        """Whether there is nothing in the place of this block, though the log goes on behind it."""
+        place = self.place(entry.base)
+        empty = place >= len(self.entries) or self.entries[place].base >= entry.end
+        return self.damaged and empty and self.start <= entry.base and entry.end <= self.end
+
 
 def end_of(entry: Entry) -> int:
     return entry.end

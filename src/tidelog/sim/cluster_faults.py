@@ -93,7 +93,14 @@ def rot_in_log(world: ClusterWorld, node: ClusterNode) -> None:
         return
     _switch_off(node)
     if files := node.channel_files():
-        node.disk.flip_random_bit(world.rng.choice(files))
+        path = world.rng.choice(files)
+        cut = node.torn_bytes(path)
+        position, bit = node.disk.flip_random_bit(path)
+        if node.torn_bytes(path) > cut:
+            # In the last commit of a write-ahead file, which no later one vouches for, a flipped bit is a torn write to
+            # whoever finds it (B4): nobody can know that it had been synced, and so nobody is asked to.
+            node.disk.flip_bit(path, position, bit)
+            return
         node.tampered = node.rotten = True
         world.counters["log_rot"] += 1
 

@@ -23,7 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import ChannelSnapshot, decode_control
@@ -37,6 +37,9 @@ from tidelog.sim.metadata_model import Broken, MetadataModel
 from tidelog.sim.seeds import WorldViolation
 from tidelog.storage.channel_logs import LogState
 
+if TYPE_CHECKING:
+    from tidelog.sim.cluster_boat import BoatAccount
+
 
 class ClusterViolation(WorldViolation):
     """A replicated channel broke a promise."""
@@ -49,6 +52,8 @@ class ClusterModel(MetadataModel):
         super().__init__(counters)
         self.channels: dict[int, ChannelModel] = {}
         self.deleted: dict[int, ChannelModel] = {}
+        self.boats: dict[str, BoatAccount] = {}
+        """Of channels that are boats', by name."""
 
     # --- the catalog -----------------------------------------------------------------------------------
 
@@ -73,6 +78,8 @@ class ClusterModel(MetadataModel):
         counters["channel_election"] += record.leader_epoch > before.leader_epoch
         if len(record.unclean) > len(before.unclean):
             counters["by_reports"] += record.unclean[-1].cause is UncleanCause.REPORTS
+            if channel.name in self.boats:
+                self.boats[channel.name].is_lossy = True
         plain = record.isr == before.isr and record.leader_epoch == before.leader_epoch
         if plain and (record.config, record.replicas, record.paused, record.readonly) == (
             before.config,
@@ -121,8 +128,11 @@ class ClusterModel(MetadataModel):
         if channel is None:
             return
         copy = self.copy_of(channel, node)
+        boat = self.boats.get(channel.name)
         for block in blocks:
             self.checks += 1
+            if boat is not None:
+                boat.ordered(block)
             entry = entry_of(block)
             if entry.base != copy.end:
                 raise Broken(f"2: {node} appends at {entry.base} to {channel.name}, which ends at {copy.end}")
@@ -329,14 +339,19 @@ class ClusterModel(MetadataModel):
             raise Broken(f"1: {problem} of epoch {entry.epoch}")
 
     def _settle(self, channel: ChannelModel, copy: Copy) -> None:
-        """The account after an election that may have lost records: what the new leader holds of it."""
+        """The account after an election that may have lost records: what the new leader holds of it.
+
+        A block that has rotted in its log, unread and so unnoticed, is not given up by that: it was committed, the log
+        goes on behind it, and once it is read the shell mends it from whoever holds it.
+        """
         channel.settled_epoch = channel.unclean_epoch
         channel.losses += 1
         keep = bisect_right(channel.entries, copy.start, key=end_of)
         while keep < len(channel.entries):
             entry = channel.entries[keep]
             place = copy.place(entry.base)
-            if place >= len(copy.entries) or copy.entries[place].head != entry.head:
+            differs = place >= len(copy.entries) or copy.entries[place].head != entry.head
+            if differs and not copy.has_rotted_at(entry):
                 break
             keep += 1
         if keep < len(channel.entries):
@@ -350,6 +365,8 @@ class ClusterModel(MetadataModel):
             self._note_seqs(channel, entry, check=False)
         for other in channel.copies.values():
             other.committed_end = min(other.committed_end, channel.end)
+        if channel.name in self.boats:
+            self.boats[channel.name].cut(channel.entries)
 
     def _leads(self, node: str, channel: ChannelModel, replica: ChannelReplica, leading: Leading) -> None:
         copy = self.copy_of(channel, node)
@@ -404,6 +421,8 @@ class ClusterModel(MetadataModel):
             channel.entries.append(entry)
             channel.end = entry.end
             self.counters["committed_blocks"] += 1
+            if channel.name in self.boats:
+                self.boats[channel.name].committed(entry)
 
     def _note_seqs(self, channel: ChannelModel, entry: Entry, *, check: bool) -> None:
         """6."""

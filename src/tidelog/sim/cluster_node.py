@@ -37,6 +37,7 @@ from tidelog.sim.metadata_node import SimNode
 from tidelog.sim.power import PowerCut
 from tidelog.storage.channel_logs import ChannelLogs, LogState
 from tidelog.storage.store import Store, open_store
+from tidelog.storage.wal import WAL_SUFFIX, scan_wal
 from tidelog.storage.watermarks import Watermarks
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class ClusterNode(SimNode):
             if copy is not None:
                 copy.committed_end = 0
         self.world.producers.node_is_off(self)
+        if self.world.boats is not None:
+            self.world.boats.node_is_off(self)
 
     def _stop_cleanly(self, core: NodeCore) -> None:
         """All that was ordered is carried out, every log is closed, then the mark is left."""
@@ -135,12 +138,14 @@ class ClusterNode(SimNode):
         resumed = super()._resume(process)
         if resumed and self.orders and not self._orders_due:
             self._schedule_orders()
+        if resumed and self.world.boats is not None:
+            self.world.boats.resumed(self)
         return resumed
 
     # --- what the channels want ------------------------------------------------------------------------------
 
     def _channels_said(self, core: NodeCore, output: ReplicasOutput) -> None:
-        model = self.world.model
+        model, boats = self.world.model, self.world.boats
         for order in output.orders:
             if type(order) is AppendBlocks:
                 model.ordered(self.name, order.channel_id, order.blocks)
@@ -150,8 +155,13 @@ class ClusterNode(SimNode):
                 self.orders.append(order)
         for replica in output.moved:
             model.moved(self.name, replica)
+            if boats is not None and replica.name in boats.accounts:
+                boats.moved(self, replica)
         for produced in output.produced:
-            self.world.producers.produced(self, produced)
+            if callable(produced.token):  # of a part of the node itself: a boat's
+                produced.token(produced.first_offset, produced.error)
+            else:
+                self.world.producers.produced(self, produced)
         for message in output.to_metadata:
             self.world.counters["resigned"] += isinstance(message, Resign)
             self.world.counters["withdrawn"] += isinstance(message, Withdraw)
@@ -308,6 +318,8 @@ class ClusterNode(SimNode):
         core.channels.replicas.capacity_bytes = 1 << 40
         core.channels.replicas.forget_strays(self.logs.known())
         core.channels.replicas.apply_retention(self.clock_ms())
+        if self.world.boats is not None:
+            self.world.boats.tick(self)
         if self.rotten and not self.orders:
             self._mend(core)
         if self.rng.random() < 0.3:
@@ -345,13 +357,13 @@ class ClusterNode(SimNode):
                     core.channels.replicas.storage_done(ready, self.clock_ms())
 
     def _fetch(self, sources: tuple[str, ...], channel_id: int, gap: range) -> list[Block]:
-        """Committed blocks inside the gap, of any replica that serves them and can be reached."""
+        """Committed blocks inside the gap, of any replica that knows them to be and can be reached."""
         for name in sources:
             node = self.world.nodes[name]
             if node.core is None or node is self or (name, self.name) in self.world.cuts:
                 continue
             other = node.core.channels.replicas.replica(channel_id)
-            if other is None or not other.serves or other.storage is not Storage.READY:
+            if other is None or other.storage is not Storage.READY:
                 continue
             with suppress(LogError):
                 blocks = node.logs.read(channel_id, gap.start, end=min(gap.stop, other.committed_end))
@@ -375,3 +387,11 @@ class ClusterNode(SimNode):
                 else:
                     found += [path] if size else []
         return sorted(found)
+
+    def torn_bytes(self, path: str) -> int:
+        """Of a write-ahead file: how much of its end would be cut, as a write that the power had torn."""
+        folder, _, name = path.rpartition("/")
+        if not name.endswith(WAL_SUFFIX):
+            return 0
+        number = int(name.removesuffix(WAL_SUFFIX))
+        return scan_wal(self.disk, folder, number, self.world.log_options.limits).bytes_cut

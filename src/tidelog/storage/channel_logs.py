@@ -259,6 +259,15 @@ class ChannelLogs:
 
     # --- changes ---------------------------------------------------------------------------------
 
+    @property
+    def syncs(self) -> int:
+        """How often the disk has been waited for."""
+        return self._store.syncs
+
+    def is_ready_for(self, byte_count: int) -> bool:
+        """Whether an append of so many bytes is one write and one sync: no checkpoint, no file to be made."""
+        return self._store.is_ready_for(byte_count)
+
     def append(self, appends: Sequence[tuple[int, Sequence[Block]]], now_us: int) -> list[AppendOutcome]:
         """Append stamped blocks to many channels in one commit; one outcome for each, in order. Never raises
         `LogError`."""

@@ -15,7 +15,7 @@ from tidelog.blocks.block import Block, counted_records
 from tidelog.blocks.header import HEAD_BYTES, WINDOW_BYTES, BlockKind, parse_head
 from tidelog.errors import BadBlock, BlockCorrupt, DamagedRange, DiskError, LogClosed, OffsetOutOfRange
 from tidelog.storage import repair
-from tidelog.storage.segment import FileWindow
+from tidelog.storage.span import window_of
 
 if TYPE_CHECKING:
     from tidelog.storage.log import Log, Segment
@@ -117,7 +117,7 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
     try:
         with log.files.use(place.segment.path) as file:
             chunk_bytes = max(bytes_max, log.options.index_interval_bytes)
-            window = FileWindow(file, place.limit, chunk_bytes=chunk_bytes)
+            window = window_of(file, position, place.limit, bytes_max=chunk_bytes)
             while position < place.limit and budget > 0:
                 data = window.block_bytes(position, limits)
                 # Blocks before the wanted one are stepped over by their head alone.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -267,6 +268,17 @@ def _note_damages(scan: Scan, position: int, chain: list[_Run], problem: str) ->
         )
 
 
+def block_view(view: Callable[[int, int], memoryview], position: int, limits: BlockLimits) -> memoryview:
+    """The bytes of the block that claims to start at `position`, by way of `view(position, length)`."""
+    head = view(position, HEAD_BYTES)
+    if len(head) < HEAD_BYTES:
+        raise BlockTruncated(problem=f"{len(head)} bytes are left where a block should start")
+    stored, windows = struct.unpack_from("<I", head, 56)[0], struct.unpack_from("<I", head, 104)[0]
+    if stored > limits.stored_bytes_max or windows > limits.windows_max:
+        return head[:HEAD_BYTES]
+    return view(position, HEAD_BYTES + WINDOW_BYTES * windows + ((stored + 7) & ~7))
+
+
 class FileWindow:
     """A view of the file that moves forward in large reads."""
 
@@ -290,13 +302,7 @@ class FileWindow:
 
     def block_bytes(self, position: int, limits: BlockLimits) -> memoryview:
         """Enough bytes for the block that claims to start at `position`, never more than it may have."""
-        head = self.view(position, HEAD_BYTES)
-        if len(head) < HEAD_BYTES:
-            raise BlockTruncated(problem=f"{len(head)} bytes are left where a block should start")
-        stored, windows = struct.unpack_from("<I", head, 56)[0], struct.unpack_from("<I", head, 104)[0]
-        if stored > limits.stored_bytes_max or windows > limits.windows_max:
-            return head[:HEAD_BYTES]
-        return self.view(position, HEAD_BYTES + WINDOW_BYTES * windows + ((stored + 7) & ~7))
+        return block_view(self.view, position, limits)
 
     def find_magic(self, position: int) -> int:
         """The next eight-byte boundary at or after `position` where a block may start, or -1."""

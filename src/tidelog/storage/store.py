@@ -345,6 +345,14 @@ class Store:
         self._checkpoint_if_full(now_us)
         return errors
 
+    @property
+    def syncs(self) -> int:
+        return self._syncs
+
+    def is_ready_for(self, byte_count: int) -> bool:
+        """Whether a small commit of so many bytes is one write and one sync, and brings no checkpoint about."""
+        return self._wal is not None and self._wal.size + 2 * byte_count < self.options.wal_bytes_max
+
     def _checkpoint_if_full(self, now_us: int) -> None:
         wal = self._wal
         if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.core.catalog.channel_config import ChannelConfig
@@ -26,6 +27,7 @@ from tidelog.core.client_messages import ANY_OFFSET, AckPolicy, Buffer, Fetch, F
 from tidelog.errors import BadMessage, CatalogCorrupt, CatalogVersion, InvalidConfig, LogError
 from tidelog.units import MIB
 from tidelog.wire.error_codec import error_json, error_of_json
+from tidelog.wire.link_views import side_by_side
 
 # One-way messages.
 PRODUCE: Final = 0x0301
@@ -61,7 +63,7 @@ _PRODUCE: Final = struct.Struct("<BBHIQQQq")
 _PRODUCED: Final = struct.Struct("<BBHIQQ")
 """Version, whether it is an error, zero, bytes of the error, token, first offset."""
 _FETCH: Final = struct.Struct("<BBHIIIQQQ")
-"""Version, zero, zero, most bytes, wait in ms, zero, channel id, offset, leader epoch."""
+"""Version, whether it continues, zero, most bytes, wait in ms, chain, channel id, offset, leader epoch."""
 _FETCHED: Final = struct.Struct("<BBHIQQQ")
 """Version, whether it is an error, zero, zero, leader epoch, committed end, log start; then blocks or the error."""
 
@@ -175,17 +177,28 @@ def _wrong_count(count: int) -> BadMessage:
 # --- fetching ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainedFetch(Fetch):
+    """One of many fetches that follow each other, so that the next is read while this one is sent."""
+
+    chain: int
+    """Chosen by the client; not 0. Of its link alone."""
+    continues: bool = False
+    """Begin where the answer before it in the chain ended, not at `offset`, and do not wait for records. An answer
+    without blocks says that there is no such place: ask with an offset."""
+
+
 def encode_fetch(fetch: Fetch) -> bytes:
-    return _FETCH.pack(
-        VERSION, 0, 0, fetch.bytes_max, fetch.wait_ms, 0, fetch.channel_id, fetch.offset, fetch.leader_epoch
-    )
+    chain, continues = (fetch.chain, fetch.continues) if isinstance(fetch, ChainedFetch) else (0, False)
+    asked = (fetch.bytes_max, fetch.wait_ms, chain, fetch.channel_id, fetch.offset, fetch.leader_epoch)
+    return _FETCH.pack(VERSION, continues, 0, *asked)
 
 
 def decode_fetch(body: memoryview) -> Fetch:
     if len(body) != _FETCH.size:
         raise BadMessage(problem=f"a fetch has {_FETCH.size} bytes, not {len(body)}")
-    version, zero, none, bytes_max, wait_ms, nothing, channel_id, offset, leader_epoch = _FETCH.unpack(body)
-    if version != VERSION or zero or none or nothing:
+    version, continues, zero, bytes_max, wait_ms, chain, channel_id, offset, leader_epoch = _FETCH.unpack(body)
+    if version != VERSION or zero or continues > bool(chain):
         raise BadMessage(problem=f"a fetch of version {version} is not known here")
     if not 0 < channel_id < NUMBER_MAX or offset >= NUMBER_MAX or leader_epoch >= NUMBER_MAX:
         raise BadMessage(problem=f"a fetch names channel {channel_id}, offset {offset}, epoch {leader_epoch}")
@@ -193,7 +206,19 @@ def decode_fetch(body: memoryview) -> Fetch:
         raise BadMessage(
             problem=f"a fetch asks for {bytes_max} bytes and waits {wait_ms} ms; at most {WAIT_MS_MAX} ms are allowed"
         )
-    return Fetch(channel_id=channel_id, offset=offset, bytes_max=bytes_max, wait_ms=wait_ms, leader_epoch=leader_epoch)
+    if not chain:
+        return Fetch(
+            channel_id=channel_id, offset=offset, bytes_max=bytes_max, wait_ms=wait_ms, leader_epoch=leader_epoch
+        )
+    return ChainedFetch(
+        channel_id=channel_id,
+        offset=offset,
+        bytes_max=bytes_max,
+        wait_ms=wait_ms,
+        leader_epoch=leader_epoch,
+        chain=chain,
+        continues=bool(continues),
+    )
 
 
 def encode_fetched(answer: Fetched | LogError) -> list[Buffer]:
@@ -201,7 +226,7 @@ def encode_fetched(answer: Fetched | LogError) -> list[Buffer]:
     if isinstance(answer, LogError):
         return [_FETCHED.pack(VERSION, 1, 0, 0, 0, 0, 0), encode_error(answer)]
     head = _FETCHED.pack(VERSION, 0, 0, 0, answer.leader_epoch, answer.committed_end, answer.log_start)
-    return [head, *answer.data]
+    return [head, *side_by_side(answer.data)]
 
 
 def decode_fetched(body: memoryview) -> Fetched:

@@ -303,8 +303,8 @@ class BulkReceiver:
                 self._reserve(incoming)
                 self._rationed.append(self._unreserved[0])
             self._unreserved.popleft()
-        # Whole chunks, or each credit would end with a small one.
-        step = self.window_bytes // _GRANTS_PER_WINDOW // CHUNK_BYTES_MAX * CHUNK_BYTES_MAX
+        # Whole chunks, or each credit would end with a small one; and at least one, or this would never end.
+        step = max(1, self.window_bytes // _GRANTS_PER_WINDOW // CHUNK_BYTES_MAX) * CHUNK_BYTES_MAX
         while self._rationed and self.window_bytes - self._expected_bytes >= step:
             transfer = self._rationed.popleft()
             incoming = self._open.get(transfer)

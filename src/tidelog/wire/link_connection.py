@@ -131,6 +131,7 @@ class Link:
         self._set_reading(True)
         early, self._early = self._early, []
         self._dispatch(early)
+        self._handler.on_turn()
         self._after_turn()
         if self._connection.has_pending:
             self._read_soon()
@@ -158,9 +159,15 @@ class Link:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
+    def put(self, kind: int, body: Buffers) -> None:
+        """As `post`, by a caller that calls `flush` in the same turn: it saves the loop a turn for what has left."""
+        if self.close_reason is not None:
+            raise LinkClosed(peer=self.peer, reason=self.close_reason)
+        self._mux.post(self.peer, kind, body)
+
     def flush(self) -> None:
         """What was posted leaves now; without this call it leaves after this turn of the loop."""
-        if self._flush_is_due and not self._is_blocked:
+        if not self._is_blocked and self._mux.has_output:
             self._flush()
 
     async def request(self, kind: int, body: Buffers, *, timeout_ms: int) -> memoryview:
@@ -183,7 +190,15 @@ class Link:
 
     async def wait_room(self) -> None:
         """Wait until half of the queue of small messages is free. Raises `LinkClosed`."""
-        while self._mux.small_bytes > self._options.queue_bytes_max // 2:
+        limit = self._options.queue_bytes_max // 2
+        await self._wait_until(lambda: self._mux.small_bytes <= limit)
+
+    async def wait_bulk_room(self, bytes_max: int) -> None:
+        """Wait until no more than this waits to be sent of large bodies. Raises `LinkClosed`."""
+        await self._wait_until(lambda: self._mux.bulk_bytes <= bytes_max)
+
+    async def _wait_until(self, has_room: Callable[[], bool]) -> None:
+        while not has_room():
             if self.close_reason is not None:
                 raise LinkClosed(peer=self.peer, reason=self.close_reason)
             self._room = self._room or asyncio.Event()
@@ -261,39 +276,47 @@ class Link:
     def _read(self) -> None:
         """Take what has arrived, for one turn at most."""
         self._read_is_due = False
-        mux, connection = self._mux, self._connection
         if self.close_reason is not None or not self._is_reading:
             return
-        deadline_us = _now_us() + self._options.turn_ms_max * 1000
         try:
-            while True:
-                room = mux.room()
-                count = connection.fill(room) if mux.is_direct else connection.receive_into(room)
-                if count is None:
-                    break
-                if count == 0:
-                    self.abort(_DRAINED if mux.is_drained else "the peer closed it")
-                    return
-                self._bytes_received += count
-                now_us = _now_us()
-                events = mux.received(count, now_us)
-                if events:
-                    self._dispatch(events)
-                    if self.is_closed:
-                        return
-                if now_us >= deadline_us or not mux.wants_input:
-                    # The selector wakes us for what is in the kernel, and knows nothing of what TLS has in hand.
-                    if connection.has_pending:
-                        self._read_soon()
-                    break
+            self._take_arrived()
         except LogError as error:
             self._end_with(error)
-            return
         except OSError as error:
             self.abort(f"the connection broke: {words(error)}")
-            return
-        self._handler.on_turn()
+        self._handler.on_turn()  # also if the link has ended: what it brought before counts
         self._after_turn()
+
+    def _take_arrived(self) -> None:
+        mux, connection = self._mux, self._connection
+        deadline_us = 0
+        while True:
+            room, is_direct = mux.room(), mux.is_direct
+            count = connection.fill(room) if is_direct else connection.receive_into(room)
+            if count is None:
+                return
+            if count == 0:
+                self.abort(_DRAINED if mux.is_drained else "the peer closed it")
+                return
+            self._bytes_received += count
+            now_us = _now_us()
+            deadline_us = deadline_us or now_us + self._options.turn_ms_max * 1000
+            events = mux.received(count, now_us)
+            if events:
+                self._dispatch(events)
+                if self.close_reason is not None:
+                    return
+            if mux.has_control and not self._is_blocked and not self._writing:
+                # Before the turn is over: the peer may be waiting for credit.
+                self._writing = mux.next_control(now_us)
+                self._write_some()
+            if now_us >= deadline_us or not mux.wants_input:
+                # The selector wakes us for what is in the kernel, and knows nothing of what TLS has in hand.
+                if connection.has_pending:
+                    self._read_soon()
+                return
+            if not is_direct and not connection.has_more:
+                return
 
     def _after_turn(self) -> None:
         """Answers and grants that the turn brought about go out; a peer that does not read is not read from."""
@@ -403,25 +426,26 @@ class Link:
         self._flush_is_due = False
         if self.close_reason is not None or self._is_blocked:
             return
-        now_us = _now_us()
+        mux, now_us = self._mux, _now_us()
         deadline_us = now_us + self._options.turn_ms_max * 1000
         try:
+            self._writing = self._writing or mux.next_write(now_us)
             while self._write_some():
                 now_us = _now_us()
-                self._mux.wrote(now_us)
-                if not self._mux.has_output:
+                mux.wrote(now_us)
+                if not mux.has_output:
                     break
                 if now_us >= deadline_us:
                     self._flush_soon()
                     break
-                self._writing = self._mux.next_write(now_us)
+                self._writing = mux.next_write(now_us)
         except OSError as error:
             self._read()  # the peer's last words may say why
             self.abort(f"the connection broke: {words(error)}")
             return
         self._wake_waiters()
-        self._set_reading(self._mux.wants_input)
-        if self._mux.is_drained and not self._writing:
+        self._set_reading(mux.wants_input)
+        if mux.is_drained and not self._writing:
             self.abort(_DRAINED)
 
     def _write_some(self) -> bool:

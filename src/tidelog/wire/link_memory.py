@@ -18,8 +18,10 @@ import numpy
 from tidelog.units import KIB, MIB
 
 _BLOCK_BYTES_MIN: Final = 32 * KIB
-_BLOCK_BYTES_MAX: Final = 4 * MIB
-"""Larger bodies are rare, and would keep too much."""
+_BLOCK_BYTES_MAX: Final = 10 * MIB
+"""Larger bodies are rare, and would keep too much. The largest answer to a fetch fits."""
+_DOUBLED_BYTES_MAX: Final = MIB
+"""Up to here blocks double in size; beyond, that would waste too much, and they grow in steps of an eighth."""
 
 
 class BodyMemory:
@@ -40,7 +42,7 @@ class BodyMemory:
         if size > _BLOCK_BYTES_MAX:
             # Not zeroed, and pages that were never touched cost nothing: memory is used as bytes arrive.
             return numpy.empty(size, dtype=numpy.uint8).data
-        block_bytes = max(_BLOCK_BYTES_MIN, 1 << (size - 1).bit_length())
+        block_bytes = _block_bytes(size)
         block = self._reuse(block_bytes)
         if block is None:
             block = numpy.empty(block_bytes, dtype=numpy.uint8)
@@ -63,3 +65,11 @@ class BodyMemory:
             if self._free_bytes + len(block) <= self._bytes_max:
                 self._free_bytes += len(block)
                 self._free.setdefault(len(block), []).append(block)
+
+
+def _block_bytes(size: int) -> int:
+    doubled = max(_BLOCK_BYTES_MIN, 1 << (size - 1).bit_length())
+    if doubled <= _DOUBLED_BYTES_MAX:
+        return doubled
+    step = doubled // 8
+    return -(-size // step) * step

@@ -139,7 +139,9 @@ class LinkMux:
 
     @property
     def has_output(self) -> bool:
-        return bool(self._control) or bool(self._small) or self._outgoing.has_work or self._owes_done
+        if self._small or self._control or self._outgoing.has_work:
+            return True
+        return self._is_draining and self._owes_done
 
     @property
     def is_direct(self) -> bool:
@@ -176,6 +178,11 @@ class LinkMux:
     def small_bytes(self) -> int:
         """Of what waits, all but large bodies."""
         return self._waiting_bytes
+
+    @property
+    def bulk_bytes(self) -> int:
+        """Of large bodies, what waits to be sent."""
+        return self._outgoing.queued_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -256,6 +263,8 @@ class LinkMux:
     def _put(self, frame_type: int, kind: int, number: int, body: Buffers, bulk_bytes_max: int | None = None) -> bool:
         """Queue a body; False if it is a large one for which there is no room."""
         assert 0 <= kind <= KIND_MAX
+        if type(body) is list and sum(map(len, body)) <= SMALL_BYTES_MAX:
+            body = b"".join(body)
         if type(body) is bytes and len(body) <= SMALL_BYTES_MAX:
             data = HEAD.pack(len(body), frame_type, 0, kind, number) + body
             self._small.append(data)
@@ -297,7 +306,7 @@ class LinkMux:
 
     def next_write(self, now_us: int) -> list[memoryview]:
         """What to write next, in order; nothing if there is nothing to say."""
-        if self._owes_done:
+        if self._is_draining and self._owes_done:
             self._done_sent = True
             self._put_small(frame(FrameType.DONE))
         prefix = self._control
@@ -318,6 +327,18 @@ class LinkMux:
         if self._write_has_chunk:
             return self._outgoing.next_chunk(self._chunk_bytes, prefix)
         return [memoryview(b"".join(prefix))] if prefix else []
+
+    @property
+    def has_control(self) -> bool:
+        return bool(self._control)
+
+    def next_control(self, now_us: int) -> list[memoryview]:
+        """Control frames alone: credit that a sender waits for, while there is still something to receive."""
+        control, self._control = self._control, []
+        self._waiting_bytes -= sum(map(len, control))
+        self._write_began_us = now_us
+        self._write_has_chunk = False
+        return [memoryview(b"".join(control))]
 
     def progressed(self, now_us: int) -> None:
         """The connection took some bytes."""

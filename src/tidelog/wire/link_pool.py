@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -148,11 +148,19 @@ class LinkPool:
             return False
         return True
 
-    def flush(self, node: str) -> None:
-        """What was posted to a node leaves now, not after this turn of the loop."""
+    def send(self, node: str, messages: Iterable[tuple[int, Buffers]]) -> bool:
+        """Send all of them one way, now and not after this turn of the loop; False if not all could be."""
         link = self.link_to(node)
-        if link is not None:
+        if link is None:
+            return False
+        try:
+            for kind, body in messages:
+                link.put(kind, body)
+        except (LinkBusy, LinkClosed):
+            return False
+        finally:
             link.flush()
+        return True
 
     async def request(self, node: str, kind: int, body: Buffers, *, timeout_ms: int) -> memoryview:
         """Ask a node; `PeerUnreachable` at once, and definitely without effect, if there is no link to it."""
