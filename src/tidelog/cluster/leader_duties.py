@@ -61,7 +61,8 @@ class LeaderDuties:
         if not self.is_leading or member.raft.term != self._term:
             # Also when leadership came back between two calls: others may have renewed sessions meanwhile (L2).
             self.is_leading, self._term = True, member.raft.term
-            self._begin(member, cluster, now_ms)
+            self._begin(member, now_ms)
+        self._found(member, cluster)
         for lost in self.sessions.wake(now_ms):
             try:
                 self._propose(member, FenceNode(node=lost.node, expected_incarnation=lost.incarnation))
@@ -73,7 +74,7 @@ class LeaderDuties:
         """Whether the leadership that was last begun is the present one: before that the catalog may lack a fence."""
         return self.is_leading and member.raft.term == self._term and member.is_leader
 
-    def _begin(self, member: MetadataMember, cluster: bytes, now_ms: int) -> None:
+    def _begin(self, member: MetadataMember, now_ms: int) -> None:
         catalog = member.catalog
         # What an earlier leadership proposed and lost is told only when the log reaches that place again; until then
         # it would pass for a registration on its way, and its node would be kept waiting.
@@ -83,10 +84,19 @@ class LeaderDuties:
         self.sessions.leader_since(
             now_ms, _incarnations(catalog, NodeState.ACTIVE), _incarnations(catalog, NodeState.FENCED)
         )
-        if not catalog.cluster_id:
-            admitted = tuple(AdmitNode(node=peer) for peer in self._peers)
-            self._propose(member, Batch(changes=(FoundCluster(cluster_id=cluster.hex()), *admitted)))
         self._say("leading", term=member.raft.term)
+
+    def _found(self, member: MetadataMember, cluster: bytes) -> None:
+        """The first leader founds the cluster, with its peers. Tried again when it was refused: an operator may have
+        let one of them in before, which is no reason to leave the others outside for ever."""
+        catalog = member.catalog
+        if catalog.cluster_id or any(isinstance(own, Batch) for own in self._own.values()):
+            return
+        admitted = tuple(AdmitNode(node=peer) for peer in self._peers if catalog.node(peer) is None)
+        try:
+            self._propose(member, Batch(changes=(FoundCluster(cluster_id=cluster.hex()), *admitted)))
+        except LogError:
+            return  # the next call tries again
 
     def _step(self, member: MetadataMember, now_ms: int) -> None:
         step = next_step(member.raft, member.catalog, voters_max=self._voters_max)

@@ -387,6 +387,9 @@ class MetadataWorld:
 
     def check_end(self) -> None:
         self._check_hearing()
+        # Time went by: a leader may just have been handed back to where it is pinned, say.
+        if not self.scheduler.run_until(self.scheduler.now_ms + REST_MS, self.at_rest):
+            raise Broken(f"14: the rest did not last: {self.unrest()}")
         for node in self.nodes.values():
             core = node.core
             record = self.model.reference.node(node.name)
