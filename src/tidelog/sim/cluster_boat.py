@@ -41,16 +41,17 @@ class BoatAccount(UplinkModel):
 
     def __init__(self, counters: Counter[str]) -> None:
         super().__init__(counters)
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._blocks: dict[bytes, Block] = {}
+        """By their heads: what a full disk refused leaves its place to another block of the same epoch."""
         self.is_lossy = False
         """An election may take back what had been committed: what the boat was told before need not hold."""
 
     def ordered(self, block: Block) -> None:
         """A block is on its way into some replica's log."""
-        self._blocks.setdefault((block.leader.leader_epoch, block.offsets.start), block)
+        self._blocks.setdefault(bytes(block.head), block)
 
     def committed(self, entry: Entry) -> None:
-        block = self._blocks[entry.epoch, entry.base]
+        block = self._blocks[entry.head]
         if self.is_lossy:
             self.verified_end = entry.base
         self.take_committed([block], entry.end)
