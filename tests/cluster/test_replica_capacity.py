@@ -292,6 +292,19 @@ def test_backpressure_a_replica_out_of_sync_waits_and_one_in_sync_never_does() -
     assert kit.now_ms - begin_ms > 1_000, "60 kB at 20 kB/s, less what the bucket held"
 
 
+def test_a_replica_that_all_writers_wait_for_is_not_held_back_by_a_budget() -> None:
+    kit = Kit("a", "b", "c", peak_bytes_per_s=40_000, options=ReplicationOptions(chunk_bytes_max=5_000))
+    kit.create(replication_budget_ppm=500_000)
+    kit.stop("c")
+    kit.write(*(b"%02d" % number * 500 for number in range(60)))
+    kit.alter(min_isr=3)
+    begin_ms = kit.now_ms
+    kit["c"].start()
+    kit.run_until(kit.is_whole, ms=20_000)
+    assert not kit.delivered(SyncNack, to="c"), "below min_isr there is no live traffic to spare"
+    assert kit.now_ms - begin_ms < 1_000
+
+
 def test_catch_up_of_one_replica_is_in_chunks_while_another_is_served_from_memory() -> None:
     kit = Kit("a", "b", "c", options=ReplicationOptions(chunk_bytes_max=4_000, tail_bytes_max=8_000))
     kit.create()

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from tests.cluster.replica_kit import Kit
 from tidelog.blocks.header import BlockKind
+from tidelog.cluster.node_mender import fitting
 from tidelog.cluster.replica_orders import LogReady
 from tidelog.core.replication.messages import Resign, SyncRequest
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
+from tidelog.storage.epochs import EpochHistory
 
 
 def numbered(count: int, first: int = 0) -> list[bytes]:
@@ -130,3 +132,21 @@ def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:
     kit.release("c")
     kit.run_until(kit.is_whole)
     assert kit["a"].bytes_of() == kit["c"].bytes_of()
+
+
+def test_md2_only_blocks_of_the_epoch_that_the_log_had_there_mend_it() -> None:
+    kit = Kit("a", "b", "c")
+    kit.create()
+    kit.write(*numbered(6))
+    kit.run_until(kit.is_whole)
+    replica, blocks = kit["c"].replica(), kit["a"].blocks()
+    inside = [block for block in blocks if block.offsets.start >= 2 and block.end <= 5]
+    data = kit["a"].bytes_of()
+    gap = range(inside[0].offsets.start, inside[-1].end)
+    assert [bytes(block.head) for block in fitting(data, replica, gap)] == [bytes(block.head) for block in inside]
+    kit.elect("b")
+    kit.write(*numbered(3))
+    later = kit["b"].blocks()[-1]
+    replica.epochs = EpochHistory()
+    replica.epochs.note(1, 0)
+    assert fitting(kit["b"].bytes_of(), replica, later.offsets) == [], "a block of an epoch that was not there"

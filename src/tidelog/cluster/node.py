@@ -96,9 +96,7 @@ class NodeProcessOptions:
     insecure_dev: bool = False
     core: NodeOptions = field(default_factory=NodeOptions)
     http: HttpOptions | None = None
-    store: StoreOptions = field(
-        default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX)
-    )
+    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
     """Small channels stay in the write-ahead file: thousands of them cost no file each."""
     uplink: UplinkOptions | None = None
     """How boats are served; None serves none."""

@@ -227,16 +227,18 @@ class NodeDoors:
     async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
         """Committed blocks, of a leader or of a replica in contact with one (DO1).
 
-        A node that mends its log is answered even where nothing is served: what this replica knows to be committed
-        stays so. With every replica needed for `min_isr` a new leader may have to wait for just that mending.
+        A node that mends its log is answered even where nothing is served, and by a leader with all that it holds: with
+        every replica needed for `min_isr` a new leader may have to wait for just that mending. Whoever mends takes only
+        blocks of the epoch that it had there itself.
         """
         deadline_ms = steady_clock_ms() + fetch.wait_ms
         while True:
             replica = self.replica(fetch.channel_id)
             record = replica.record
             knows = (replica.serves or for_node) and fetch.leader_epoch <= record.leader_epoch
-            if knows and fetch.offset < replica.committed_end:
-                return await self._read(replica, fetch)
+            end = replica.held_end if for_node and replica.leading is not None else replica.committed_end
+            if knows and fetch.offset < end:
+                return await self._read(replica, fetch, end)
             if not await self.wait_moved(fetch.channel_id, deadline_ms):
                 break
         replica = self.replica(fetch.channel_id)
@@ -252,10 +254,9 @@ class NodeDoors:
             channel=replica.name, leader_epoch=replica.record.leader_epoch, committed_end=replica.committed_end
         )
 
-    async def _read(self, replica: ChannelReplica, fetch: Fetch) -> Fetched:
+    async def _read(self, replica: ChannelReplica, fetch: Fetch, end: int) -> Fetched:
         if fetch.offset < replica.log_start:
             raise OffsetOutOfRange(offset=fetch.offset, log_start=replica.log_start, log_end=replica.committed_end)
-        end = replica.committed_end
         blocks = replica.tail.take(fetch.offset, bytes_max=fetch.bytes_max, end=end)
         if blocks is None:
             blocks = await self.read_log(replica, fetch.offset, bytes_max=fetch.bytes_max, end=end)

@@ -5,6 +5,8 @@ gets shorter. Blocks come through the door that clients fetch through, verified,
 writer's thread.
 
 MD1  Only whole blocks that lie inside one damaged range are put in; what does not fit is asked for again later.
+MD2  Only blocks of the epoch that the log had there: the same epoch and offset mean the same bytes (invariant 2), and a
+     leader that is gone may still answer with others.
 """
 
 from __future__ import annotations
@@ -77,18 +79,7 @@ class NodeMender:
     async def _fetch(self, replica: ChannelReplica, source: str, gap: range) -> Sequence[Block]:
         fetch = Fetch(channel_id=replica.channel_id, offset=gap.start, bytes_max=_FETCH_BYTES, wait_ms=0)
         answer = await self._node.pool.request(source, FETCH, encode_fetch(fetch), timeout_ms=FETCH_MS)
-        data = b"".join(decode_fetched(answer).data)
-        blocks: list[Block] = []
-        try:
-            for block in iterate_blocks(data):
-                if block.offsets.start < gap.start or block.end > gap.stop:
-                    if blocks:
-                        break
-                    continue
-                blocks.append(block)
-        except BadBlock:
-            return []
-        return blocks
+        return fitting(b"".join(decode_fetched(answer).data), replica, gap)
 
     async def _replace(self, replica: ChannelReplica, blocks: Sequence[Block]) -> None:
         """In the writer's thread, in line with everything else."""
@@ -122,3 +113,20 @@ class NodeMender:
         node.core.channels.replicas.storage_done(outcome, node.now_ms())
         node.pump_soon()
         node.say("mended", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
+
+
+def fitting(data: bytes, replica: ChannelReplica, gap: range) -> list[Block]:
+    """The first run of blocks that may be put into the gap (MD1, MD2)."""
+    blocks: list[Block] = []
+    try:
+        for block in iterate_blocks(data):
+            if block.offsets.start < gap.start or block.end > gap.stop:
+                if blocks:
+                    break
+                continue
+            if block.leader.leader_epoch != replica.last_epoch(block.end):
+                break
+            blocks.append(block)
+    except BadBlock:
+        return []
+    return blocks

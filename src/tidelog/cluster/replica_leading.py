@@ -416,8 +416,10 @@ class Leading:
             progress.committed_told = replica.committed_end
 
     def _is_live(self, peer: str) -> bool:
-        """Whose acknowledgement somebody waits for: never held back by a budget."""
-        return self._replica.record.member(peer) is not None or peer in self._joining
+        """Whose acknowledgement somebody waits for: never held back by a budget. Below min_isr that is anybody's."""
+        record = self._replica.record
+        is_below = len(record.isr) < record.config.effective_min_isr
+        return is_below or record.member(peer) is not None or peer in self._joining
 
     def blocks_read(self, result: BlocksRead, now_ms: int) -> None:
         progress = self._progress.get(result.peer)

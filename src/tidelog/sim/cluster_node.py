@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.blocks.block import Block
 from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.node_mender import fitting
+from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.replica_orders import (
     AppendBlocks,
     Appended,
@@ -345,7 +347,7 @@ class ClusterNode(SimNode):
                 continue
             log = self.logs.log(channel_id)
             for gap in log.damaged()[:2]:
-                blocks = self._fetch(replica.record.isr_nodes, channel_id, gap)
+                blocks = self._fetch(replica, gap)
                 if not blocks:
                     continue
                 with suppress(LogError):
@@ -356,19 +358,21 @@ class ClusterNode(SimNode):
                     ready = LogReady(channel_id=channel_id, life=replica.life, state=state, swept=True)
                     core.channels.replicas.storage_done(ready, self.clock_ms())
 
-    def _fetch(self, sources: tuple[str, ...], channel_id: int, gap: range) -> list[Block]:
-        """Committed blocks inside the gap, of any replica that knows them to be and can be reached."""
-        for name in sources:
+    def _fetch(self, replica: ChannelReplica, gap: range) -> list[Block]:
+        """Blocks inside the gap, of any replica that can be reached: of a leader all that it holds, of others what they
+        know to be committed (MD1, MD2)."""
+        for name in replica.record.isr_nodes:
             node = self.world.nodes[name]
             if node.core is None or node is self or (name, self.name) in self.world.cuts:
                 continue
-            other = node.core.channels.replicas.replica(channel_id)
+            other = node.core.channels.replicas.replica(replica.channel_id)
             if other is None or other.storage is not Storage.READY:
                 continue
+            end = other.held_end if other.leading is not None else other.committed_end
             with suppress(LogError):
-                blocks = node.logs.read(channel_id, gap.start, end=min(gap.stop, other.committed_end))
-                if inside := [one for one in blocks if one.offsets.start >= gap.start and one.offsets.stop <= gap.stop]:
-                    return inside
+                blocks = node.logs.read(replica.channel_id, gap.start, end=min(gap.stop, end))
+                if found := fitting(b"".join(part for block in blocks for part in block.buffers), replica, gap):
+                    return found
         return []
 
     # --- for checks ------------------------------------------------------------------------------------------
