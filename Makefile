@@ -15,6 +15,7 @@ setup: $(STAMP) ## Build .venv from pinned, hashed requirements
 $(STAMP): requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	requirements/find-java || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jre.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -71,7 +72,10 @@ lock: ## Refresh requirements/*.txt from pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
 	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	    --python-version 3.11 --universal --extra dev pyproject.toml requirements/build.in -o requirements/dev.txt
+	    --python-version 3.11 --universal --extra dev --extra spark --extra iceberg pyproject.toml requirements/build.in \
+	    -o requirements/dev.txt
+	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	    --python-version 3.11 --universal requirements/jre.in -o requirements/jre.txt
 	rm -rf $(VENV)-lock
 
 clean: ## Remove what setup made

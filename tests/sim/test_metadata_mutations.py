@@ -12,8 +12,9 @@ from tidelog.errors import CatalogCorrupt
 from tidelog.sim import metadata_schedules as schedules
 from tidelog.sim.metadata_model import Broken, MetadataViolation
 from tidelog.sim.metadata_schedule import Schedule
-from tidelog.sim.metadata_world import SHORT_MS, run_metadata_world
+from tidelog.sim.metadata_world import run_metadata_world
 
+LIFE_MS = 10_000
 SEEDS = 40
 
 BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
@@ -68,7 +69,7 @@ BY_SEEDS = {
 def first_violation(seeds: int = SEEDS) -> str:
     for seed in range(seeds):
         try:
-            run_metadata_world(seed, duration_ms=SHORT_MS)
+            run_metadata_world(seed, duration_ms=LIFE_MS)
         except MetadataViolation as violation:
             return violation.problem
     return "nothing"

@@ -12,12 +12,15 @@ FAST_SEEDS = 300
 SLOW_SEEDS = 2_000
 SLOW_EVENTS = 10_000_000
 
+RARE = frozenset({"chunk_mangled"})
+"""Too rare for short lives."""
 
-def check_lane(function: str, first: int, count: int) -> int:
-    """Run these seeds on all cores; returns how many events there were."""
+
+def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = frozenset()) -> int:
+    """Run these seeds on all cores; returns how many events there were. What is `rare` need not have happened."""
     result = run_seeds("tidelog.sim.metadata_world", function, first=first, count=count)
     assert result["violations"] == [], "replay with: tidelog sim metadata --seed N"
-    assert result["never"] == [], "the run proves less than it says"
+    assert set(result["never"]) <= rare, "the run proves less than it says"
     assert result["seeds"] == count
     assert result["simulated_hours"] > count * SHORT_MS / 3_600_000
     return int(result["events"])
@@ -25,7 +28,7 @@ def check_lane(function: str, first: int, count: int) -> int:
 
 @pytest.mark.timeout(600)
 def test_random_lives_of_a_cluster_s_memory_keep_every_promise() -> None:
-    assert check_lane("run_short_metadata_seeds", 0, FAST_SEEDS) > 1_000 * FAST_SEEDS
+    assert check_lane("run_short_metadata_seeds", 0, FAST_SEEDS, rare=RARE) > 1_000 * FAST_SEEDS
 
 
 @pytest.mark.slow

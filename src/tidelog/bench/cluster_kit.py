@@ -72,6 +72,8 @@ class KitNode:
     starts: int = 0
     command: tuple[str, ...] = ()
     """Of the last start."""
+    said_before: int = 0
+    """Characters of its log before the last start."""
 
     @property
     def is_running(self) -> bool:
@@ -179,6 +181,7 @@ class ClusterKit:
         if settings or peers or not node.starts:
             node.command = tuple(self.command(name, *settings, peers=peers))
         node.starts += 1
+        node.said_before = len(self.said(name))
         node.is_paused = node.may_end = False
         with (node.folder / "log").open("ab") as log:
             node.process = subprocess.Popen(node.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

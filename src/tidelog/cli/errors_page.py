@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 
 from tidelog import errors
-from tidelog.errors import catalog, channels, client, embedded, identity, link, raft, replication, storage
+from tidelog.errors import catalog, channels, client, embedded, identity, link, pipeline, raft, replication, storage
 
 _HEADING = """\
 # Errors
@@ -30,7 +30,7 @@ def error_classes() -> list[type[errors.LogError]]:
     """Every error a caller can meet, in the order in which its module tells of it."""
     return [
         value
-        for module in (storage, replication, identity, link, raft, catalog, channels, client, embedded)
+        for module in (storage, replication, identity, link, raft, catalog, channels, client, embedded, pipeline)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, errors.LogError) and value is not errors.LogError
     ]

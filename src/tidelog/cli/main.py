@@ -35,6 +35,9 @@ _COMMANDS = {
     "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write records to a channel."),
     "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read the records of a channel."),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
+    "pipeline": LazyCommand(
+        "tidelog.cli.pipeline_commands", "pipeline", "Channels to tables with Spark: run, look, prove, tidy up."
+    ),
     "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke certificates."),
     "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure whatever has a bar to reach."),

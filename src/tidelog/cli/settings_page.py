@@ -38,7 +38,8 @@ def render_help(name: str, settings: Sequence[Setting], files: Sequence[str]) ->
             f"Accepted for lplex, without effect or refused in words: {taken}.", 110, break_on_hyphens=False
         )
         lines.append("")
-    example = next(setting for setting in settings if setting.kind in (TARGET, LISTEN) and not setting.file_only)
+    flags = [setting for setting in settings if not setting.file_only]
+    example = next((setting for setting in flags if setting.kind in (TARGET, LISTEN)), flags[-1])
     lines += [
         "Durations: 30s, 1h30m, 7d, PT1H30M. Sizes: 4096, 64MiB, 1.5GB. One dash or two.",
         *textwrap.wrap(
@@ -54,7 +55,15 @@ def render_help(name: str, settings: Sequence[Setting], files: Sequence[str]) ->
 
 def render_page(text: str) -> str:
     """The page with its tables written anew; the prose around them stays."""
-    for name, settings in (("boat", BOAT_SETTINGS), ("cloud", CLOUD_SETTINGS), ("node", NODE_SETTINGS)):
+    # Imported here: it brings pyarrow along, which a boat that only prints its help should not pay for.
+    from tidelog.pipeline.settings import PIPELINE_SETTINGS
+
+    for name, settings in (
+        ("boat", BOAT_SETTINGS),
+        ("cloud", CLOUD_SETTINGS),
+        ("node", NODE_SETTINGS),
+        ("pipeline", PIPELINE_SETTINGS),
+    ):
         begin, end = _BEGIN.format(name=name), _END.format(name=name)
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
@@ -111,6 +120,8 @@ def _default(setting: Setting) -> str:
 
 def _shown(value: Any, setting: Setting | None = None) -> str:
     """A value as one would write it."""
+    if isinstance(value, tuple):
+        return ",".join(value)
     kind = None if setting is None else setting.kind
     if kind is DURATION:
         for unit, size_ms in (("h", 3_600_000), ("m", 60_000), ("s", 1_000)):

@@ -32,7 +32,7 @@ from tidelog.sim.network import Scheduler
 from tidelog.sim.seeds import WorldResult, run_seeds
 
 DURATION_MS: Final = 27_000
-SHORT_MS: Final = 10_000
+SHORT_MS: Final = 6_000
 """A life long enough to meet most faults, for tests that run many seeds in little time."""
 REST_MS: Final = 40_000
 """The time within which everything must come to rest after the last fault."""

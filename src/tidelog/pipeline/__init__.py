@@ -1,0 +1,1 @@
+"""The pipeline: from channels to tables, on Spark. Needs the extra `spark`."""

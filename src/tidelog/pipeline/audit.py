@@ -1,0 +1,455 @@
+"""Proof that journal, log, replicas and table hold the same frames, and which differ if any do.
+
+Every side is read by Spark tasks and told by fingerprints: a count and a checksum per stretch of 65,536 seqs
+(`fingerprint`). Where two sides agree nothing more is read. Where they do not, the stretches that differ are read
+again, hash by hash, so that what is missing, different or doubled is named by seq.
+
+What is compared:
+- the log with the table, from the log's start to the table's position: both must hold the same;
+- a boat's journal with the log: what the journal holds must be in the log. What Live saved and the journal lost, and
+  what retention took from the journal, is in the log alone, and is no difference; what the boat has not shipped yet
+  is told apart;
+- replicas with each other, over the offsets that all of them hold.
+
+AU1  Equal means every frame was read on both sides, from its bytes, in this run; nothing is taken from statistics.
+AU2  A difference is never swallowed: past the limit on detail it is still counted and told by stretch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidelog.pipeline.columns import ROWS_MAX, batches
+from tidelog.pipeline.fingerprint import FINGERPRINT_SCHEMA, HASH_SCHEMA, STRETCH_BITS, fingerprints, hashes
+from tidelog.pipeline.logs import ChannelEnds, LogsAddress, Piece
+from tidelog.pipeline.tables.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG: Final = "log"
+TABLE: Final = "frames"
+_COLUMNS: Final = (
+    "channel",
+    "lineage",
+    "seq",
+    "offset",
+    "time",
+    "priority",
+    "pgn",
+    "source",
+    "destination",
+    "data",
+)
+_SHARE_OFFSETS: Final = 1 << 20
+_SHARE_BYTES: Final = 64 << 20
+_STRETCHES_IN_DETAIL: Final = 256
+"""Of one pair of sides: that many stretches that differ are told frame by frame."""
+_MODULUS: Final = 1 << 64
+
+Key = tuple[str, str | None, int]
+"""Channel, lineage (None where offsets are the places) and stretch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogShare:
+    """A range of a log for one task."""
+
+    address: LogsAddress
+    piece: Piece
+    channel: str
+    """What the frames' channel is called in the comparison: a journal knows no name of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShare:
+    """Some files of the table for one task; of each channel only these offsets count."""
+
+    paths: tuple[str, ...]
+    offsets: Mapping[str, tuple[int, int]]
+
+
+Share = LogShare | TableShare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A run of places at which one side is not as the other."""
+
+    channel: str
+    lineage: str | None
+    what: str
+    """missing, different, twice, or differs (past the limit on detail)."""
+    side: str
+    """Where it is so."""
+    against: str
+    first: int
+    last: int
+    frames: int
+
+    def __str__(self) -> str:
+        places = f"seqs {self.first} to {self.last}" if self.lineage else f"offsets {self.first} to {self.last}"
+        of = f" of lineage {self.lineage}" if self.lineage else ""
+        return f"{self.channel}{of}: {self.frames} frames {self.what} in {self.side}, {places} (against {self.against})"
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditResult:
+    """What an audit found."""
+
+    frames: dict[str, int] = field(default_factory=dict)
+    """Read, by side."""
+    compared: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    not_shipped: dict[str, int] = field(default_factory=dict)
+    """Frames of a journal that are newer than all that the log has of their lineage, by channel."""
+    only_in_log: dict[str, int] = field(default_factory=dict)
+    """Frames that a journal no longer has, by channel."""
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "equal": self.equal,
+            "frames": dict(self.frames),
+            "compared": [list(pair) for pair in self.compared],
+            "differences": [
+                {name: getattr(one, name) for name in Difference.__dataclass_fields__} for one in self.differences
+            ],
+            "not_shipped": dict(self.not_shipped),
+            "only_in_log": dict(self.only_in_log),
+        }
+
+
+def audit(
+    spark: SparkSession,
+    *,
+    log: LogsAddress,
+    table: Table | None = None,
+    pipeline: str = "",
+    channels: Sequence[str] = ("*",),
+    journals: Mapping[str, LogsAddress] | None = None,
+    replicas: Mapping[str, LogsAddress] | None = None,
+) -> AuditResult:
+    """Compare whatever is named. `journals` are by channel; `replicas` by node, each with all its channels."""
+    auditor = _Auditor(spark)
+    logs = log.open()
+    try:
+        ends = {one.channel: one for one in logs.channels(channels)}
+    finally:
+        logs.close()
+    if table is not None:
+        positions = table.positions(pipeline, [one.channel_id for one in ends.values()])
+        held = {
+            one.channel: (one.log_start, min(positions[one.channel_id].next_offset, one.committed_end))
+            for one in ends.values()
+            if one.channel_id in positions
+        }
+        auditor.compare_equal(
+            (LOG, log_shares(log, [ends[name] for name in held], held)), (TABLE, table_shares(table, held))
+        )
+    for channel, address in (journals or {}).items():
+        auditor.compare_journal(channel, address, log, ends.get(channel))
+    auditor.compare_replicas(replicas or {}, channels)
+    return auditor.result
+
+
+class _Auditor:
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.result = AuditResult()
+
+    def compare_equal(self, left: tuple[str, list[Share]], right: tuple[str, list[Share]]) -> None:
+        (left_name, left_shares), (right_name, right_shares) = left, right
+        ours, theirs = self._sums(left_name, left_shares), self._sums(right_name, right_shares)
+        self.result.compared.append((left_name, right_name))
+        unlike = sorted((key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)), key=_sortable)
+        detailed = unlike[:_STRETCHES_IN_DETAIL]
+        left_frames, right_frames = self._frames_of(left_shares, detailed), self._frames_of(right_shares, detailed)
+        for key in detailed:
+            mine, other = left_frames.get(key, []), right_frames.get(key, [])
+            for name, against, here, there in (
+                (left_name, right_name, mine, other),
+                (right_name, left_name, other, mine),
+            ):
+                self._tell("missing", key, name, against, _places(there) - _places(here))
+                self._tell("twice", key, name, against, _doubled(here))
+            self._tell("different", key, right_name, left_name, _changed(mine, other))
+        for key in unlike[_STRETCHES_IN_DETAIL:]:
+            self._tell_stretch(key, left_name, right_name)
+
+    def compare_journal(self, channel: str, address: LogsAddress, log: LogsAddress, ends: ChannelEnds | None) -> None:
+        """All of the journal is in the log; the log may know more of the same lineages."""
+        name = f"journal of {channel}"
+        logs = address.open()
+        try:
+            shares = log_shares(address, logs.channels(("*",)), None, channel=channel)
+        finally:
+            logs.close()
+        log_side = log_shares(log, [ends], None) if ends is not None else []
+        ours, theirs = self._sums(name, shares), self._sums(LOG, log_side)
+        self.result.compared.append((name, LOG))
+        lineages = {key[1] for key in ours}
+        newest = self._newest(theirs, log_side)
+        self.result.not_shipped[channel] = sum(
+            count for key, (count, _) in ours.items() if key[2] << STRETCH_BITS > newest.get(key[:2], -1)
+        )
+        self.result.only_in_log[channel] = sum(
+            count for key, (count, _) in theirs.items() if key[1] in lineages and key not in ours
+        )
+        unlike = sorted(
+            (key for key in ours if ours[key] != theirs.get(key) and key[2] << STRETCH_BITS <= newest.get(key[:2], -1)),
+            key=_sortable,
+        )
+        detailed = unlike[:_STRETCHES_IN_DETAIL]
+        held, shipped = self._frames_of(shares, detailed), self._frames_of(log_side, detailed)
+        for key in detailed:
+            mine, other = held.get(key, []), shipped.get(key, [])
+            absent = _places(mine) - _places(other)
+            ahead = {place for place in absent if place > newest[key[:2]]}
+            self.result.not_shipped[channel] += len(ahead)
+            self.result.only_in_log[channel] += len(_places(other) - _places(mine))
+            self._tell("missing", key, LOG, name, absent - ahead)
+            self._tell("different", key, LOG, name, _changed(mine, other))
+            self._tell("twice", key, LOG, name, _doubled(other))
+            self._tell("twice", key, name, LOG, _doubled(mine))
+        for key in unlike[_STRETCHES_IN_DETAIL:]:
+            self._tell_stretch(key, name, LOG)
+
+    def compare_replicas(self, replicas: Mapping[str, LogsAddress], channels: Sequence[str]) -> None:
+        """Each with the first one, over what both hold of a channel."""
+        ends: dict[str, dict[str, ChannelEnds]] = {}
+        for node, address in replicas.items():
+            logs = address.open()
+            try:
+                ends[node] = {one.channel: one for one in logs.channels(channels)}
+            finally:
+                logs.close()
+        for channel in sorted({name for known in ends.values() for name in known}):
+            holders = [node for node in ends if channel in ends[node]]
+            first = holders[0]
+            for other in holders[1:]:
+                pair = ends[first][channel], ends[other][channel]
+                common = {
+                    channel: (max(one.log_start for one in pair), min(one.committed_end for one in pair)),
+                }
+                self.compare_equal(
+                    (f"replica on {first}", log_shares(replicas[first], [pair[0]], common)),
+                    (f"replica on {other}", log_shares(replicas[other], [pair[1]], common)),
+                )
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def _sums(self, name: str, shares: list[Share]) -> dict[Key, tuple[int, int]]:
+        """Frames and checksum of every stretch that a side has."""
+        frames: Counter[Key] = Counter()
+        checksums: Counter[Key] = Counter()
+        for row in _run(self._spark, shares, None):
+            key = row["channel"], row["lineage"], row["stretch"]
+            frames[key] += row["frames"]
+            checksums[key] = (checksums[key] + row["checksum"]) % _MODULUS
+        self.result.frames[name] = self.result.frames.get(name, 0) + frames.total()
+        return {key: (frames[key], checksums[key]) for key in frames}
+
+    def _frames_of(self, shares: list[Share], stretches: Sequence[Key]) -> dict[Key, list[tuple[int, int]]]:
+        """Place and hash of every frame in these stretches."""
+        if not stretches:
+            return {}
+        found: dict[Key, list[tuple[int, int]]] = {}
+        for row in _run(self._spark, shares, frozenset(stretches)):
+            key = row["channel"], row["lineage"], row["place"] >> STRETCH_BITS
+            found.setdefault(key, []).append((row["place"], row["hash"]))
+        return found
+
+    def _newest(self, sums: Iterable[Key], shares: list[Share]) -> dict[tuple[str, str | None], int]:
+        """The last place that a side has of each lineage; its last stretch is read again for it."""
+        last: dict[tuple[str, str | None], Key] = {}
+        for key in sums:
+            known = last.get(key[:2])
+            last[key[:2]] = key if known is None or known[2] < key[2] else known
+        frames = self._frames_of(shares, list(last.values()))
+        return {key[:2]: max(_places(rows)) for key, rows in frames.items()}
+
+    # --- telling ---------------------------------------------------------------------------------------
+
+    def _tell(self, what: str, key: Key, side: str, against: str, places: Iterable[int]) -> None:
+        for first, last in _runs(places):
+            self.result.differences.append(
+                Difference(
+                    channel=key[0],
+                    lineage=key[1],
+                    what=what,
+                    side=side,
+                    against=against,
+                    first=first,
+                    last=last,
+                    frames=last - first + 1,
+                )
+            )
+
+    def _tell_stretch(self, key: Key, left: str, right: str) -> None:
+        """AU2."""
+        first = key[2] << STRETCH_BITS
+        self.result.differences.append(
+            Difference(
+                channel=key[0],
+                lineage=key[1],
+                what="differs",
+                side=right,
+                against=left,
+                first=first,
+                last=first + (1 << STRETCH_BITS) - 1,
+                frames=0,
+            )
+        )
+
+
+# --- shares ------------------------------------------------------------------------------------------
+
+
+def log_shares(
+    address: LogsAddress,
+    ends: Iterable[ChannelEnds],
+    offsets: Mapping[str, tuple[int, int]] | None,
+    *,
+    channel: str | None = None,
+) -> list[Share]:
+    """These channels of a log, or these offsets of them, cut for tasks."""
+    shares: list[Share] = []
+    for one in ends:
+        start, end = offsets[one.channel] if offsets is not None else (one.log_start, one.committed_end)
+        shares.extend(
+            LogShare(
+                address=address,
+                channel=channel or one.channel,
+                piece=Piece(
+                    channel=one.channel,
+                    channel_id=one.channel_id,
+                    leader_epoch=one.leader_epoch,
+                    start=first,
+                    end=min(first + _SHARE_OFFSETS, end),
+                ),
+            )
+            for first in range(start, end, _SHARE_OFFSETS)
+        )
+    return shares
+
+
+def table_shares(table: Table, offsets: Mapping[str, tuple[int, int]]) -> list[Share]:
+    """The files of these channels in groups of a sensible size."""
+    column = table.layout.partition_by.index("channel")
+    shares: list[Share] = []
+    group: list[str] = []
+    group_bytes = 0
+    for file in sorted(table.files(), key=lambda one: one.path):
+        if file.partition[column] not in offsets:
+            continue
+        if group and group_bytes + file.bytes > _SHARE_BYTES:
+            shares.append(TableShare(paths=tuple(group), offsets=dict(offsets)))
+            group, group_bytes = [], 0
+        group.append(str(table.path_of(file)))
+        group_bytes += file.bytes
+    if group:
+        shares.append(TableShare(paths=tuple(group), offsets=dict(offsets)))
+    return shares
+
+
+def share_batches(share: Share) -> Iterator[pa.RecordBatch]:
+    """The frames of a share, in the columns that fingerprints need."""
+    if isinstance(share, LogShare):
+        runs = share.address.open_shared().blocks(share.piece)
+        for batch in batches(runs, share.piece, _COLUMNS):
+            if share.channel == share.piece.channel:
+                yield batch
+            else:
+                name = pa.repeat(pa.scalar(share.channel, pa.string()), batch.num_rows)
+                yield batch.set_column(0, "channel", name)
+        return
+    for path in share.paths:
+        with pq.ParquetFile(Path(path)) as file:
+            for batch in file.iter_batches(batch_size=ROWS_MAX, columns=list(_COLUMNS)):
+                yield batch.filter(_within(batch, share.offsets))
+
+
+def _within(batch: pa.RecordBatch, offsets: Mapping[str, tuple[int, int]]) -> pa.Array:
+    names = batch.column("channel")
+    known = pa.array(list(offsets), pa.string())
+    place = pc.index_in(names, value_set=known)
+    starts = pa.array([start for start, _ in offsets.values()], pa.int64()).take(place)
+    ends = pa.array([end for _, end in offsets.values()], pa.int64()).take(place)
+    column = batch.column("offset")
+    held = pc.and_(pc.greater_equal(column, starts), pc.less(column, ends))
+    return pc.fill_null(held, False)
+
+
+def _run(spark: SparkSession, shares: Sequence[Share], stretches: frozenset[Key] | None) -> Iterator[dict[str, Any]]:
+    """The rows that the shares give, read by Spark's tasks, one share each."""
+    if not shares:
+        return
+    column = pa.array([pickle.dumps(share) for share in shares], pa.binary())
+    pickled = spark.createDataFrame(pa.table({"share": column})).repartition(len(shares))
+    schema = FINGERPRINT_SCHEMA if stretches is None else HASH_SCHEMA
+
+    def read(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for taken in incoming:
+            for one in taken.column("share").to_pylist():
+                yield from _told(pickle.loads(one), stretches)
+
+    made = pickled.mapInArrow(read, _spark_schema(schema))
+    for batch in made.toArrow().to_batches():
+        yield from batch.to_pylist()
+
+
+def _told(share: Share, stretches: frozenset[Key] | None) -> Iterator[pa.RecordBatch]:
+    for batch in share_batches(share):
+        if stretches is None:
+            yield fingerprints(batch)
+        else:
+            yield hashes(batch, stretches)
+
+
+def _spark_schema(schema: pa.Schema) -> str:
+    kinds = {pa.string(): "string", pa.int64(): "bigint"}
+    return ", ".join(f"{one.name} {kinds[one.type]}" for one in schema)
+
+
+# --- sets of frames ----------------------------------------------------------------------------------
+
+
+def _places(frames: Sequence[tuple[int, int]]) -> set[int]:
+    return {place for place, _ in frames}
+
+
+def _changed(mine: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> set[int]:
+    """Places that both have, with other frames."""
+    ours, theirs = dict(mine), dict(other)
+    return {place for place in ours.keys() & theirs.keys() if ours[place] != theirs[place]}
+
+
+def _doubled(frames: Sequence[tuple[int, int]]) -> set[int]:
+    return {place for place, count in Counter(place for place, _ in frames).items() if count > 1}
+
+
+def _runs(places: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of every run of neighbours."""
+    ordered = sorted(places)
+    for _, run in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+        listed = [place for _, place in run]
+        yield listed[0], listed[-1]
+
+
+def _sortable(key: Key) -> tuple[str, str, int]:
+    return key[0], key[1] or "", key[2]

@@ -1,0 +1,186 @@
+"""Logs of a cluster, through the native client: bulk from the nearest in-sync replica, ends from the leaders.
+
+One client with its own thread and its links serves all that a process does with an address. Certificate files are read
+by path in the process that connects, so no key ever travels in a task.
+
+CO1  Before a piece is read, the catalog says that the channel is still the one that was planned (LG3); every block is
+     then compared with the planned leader epoch too, because the catalog's word may be older than the log's.
+CO2  The end that is planned for is the committed end as the channel's leader says it. A replica that is behind is
+     passed over by the client, never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from tidelog.blocks.block import Block
+from tidelog.client import Seq, Time
+from tidelog.client.sync import SyncClient, connect_sync
+from tidelog.errors import (
+    ChannelDeleted,
+    DamagedRange,
+    LogError,
+    OffsetTrimmed,
+    RecordsDamaged,
+    UnknownChannel,
+)
+from tidelog.pipeline.logs import (
+    FAIL,
+    READ_BYTES,
+    SKIP,
+    BlockFilter,
+    ChannelEnds,
+    Logs,
+    LogsAddress,
+    Piece,
+    fits,
+    is_glob,
+    require_epoch,
+    require_piece,
+    trimmed,
+)
+from tidelog.wire.link_tls import LinkTlsFiles
+
+_ASKED_AT_ONCE: Final = 16
+"""Leaders that are asked for their ends at the same time."""
+
+
+class ClusterLogs(Logs):
+    """See the module."""
+
+    def __init__(self, address: LogsAddress) -> None:
+        self.client = connected(address)
+        self._reading = 0
+        self.identity = str(self.client.cluster()["cluster"])
+
+    @property
+    def is_busy(self) -> bool:  # type: ignore[override]
+        return self._reading > 0
+
+    def channels(self, globs: Sequence[str] = ("*",)) -> list[ChannelEnds]:
+        names = [glob for glob in globs if not is_glob(glob)]
+        if len(names) == len(globs):
+            plain = [self.client.describe(name) for name in dict.fromkeys(names)]
+        else:
+            plain = [one for one in self.client.channels() if fits(one["name"], globs)]
+            known = {one["name"] for one in plain}
+            for name in names:
+                if name not in known:
+                    raise UnknownChannel(channel=name)
+        with ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(1, len(plain)))) as asking:
+            found = list(asking.map(self._ends, plain))
+        return sorted((ends for ends in found if ends is not None), key=lambda ends: ends.channel)
+
+    def _ends(self, plain: dict[str, Any]) -> ChannelEnds | None:
+        """None for a channel that was deleted while we asked."""
+        name = str(plain["name"])
+        try:
+            offsets = self.client.offsets(name)
+        except (UnknownChannel, ChannelDeleted):
+            return None
+        return ChannelEnds(
+            channel=name,
+            channel_id=int(plain["channel_id"]),
+            leader_epoch=max(offsets.leader_epoch, int(plain["leader_epoch"])),
+            unclean_epoch=_unclean_epoch(plain),
+            log_start=offsets.log_start,
+            committed_end=offsets.committed_end,
+        )
+
+    def blocks(
+        self, piece: Piece, *, wanted: BlockFilter | None = None, on_trimmed: str = FAIL, on_damaged: str = FAIL
+    ) -> Iterator[list[Block]]:
+        self._reading += 1
+        try:
+            yield from self._blocks(piece, wanted, on_trimmed, on_damaged)
+        finally:
+            self._reading -= 1
+
+    def _blocks(
+        self, piece: Piece, wanted: BlockFilter | None, on_trimmed: str, on_damaged: str
+    ) -> Iterator[list[Block]]:
+        left = self._checked(piece)
+        while left:
+            start = left.start
+            try:
+                for run in self._fetched(piece, left):
+                    left = range(min(run[-1].end, left.stop), left.stop)
+                    kept = run if wanted is None else [block for block in run if wanted.takes(block)]
+                    if kept:
+                        yield kept
+            except OffsetTrimmed as error:
+                if on_trimmed != SKIP:
+                    raise trimmed(piece.channel, left.start, error.log_start) from error
+                left = range(min(error.log_start, left.stop), left.stop)
+            except DamagedRange as error:
+                if on_damaged != SKIP:
+                    raise RecordsDamaged(
+                        channel=piece.channel, start=error.start, end=error.end, problem=error.problem
+                    ) from error
+                left = range(min(max(error.end, left.start), left.stop), left.stop)
+            except ChannelDeleted as error:
+                raise UnknownChannel(channel=piece.channel) from error
+            assert left.start > start, "what is read or skipped makes progress"
+
+    def _checked(self, piece: Piece) -> range:
+        """CO1. Whether the offsets are still there and committed is for the replicas to say."""
+        plain = self.client.describe(piece.channel)
+        ends = ChannelEnds(
+            channel=piece.channel,
+            channel_id=int(plain["channel_id"]),
+            leader_epoch=int(plain["leader_epoch"]),
+            unclean_epoch=_unclean_epoch(plain),
+            log_start=0,
+            committed_end=piece.end,
+        )
+        return require_piece(piece, ends, on_trimmed=FAIL)
+
+    def _fetched(self, piece: Piece, offsets: range) -> Iterator[list[Block]]:
+        run: list[Block] = []
+        run_bytes = 0
+        blocks = self.client.fetch(piece.channel, offsets, nearest=True)
+        try:
+            for block in blocks:
+                require_epoch(piece, block)
+                run.append(block)
+                run_bytes += block.size
+                if run_bytes >= READ_BYTES:
+                    yield run
+                    run, run_bytes = [], 0
+        except LogError:
+            # What came before the problem is good; it is asked for once, and the problem is met again behind it.
+            if run:
+                yield run
+            raise
+        if run:
+            yield run
+
+    def offset_at(self, channel: str, *, time_us: int | None = None, seq: int | None = None) -> int:
+        assert (time_us is None) != (seq is None)
+        return self.client.offset_at(channel, Time(time_us) if time_us is not None else Seq(seq or 0))
+
+    def set_cursor(self, name: str, channel: str, offset: int) -> None:
+        self.client.set_cursor(channel, name, offset)
+
+    def delete_cursor(self, name: str, channel: str) -> None:
+        self.client.delete_cursor(channel, name)
+
+    def close(self) -> None:
+        self.client.close(flush=False)
+
+
+def connected(address: LogsAddress) -> SyncClient:
+    """A client of the address's cluster; the caller closes it."""
+    tls = None
+    if not address.insecure:
+        tls = LinkTlsFiles(
+            certificate=Path(address.certificate), key=Path(address.key), authority=Path(address.authority)
+        )
+    return connect_sync(address.cluster, tls=tls, insecure_dev=address.insecure, name="spark")
+
+
+def _unclean_epoch(plain: dict[str, Any]) -> int:
+    return max((int(election["leader_epoch"]) for election in plain["unclean"]), default=0)

@@ -1,0 +1,149 @@
+"""Which signal feeds which gold column: the one place where gold knows signal names.
+
+A measure is one quantity of an hourly table. It says where the quantity comes from, in which unit gold
+keeps it, which values are believable (sensors that fail send nonsense, not silence) and, where one
+message serves several quantities, what its qualifying field must say: wind speed counts as apparent
+wind only in a message whose reference says so. Several measures may name the same column: a temperature of
+the sea arrives in four different messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One quantity of one signal, and the column it feeds."""
+
+    column: str
+    """Name of the gold column without `_min`, `_mean`, `_max`; the unit comes last."""
+    unit: str
+    signal: str
+    low: float
+    """The smallest believable value, in the unit of gold."""
+    high: float
+    qualifier: str | None = None
+    """A text signal of the same message that decides whether the value counts."""
+    texts: tuple[str, ...] = ()
+    """What the qualifier must say."""
+
+
+CONVERSIONS: Final = MappingProxyType(
+    {
+        ("K", "C"): (1.0, -273.15),
+        ("C", "C"): (1.0, 0.0),
+        ("deg C", "C"): (1.0, 0.0),
+        ("Pa", "kPa"): (0.001, 0.0),
+        ("kPa", "kPa"): (1.0, 0.0),
+        ("Pa", "hPa"): (0.01, 0.0),
+        ("hPa", "hPa"): (1.0, 0.0),
+        ("Hz", "rpm"): (60.0, 0.0),
+        ("rpm", "rpm"): (1.0, 0.0),
+        ("m3/s", "L/h"): (3_600_000.0, 0.0),
+        ("L/h", "L/h"): (1.0, 0.0),
+        ("ratio", "%"): (100.0, 0.0),
+        ("%", "%"): (1.0, 0.0),
+        ("m/s", "m/s"): (1.0, 0.0),
+        ("m", "m"): (1.0, 0.0),
+        ("V", "V"): (1.0, 0.0),
+        ("A", "A"): (1.0, 0.0),
+    }
+)
+"""(unit of the signal, unit of gold) -> factor and offset. A unit that is not here gives no value."""
+
+# --- the track ---------------------------------------------------------------------------------------
+
+POSITIONS: Final = (
+    ("position_rapid_update.latitude", "position_rapid_update.longitude"),
+    ("gnss_position_data.latitude", "gnss_position_data.longitude"),
+)
+"""Degrees. Earlier pairs win among sources that cover a day equally well."""
+
+SPEED: Final = "cog_sog_rapid_update.sog"  # m/s
+COURSE: Final = "cog_sog_rapid_update.cog"  # rad
+COURSE_REFERENCE: Final = "cog_sog_rapid_update.cog_reference"
+COURSE_REFERENCE_TEXTS: Final = ("True",)
+"""A magnetic course is left out: the track's own course is better than one that is off by the variation."""
+
+# --- engines, per engine instance --------------------------------------------------------------------
+
+ENGINE_SPEED: Final = Measure("rpm", "rpm", "engine_parameters_rapid_update.speed", 0.0, 16_000.0)
+
+_DYNAMIC: Final = "engine_parameters_dynamic"
+ENGINE: Final = (
+    ENGINE_SPEED,
+    Measure("coolant_temperature_c", "C", f"{_DYNAMIC}.temperature", -40.0, 400.0),
+    Measure("oil_temperature_c", "C", f"{_DYNAMIC}.oil_temperature", -40.0, 400.0),
+    Measure("oil_pressure_kpa", "kPa", f"{_DYNAMIC}.oil_pressure", 0.0, 3_000.0),
+    Measure("fuel_rate_l_per_h", "L/h", f"{_DYNAMIC}.fuel_rate", 0.0, 3_000.0),
+    Measure("alternator_v", "V", f"{_DYNAMIC}.alternator_potential", 0.0, 100.0),
+    Measure("load_percent", "%", f"{_DYNAMIC}.engine_load", 0.0, 125.0),
+)
+
+# --- batteries, per battery instance -----------------------------------------------------------------
+
+ELECTRICAL: Final = (
+    Measure("voltage_v", "V", "battery_status.voltage", 0.0, 1_000.0),
+    Measure("current_a", "A", "battery_status.current", -3_000.0, 3_000.0),
+    Measure("temperature_c", "C", "battery_status.temperature", -40.0, 150.0),
+    Measure("charge_percent", "%", "dc_detailed_status.state_of_charge", 0.0, 100.0),
+    Measure("health_percent", "%", "dc_detailed_status.state_of_health", 0.0, 100.0),
+)
+
+# --- wind, water and air, per boat -------------------------------------------------------------------
+
+_TRUE_WIND: Final = (
+    "True (ground referenced to North)",
+    "Magnetic (ground referenced to Magnetic North)",
+    "True (boat referenced)",
+    "True (water referenced)",
+)
+_SEA: Final = ("Sea Temperature",)
+_OUTSIDE: Final = ("Outside Temperature",)
+_INSIDE: Final = ("Inside Temperature", "Main Cabin Temperature")
+_OBSOLETE: Final = "environmental_parameters_obsolete"
+_PARAMETERS: Final = "environmental_parameters"
+
+
+def _temperatures(column: str, low: float, high: float, texts: tuple[str, ...]) -> Iterable[Measure]:
+    """The three messages that carry any temperature and say in a field of theirs which one."""
+    for signal, qualifier in (
+        ("temperature.actual_temperature", "temperature.source"),
+        ("temperature_extended_range.temperature", "temperature_extended_range.source"),
+        (f"{_PARAMETERS}.temperature", f"{_PARAMETERS}.temperature_source"),
+    ):
+        yield Measure(column, "C", signal, low, high, qualifier, texts)
+
+
+ENVIRONMENT: Final = (
+    Measure("true_wind_mps", "m/s", "wind_data.wind_speed", 0.0, 100.0, "wind_data.reference", _TRUE_WIND),
+    Measure("apparent_wind_mps", "m/s", "wind_data.wind_speed", 0.0, 100.0, "wind_data.reference", ("Apparent",)),
+    Measure("depth_m", "m", "water_depth.depth", 0.0, 12_000.0),
+    *_temperatures("water_temperature_c", -5.0, 60.0, _SEA),
+    Measure("water_temperature_c", "C", f"{_OBSOLETE}.water_temperature", -5.0, 60.0),
+    *_temperatures("air_temperature_c", -70.0, 70.0, _OUTSIDE),
+    Measure("air_temperature_c", "C", f"{_OBSOLETE}.outside_ambient_air_temperature", -70.0, 70.0),
+    *_temperatures("cabin_temperature_c", -70.0, 90.0, _INSIDE),
+    Measure("pressure_hpa", "hPa", "actual_pressure.pressure", 800, 1_100, "actual_pressure.source", ("Atmospheric",)),
+    Measure("pressure_hpa", "hPa", f"{_PARAMETERS}.atmospheric_pressure", 800.0, 1_100.0),
+    Measure("pressure_hpa", "hPa", f"{_OBSOLETE}.atmospheric_pressure", 800.0, 1_100.0),
+    Measure("humidity_percent", "%", "humidity.actual_humidity", 0.0, 100.0, "humidity.source", ("Outside",)),
+    Measure(
+        "humidity_percent", "%", f"{_PARAMETERS}.humidity", 0.0, 100.0, f"{_PARAMETERS}.humidity_source", ("Outside",)
+    ),
+)
+
+
+def column_names(measures: Iterable[Measure]) -> list[str]:
+    """The columns that the measures feed, each once, in order."""
+    return list(dict.fromkeys(measure.column for measure in measures))
+
+
+def signal_names(measures: Iterable[Measure]) -> list[str]:
+    """Every signal that the measures read, qualifiers included, each once."""
+    named = (name for measure in measures for name in (measure.signal, measure.qualifier) if name is not None)
+    return list(dict.fromkeys(named))

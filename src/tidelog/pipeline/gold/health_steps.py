@@ -1,0 +1,75 @@
+"""Which days of a boat new frames touch, and from which files an hour's coverage must be taken.
+
+`frames` is split by the day of arrival, coverage by the day on the bus: backfill of last week arrives today. The
+smallest and largest time in the table's log say which files may hold frames of a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, date, datetime, time, timedelta
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidelog.pipeline.gold.coverage import build_coverage, bus_micros
+from tidelog.pipeline.gold.fleet_health import build_fleet_health
+from tidelog.pipeline.gold.moments import day_of
+from tidelog.pipeline.gold.partitions import read_files
+from tidelog.pipeline.tables.table import DataFile, Partition, Table
+
+_ONE_DAY = timedelta(days=1)
+
+
+def touched_days(spark: SparkSession, frames: Table, added: Collection[DataFile]) -> set[Partition]:
+    """The (day, channel) partitions of `coverage` into which the frames of these files fall."""
+    found = read_files(spark, frames, added).select(day_of(bus_micros()).cast("string").alias("day"), "channel")
+    return partitions_of(found.distinct().toArrow())
+
+
+def coverage_of(spark: SparkSession, frames: Table, partitions: Collection[Partition]) -> pa.Table:
+    """The rows of `coverage` for these partitions, from every file that may hold frames of theirs."""
+    wanted: dict[str, set[date]] = {}
+    for day, channel in partitions:
+        if day is not None and channel is not None:
+            wanted.setdefault(channel, set()).add(date.fromisoformat(day))
+    files = [file for file in frames.files() if _may_hold(file, wanted)]
+    days = [(channel, day) for channel, some in wanted.items() for day in some]
+    marks = F.broadcast(spark.createDataFrame(days, "channel string, day date"))
+    rows = read_files(spark, frames, files).withColumn("day", day_of(bus_micros()))
+    return build_coverage(rows.join(marks, ["channel", "day"], "left_semi")).toArrow()
+
+
+def health_of(spark: SparkSession, coverage: Table, channels: Collection[str], lost: pa.Table | None) -> pa.Table:
+    """The rows of `fleet_health` of these channels, all their days."""
+    files = [file for file in coverage.files() if file.partition[1] in channels]
+    ranges = None if lost is None else spark.createDataFrame(lost)
+    return build_fleet_health(read_files(spark, coverage, files), ranges).toArrow()
+
+
+def partitions_of(rows: pa.Table) -> set[Partition]:
+    """The partitions of rows that have a day and a channel."""
+    pairs = rows.select(["day", "channel"]).group_by(["day", "channel"]).aggregate([])
+    return {(str(row["day"]), row["channel"]) for row in pairs.to_pylist()}
+
+
+def _may_hold(file: DataFile, wanted: dict[str, set[date]]) -> bool:
+    append_day, channel = file.partition
+    if channel not in wanted or append_day is None:
+        return False
+    earliest, latest = file.minimums.get("time"), file.maximums.get("time")
+    return any(
+        # A frame with a wrong clock counts on the day of its arrival.
+        append_day == day.isoformat() or earliest is None or latest is None or _overlaps(earliest, latest, day)
+        for day in wanted[channel]
+    )
+
+
+def _overlaps(earliest: datetime, latest: datetime, day: date) -> bool:
+    start = datetime.combine(day, time(), UTC)
+    return _in_utc(earliest) < start + _ONE_DAY and _in_utc(latest) >= start
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -1,0 +1,149 @@
+"""The layout of every gold table, in Arrow.
+
+All are partitioned by (day, channel). `keys` name the columns that order and identify the rows of a
+partition: written in this order, so that equal content is equal bytes on comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from tidelog.pipeline.gold.columns import ELECTRICAL, ENGINE, ENVIRONMENT, Measure, column_names
+from tidelog.pipeline.tables.table import TableLayout
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_PARTITION: Final = [pa.field("channel", pa.string()), pa.field("day", pa.date32())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldLayout:
+    """A gold table and the order of its rows."""
+
+    table: TableLayout
+    keys: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+
+def _layout(name: str, fields: Iterable[tuple[str, pa.DataType]], *keys: str) -> GoldLayout:
+    own = [pa.field(column, kind) for column, kind in fields]
+    table = TableLayout(
+        name=name, schema=pa.schema(_PARTITION + own), partition_by=("day", "channel"), statistics=(keys[-1],)
+    )
+    return GoldLayout(table=table, keys=("day", "channel", *keys))
+
+
+def _measured(measures: Iterable[Measure]) -> list[tuple[str, pa.DataType]]:
+    names = column_names(measures)
+    return [(f"{name}_{what}", pa.float64()) for name in names for what in ("min", "mean", "max")]
+
+
+TRACKS: Final = _layout(
+    "tracks",
+    [
+        ("grain", pa.string()),  # "second" | "minute"
+        ("time", _TIME),
+        ("latitude", pa.float64()),
+        ("longitude", pa.float64()),
+        ("speed_mps", pa.float64()),
+        ("course_deg", pa.float64()),
+        ("distance_m", pa.float64()),  # since the first position of the day
+        ("clock", pa.string()),  # "ok", or "placed" where the boat's clock was wrong and the time is a guess
+    ],
+    "grain",
+    "time",
+)
+
+TRIPS: Final = _layout(
+    "trips",  # in the partition of the day on which the trip began
+    [
+        ("start_time", _TIME),
+        ("end_time", _TIME),
+        ("start_latitude", pa.float64()),
+        ("start_longitude", pa.float64()),
+        ("end_latitude", pa.float64()),
+        ("end_longitude", pa.float64()),
+        ("miles", pa.float64()),  # nautical
+        ("speed_max_mps", pa.float64()),
+        ("engine_hours", pa.float64()),  # of all engines together
+        ("ended", pa.bool_()),  # false: the data ends before ten minutes of rest were seen
+    ],
+    "start_time",
+)
+
+ENGINE_HOURS: Final = _layout(
+    "engine",
+    [
+        ("hour", _TIME),
+        ("instance", pa.int32()),
+        ("running_seconds", pa.float64()),
+        *_measured(ENGINE),
+        ("samples", pa.int64()),
+    ],
+    "hour",
+    "instance",
+)
+
+ELECTRICAL_HOURS: Final = _layout(
+    "electrical",
+    [("hour", _TIME), ("instance", pa.int32()), *_measured(ELECTRICAL), ("samples", pa.int64())],
+    "hour",
+    "instance",
+)
+
+ENVIRONMENT_HOURS: Final = _layout(
+    "environment",
+    [("hour", _TIME), *_measured(ENVIRONMENT), ("samples", pa.int64())],
+    "hour",
+)
+
+COVERAGE: Final = _layout(
+    "coverage",  # what `frames` holds, one row per lineage and hour; fleet_health is made from it
+    [
+        ("hour", _TIME),
+        ("lineage", pa.string()),
+        ("seq_first", pa.int64()),
+        ("seq_last", pa.int64()),
+        ("time_first", _TIME),
+        ("time_last", _TIME),
+        ("held", pa.int64()),
+        ("live", pa.int64()),
+        ("backfill", pa.int64()),
+        ("publish", pa.int64()),
+        ("wrong_clock", pa.int64()),  # counted into the hour of their arrival
+        ("lag_p50_s", pa.float64()),
+        ("lag_max_s", pa.float64()),
+        ("live_lag_p50_s", pa.float64()),
+        ("live_lag_max_s", pa.float64()),
+    ],
+    "hour",
+    "lineage",
+)
+
+FLEET_HEALTH: Final = _layout(
+    "fleet_health",
+    [
+        ("hour", _TIME),
+        ("held", pa.int64()),
+        ("holes", pa.int64()),  # frames that exist on the boat, as far as anybody knows, and not here
+        ("lost", pa.int64()),  # frames that can no longer be had
+        ("coverage", pa.float64()),  # held / (held + holes + lost)
+        ("live", pa.int64()),
+        ("backfill", pa.int64()),
+        ("publish", pa.int64()),
+        ("wrong_clock", pa.int64()),
+        ("lag_p50_s", pa.float64()),  # seconds from the bus to the leader's append
+        ("lag_max_s", pa.float64()),
+        ("live_lag_p50_s", pa.float64()),
+        ("live_lag_max_s", pa.float64()),
+    ],
+    "hour",
+)
+
+LAYOUTS: Final = (TRACKS, TRIPS, ENGINE_HOURS, ELECTRICAL_HOURS, ENVIRONMENT_HOURS, COVERAGE, FLEET_HEALTH)

@@ -1,0 +1,27 @@
+"""Tables with exactly-once transactions: Delta by default, Iceberg by option, one interface for both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tidelog.errors import InvalidConfig
+from tidelog.pipeline.tables.table import Table, TableLayout
+
+DELTA: Final = "delta"
+ICEBERG: Final = "iceberg"
+FORMATS: Final = (DELTA, ICEBERG)
+
+
+def open_table(tables: Path | str, layout: TableLayout, *, table_format: str = DELTA) -> Table:
+    """The table of this layout in a folder of tables. It need not exist yet; see `Table.create`."""
+    folder = Path(tables).absolute() / layout.name
+    if table_format == DELTA:
+        from tidelog.pipeline.tables.delta import DeltaFolder
+
+        return DeltaFolder(folder, layout)
+    if table_format == ICEBERG:
+        from tidelog.pipeline.tables.iceberg import IcebergFolder
+
+        return IcebergFolder(folder, layout)
+    raise InvalidConfig(section="pipeline", problems=[f"{table_format!r} is no table format; choose delta or iceberg"])

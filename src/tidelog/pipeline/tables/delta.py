@@ -1,0 +1,404 @@
+"""Tables in the Delta format, committed through `deltalake`: no JVM, no jars.
+
+How far a pipeline has come is kept as application transactions of the format itself, in the same commit as the files:
+`tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
+`tidelog/<pipeline>/channel/<name>` the id behind a name, and `tidelog/<pipeline>/<table>` a consumed version. They
+survive checkpoints of the log and its clean-up.
+
+The library's own retries are off: it would rebase a plain append onto whatever the winner wrote, and only whoever
+knows the offsets can say whether that doubles rows (T4). Its compaction and vacuum are not used either: they lose
+our encodings, and its vacuum takes live files for orphans where a path holds a percent sign (1.6.6).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from tidelog.errors import DiskError, HistoryGone, TableBusy, TableDiffers
+from tidelog.pipeline.tables.parquet_files import sync_path
+from tidelog.pipeline.tables.table import (
+    AddedFile,
+    Commit,
+    DataFile,
+    OffsetRange,
+    Partition,
+    Position,
+    RangeFiles,
+    Step,
+    Table,
+    TableLayout,
+    cluster_mark,
+    judge_ranges,
+    judge_steps,
+)
+from tidelog.wire.files import translated
+
+ATTEMPTS_MAX: Final = 20
+_WAIT_MAX_S: Final = 0.5
+_LOG: Final = "_delta_log"
+_COMMIT_NAME: Final = re.compile(r"(\d{20})\.json")
+_CONFIGURATION: Final = {
+    # Commits may come every two seconds; followers a week behind are built anew.
+    "delta.logRetentionDuration": "interval 7 days",
+    "delta.checkpointInterval": "100",
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Change:
+    """What one transaction is to do, decided against one version."""
+
+    adds: Sequence[DataFile] = ()
+    removes: Sequence[DataFile] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    ranges: tuple[OffsetRange, ...] = ()
+    is_rewrite: bool = False
+
+
+class DeltaFolder(Table):
+    """See `Table` for what each call does."""
+
+    def __init__(self, folder: Path, layout: TableLayout) -> None:
+        super().__init__(folder, layout)
+        self._table: DeltaTable | None = None
+        self._positions_held: dict[str, int | None] = {}
+        self._positions_version: int | None = None
+
+    def exists(self) -> bool:
+        return bool(DeltaTable.is_deltatable(str(self.folder)))
+
+    def create(self) -> None:
+        if not self.exists():
+            with translated("create", self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                DeltaTable.create(
+                    str(self.folder),
+                    self.layout.schema,
+                    mode="error",
+                    partition_by=list(self.layout.partition_by),
+                    name=self.layout.name,
+                    configuration=dict(_CONFIGURATION),
+                )
+            except DeltaError:
+                if not self.exists():
+                    raise
+                # Another driver was faster: its table is as good as ours if it is the same, which is checked below.
+            self._sync_commit(0)
+        table = self._latest()
+        found = pa.schema(table.schema().to_arrow())
+        if [(one.name, one.type) for one in found] != [(one.name, one.type) for one in self.layout.schema]:
+            raise TableDiffers(folder=str(self.folder), problem=f"its columns are {', '.join(found.names)}")
+        if tuple(table.metadata().partition_columns) != self.layout.partition_by:
+            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {table.metadata().partition_columns}")
+
+    def identity(self) -> str:
+        return str(self._latest().metadata().id)
+
+    def version(self) -> int:
+        return int(self._latest().version())
+
+    def committed_at(self) -> datetime | None:
+        table = self._latest()
+        made_ms = [entry.get("timestamp") for entry in table.history(1)]
+        return datetime.fromtimestamp(made_ms[0] / 1000, UTC) if made_ms and made_ms[0] is not None else None
+
+    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        return self._positions(self._latest(), pipeline, channel_ids)
+
+    def channel_id(self, pipeline: str, channel: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
+
+    def consumed(self, pipeline: str, upstream: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
+
+    def cluster_mark(self, pipeline: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/cluster")
+
+    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
+        def decide(table: DeltaTable, attempt: int) -> _Change | None:
+            stored = self._positions(table, pipeline, [part.range.channel_id for part in parts])
+            new = judge_ranges(parts, stored, table=self.layout.name, started=attempt > 0)
+            if not new:
+                return None
+            transactions: dict[str, int] = {}
+            if cluster:
+                transactions[f"tidelog/{pipeline}/cluster"] = cluster_mark(cluster)
+            for part in new:
+                application = f"tidelog/{pipeline}/{part.range.channel_id}"
+                transactions[application] = part.range.end
+                transactions[f"{application}/epoch"] = part.range.leader_epoch
+                transactions[f"tidelog/{pipeline}/channel/{part.range.channel}"] = part.range.channel_id
+            return _Change(
+                adds=[file for part in new for file in part.files],
+                transactions=transactions,
+                ranges=tuple(part.range for part in new),
+            )
+
+        return self._commit(decide)
+
+    def commit_following(
+        self,
+        pipeline: str,
+        steps: Sequence[Step],
+        files: Sequence[DataFile],
+        *,
+        replaced: Collection[Partition] = (),
+    ) -> Commit:
+        def decide(table: DeltaTable, attempt: int) -> _Change | None:
+            del attempt
+            consumed = {step.upstream: self._stored(table, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
+            if not judge_steps(steps, consumed, table=self.layout.name):
+                return None
+            return _Change(
+                adds=files,
+                removes=self._live(table, replaced) if replaced else (),
+                transactions={f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps},
+            )
+
+        return self._commit(decide)
+
+    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+        lost = False
+
+        def decide(table: DeltaTable, attempt: int) -> _Change | None:
+            nonlocal lost
+            del attempt
+            live = {file.path for file in self._live(table, {file.partition for file in taken})}
+            lost = not live.issuperset(file.path for file in taken)
+            return None if lost else _Change(adds=files, removes=taken, is_rewrite=True)
+
+        assert sum(file.rows for file in taken) == sum(file.rows for file in files), "T5"
+        self._commit(decide)
+        return not lost
+
+    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
+        return self._live(self._latest(), partitions)
+
+    def added_since(self, version: int | None) -> list[AddedFile]:
+        latest = self.version()
+        commits = self._commits()
+        if version is None and 0 not in commits:
+            return [AddedFile(version=latest, file=file) for file in self.files()]
+        start = 0 if version is None else version + 1
+        added = []
+        for number in range(start, latest + 1):
+            if number not in commits:
+                raise HistoryGone(table=self.layout.name, version=start - 1, problem=f"version {number} is cleaned up")
+            for action in _actions(commits[number]):
+                if "add" in action and action["add"]["dataChange"]:
+                    added.append(AddedFile(version=number, file=self._file_of(action["add"])))
+        return added
+
+    def referenced(self, *, removed_after: datetime) -> set[str]:
+        paths = {file.path for file in self.files()}
+        oldest_ms = int(removed_after.timestamp() * 1000)
+        for commit in self._commits().values():
+            for action in _actions(commit):
+                removed = action.get("remove")
+                if removed and removed.get("deletionTimestamp", oldest_ms) >= oldest_ms:
+                    paths.add(unquote(removed["path"]))
+        return paths
+
+    # --- one transaction -----------------------------------------------------------------------------
+
+    def _commit(self, decide: Callable[[DeltaTable, int], _Change | None]) -> Commit:
+        for attempt in range(ATTEMPTS_MAX):
+            table = self._latest()
+            change = decide(table, attempt)
+            if change is None:
+                return Commit(version=int(table.version()))
+            try:
+                with translated("commit to", self.folder):
+                    self._write(table, change)
+            except CommitFailedError:
+                # Somebody else has the version. Spread the contenders, or they meet again.
+                time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
+                continue
+            except DeltaError as error:
+                raise DiskError(operation="commit to", path=str(self.folder), reason=str(error)) from error
+            version = int(table.version()) + 1
+            self._sync_commit(version)
+            return Commit(
+                version=version,
+                ranges=change.ranges,
+                files=len(change.adds),
+                rows=sum(file.rows for file in change.adds),
+                bytes=sum(file.bytes for file in change.adds),
+            )
+        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+
+    def _write(self, table: DeltaTable, change: _Change) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        data_change = not change.is_rewrite
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, data_change, now_ms, size=file.bytes, partition_values=self._values(file))
+            for file in change.removes
+        ]
+        actions += [
+            AddAction(file.path, file.bytes, self._values(file), now_ms, data_change, _statistics(file))
+            for file in change.adds
+        ]
+        table.create_write_transaction(
+            actions,
+            "append",
+            self.layout.schema,
+            partition_by=list(self.layout.partition_by),
+            commit_properties=CommitProperties(
+                max_commit_retries=0,
+                app_transactions=[Transaction(name, number) for name, number in change.transactions.items()],
+            ),
+        )
+
+    def _sync_commit(self, version: int) -> None:
+        """The library leaves it to the kernel when a commit reaches the disk; the log's cursor may not."""
+        log = self.folder / _LOG
+        with translated("sync", log):
+            sync_path(log / f"{version:020d}.json")
+            sync_path(log)
+
+    # --- reading the log -----------------------------------------------------------------------------
+
+    def _latest(self) -> DeltaTable:
+        with translated("open", self.folder):
+            if self._table is None:
+                self._table = DeltaTable(str(self.folder))
+            else:
+                self._table.update_incremental()
+        return self._table
+
+    def _positions(self, table: DeltaTable, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        found = {}
+        for channel_id in channel_ids:
+            application = f"tidelog/{pipeline}/{channel_id}"
+            next_offset = self._stored(table, application)
+            if next_offset is not None:
+                epoch = self._stored(table, f"{application}/epoch") or 0
+                found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
+        return found
+
+    def _stored(self, table: DeltaTable, application: str) -> int | None:
+        """The number an application stored last.
+
+        The library goes through the log for every such question, milliseconds each; so answers are kept, and brought
+        up to date by what the commits since then say.
+        """
+        version = int(table.version())
+        for number in range(
+            (self._positions_version if self._positions_version is not None else version) + 1, version + 1
+        ):
+            commit = self.folder / _LOG / f"{number:020d}.json"
+            if not commit.exists():
+                self._positions_held.clear()
+                break
+            for action in _actions(commit):
+                if "txn" in action:
+                    self._positions_held[action["txn"]["appId"]] = int(action["txn"]["version"])
+        self._positions_version = version
+        if application not in self._positions_held:
+            found = table.transaction_version(application)
+            self._positions_held[application] = None if found is None else int(found)
+        return self._positions_held[application]
+
+    def _live(self, table: DeltaTable, partitions: Collection[Partition] | None) -> list[DataFile]:
+        found = pa.table(table.get_add_actions())
+        columns = {name: found.column(name).to_pylist() for name in found.column_names}
+        wanted = None if partitions is None else set(partitions)
+        absent: list[Any] = [None] * found.num_rows
+        files = []
+        for row, path in enumerate(columns["path"]):
+            values = columns.get("partition", absent)[row] or {}
+            partition = tuple(None if values[name] is None else str(values[name]) for name in self.layout.partition_by)
+            if wanted is not None and partition not in wanted:
+                continue
+            files.append(
+                DataFile(
+                    path=unquote(path),
+                    bytes=columns["size_bytes"][row],
+                    rows=columns["num_records"][row],
+                    partition=partition,
+                    minimums=_without_nulls(columns.get("min", absent)[row]),
+                    maximums=_without_nulls(columns.get("max", absent)[row]),
+                    nulls=_without_nulls(columns.get("null_count", absent)[row]),
+                )
+            )
+        return files
+
+    def _commits(self) -> dict[int, Path]:
+        log = self.folder / _LOG
+        with translated("list", log):
+            names = os.listdir(log)
+        return {int(match[1]): log / name for name in names if (match := _COMMIT_NAME.fullmatch(name))}
+
+    def _file_of(self, add: Mapping[str, Any]) -> DataFile:
+        statistics = json.loads(add.get("stats") or "{}")
+        return DataFile(
+            path=unquote(add["path"]),
+            bytes=add["size"],
+            rows=statistics.get("numRecords", 0),
+            partition=tuple(add["partitionValues"].get(name) for name in self.layout.partition_by),
+            minimums=self._parsed(statistics.get("minValues", {})),
+            maximums=self._parsed(statistics.get("maxValues", {})),
+            nulls=statistics.get("nullCount", {}),
+        )
+
+    def _parsed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        parsed = dict(values)
+        for name, value in values.items():
+            kind = self.layout.schema.field(name).type
+            if pa.types.is_timestamp(kind):
+                parsed[name] = datetime.fromisoformat(value)
+            elif pa.types.is_date(kind):
+                parsed[name] = date.fromisoformat(value)
+        return parsed
+
+    def _values(self, file: DataFile) -> dict[str, str | None]:
+        return dict(zip(self.layout.partition_by, file.partition, strict=True))
+
+
+def _actions(commit: Path) -> Iterator[dict[str, Any]]:
+    with translated("read", commit), open(commit, encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _statistics(file: DataFile) -> str:
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {name: _bound(value, up=False) for name, value in file.minimums.items()},
+            "maxValues": {name: _bound(value, up=True) for name, value in file.maximums.items()},
+            "nullCount": dict(file.nulls),
+        }
+    )
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """A bound as the log writes it. Times have milliseconds there, so the upper one is the next whole millisecond."""
+    if isinstance(value, datetime):
+        whole_ms, rest = divmod((value - _EPOCH) // timedelta(microseconds=1), 1000)
+        rounded = _EPOCH + timedelta(milliseconds=whole_ms + (1 if up and rest else 0))
+        return rounded.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    return value
+
+
+def _without_nulls(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if values is None else {name: value for name, value in values.items() if value is not None}

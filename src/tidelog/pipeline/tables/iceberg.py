@@ -1,0 +1,402 @@
+"""Tables in the Iceberg format, committed through `pyiceberg` into a catalog file beside the tables.
+
+How far a pipeline has come is kept as properties of the table, changed in the same commit as the files; snapshots
+could be expired and would take it with them. Every commit makes a snapshot, even one without files: only then does
+the format compare what the commit was decided on with what is there now.
+
+The library's own retries are off: it would rebase a plain append onto whatever the winner wrote, and only whoever
+knows the offsets can say whether that doubles rows (T4).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.conversions import from_bytes
+from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IcebergType, PrimitiveType
+from sqlalchemy.exc import OperationalError
+
+from tidelog.errors import HistoryGone, TableBusy, TableDiffers
+from tidelog.pipeline.tables.parquet_files import sync_path
+from tidelog.pipeline.tables.table import (
+    AddedFile,
+    Commit,
+    DataFile,
+    OffsetRange,
+    Partition,
+    Position,
+    RangeFiles,
+    Step,
+    Table,
+    TableLayout,
+    cluster_mark,
+    judge_ranges,
+    judge_steps,
+)
+from tidelog.wire.files import translated
+
+ATTEMPTS_MAX: Final = 20
+CATALOG_NAME: Final = "catalog.sqlite"
+_NAMESPACE: Final = "tidelog"
+_REWRITE: Final = "tidelog.rewrite"
+_WAIT_MAX_S: Final = 0.5
+_FIRST_FIELD: Final = 1000
+_EPOCH_DAY: Final = date(1970, 1, 1)
+_PROPERTIES: Final = {
+    "commit.retry.num-retries": "0",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "format-version": "2",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Change:
+    """What one transaction is to do, decided against one snapshot."""
+
+    adds: Sequence[DataFile] = ()
+    removes: Sequence[DataFile] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    ranges: tuple[OffsetRange, ...] = ()
+    is_rewrite: bool = False
+
+
+class IcebergFolder(Table):
+    """See `Table` for what each call does."""
+
+    def __init__(self, folder: Path, layout: TableLayout) -> None:
+        super().__init__(folder, layout)
+        self._name = f"{_NAMESPACE}.{layout.name}"
+        self._catalog: Catalog | None = None
+
+    def exists(self) -> bool:
+        if not (self.folder.parent / CATALOG_NAME).exists():
+            return False
+        return bool(self._opened().table_exists(self._name))
+
+    def create(self) -> None:
+        with translated("create", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.exists():
+            try:
+                self._opened().create_namespace(_NAMESPACE)
+            except NamespaceAlreadyExistsError:
+                pass  # another table's
+            try:
+                self._create()
+            except TableAlreadyExistsError:
+                pass  # another driver was faster; whether its table is ours is checked below
+        table = self._latest()
+        found = [one.name for one in table.schema().fields]
+        if found != self.layout.schema.names:
+            raise TableDiffers(folder=str(self.folder), problem=f"its columns are {', '.join(found)}")
+        split = tuple(one.name for one in table.spec().fields)
+        if split != self.layout.partition_by:
+            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {split}")
+
+    def _create(self) -> None:
+        catalog = self._opened()
+        # Ids are given out when the table is made; until then the partitions cannot name theirs.
+        made = catalog.create_table(
+            self._name, self.layout.schema, location=self.folder.as_uri(), properties=dict(_PROPERTIES)
+        )
+        with made.transaction() as change:
+            if self.layout.partition_by:
+                with change.update_spec() as spec:
+                    for name in self.layout.partition_by:
+                        spec.add_field(name, IdentityTransform(), name)
+            mapping = made.schema().name_mapping.model_dump_json()
+            change.set_properties({"schema.name-mapping.default": mapping})
+
+    def identity(self) -> str:
+        return str(self._latest().metadata.table_uuid)
+
+    def version(self) -> int:
+        return _version(self._latest())
+
+    def committed_at(self) -> datetime | None:
+        return datetime.fromtimestamp(self._latest().metadata.last_updated_ms / 1000, UTC)
+
+    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        return _positions(self._latest(), pipeline, channel_ids)
+
+    def channel_id(self, pipeline: str, channel: str) -> int | None:
+        return _stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
+
+    def consumed(self, pipeline: str, upstream: str) -> int | None:
+        return _stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
+
+    def cluster_mark(self, pipeline: str) -> int | None:
+        return _stored(self._latest(), f"tidelog/{pipeline}/cluster")
+
+    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
+        def decide(table: IcebergTable, attempt: int) -> _Change | None:
+            stored = _positions(table, pipeline, [part.range.channel_id for part in parts])
+            new = judge_ranges(parts, stored, table=self.layout.name, started=attempt > 0)
+            if not new:
+                return None
+            properties: dict[str, str] = {}
+            if cluster:
+                properties[f"tidelog/{pipeline}/cluster"] = str(cluster_mark(cluster))
+            for part in new:
+                application = f"tidelog/{pipeline}/{part.range.channel_id}"
+                properties[application] = str(part.range.end)
+                properties[f"{application}/epoch"] = str(part.range.leader_epoch)
+                properties[f"tidelog/{pipeline}/channel/{part.range.channel}"] = str(part.range.channel_id)
+            return _Change(
+                adds=[file for part in new for file in part.files],
+                properties=properties,
+                ranges=tuple(part.range for part in new),
+            )
+
+        return self._commit(decide)
+
+    def commit_following(
+        self,
+        pipeline: str,
+        steps: Sequence[Step],
+        files: Sequence[DataFile],
+        *,
+        replaced: Collection[Partition] = (),
+    ) -> Commit:
+        def decide(table: IcebergTable, attempt: int) -> _Change | None:
+            del attempt
+            consumed = {step.upstream: _stored(table, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
+            if not judge_steps(steps, consumed, table=self.layout.name):
+                return None
+            return _Change(
+                adds=files,
+                removes=self._live(table, replaced) if replaced else (),
+                properties={f"tidelog/{pipeline}/{step.upstream}": str(step.end) for step in steps},
+            )
+
+        return self._commit(decide)
+
+    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+        lost = False
+
+        def decide(table: IcebergTable, attempt: int) -> _Change | None:
+            nonlocal lost
+            del attempt
+            live = {file.path for file in self._live(table, {file.partition for file in taken})}
+            lost = not live.issuperset(file.path for file in taken)
+            return None if lost else _Change(adds=files, removes=taken, is_rewrite=True)
+
+        assert sum(file.rows for file in taken) == sum(file.rows for file in files), "T5"
+        self._commit(decide)
+        return not lost
+
+    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
+        return self._live(self._latest(), partitions)
+
+    def added_since(self, version: int | None) -> list[AddedFile]:
+        table = self._latest()
+        snapshots = {one.sequence_number or 0: one for one in table.snapshots()}
+        latest = _version(table)
+        if version is None and latest and 1 not in snapshots:
+            return [AddedFile(version=latest, file=file) for file in self._live(table, None)]
+        start = 1 if version is None else version + 1
+        added = []
+        for number in range(start, latest + 1):
+            snapshot = snapshots.get(number)
+            if snapshot is None:
+                problem = f"snapshot {number} is expired"
+                raise HistoryGone(table=self.layout.name, version=start - 1, problem=problem)
+            if _said(snapshot, _REWRITE) is None:
+                added += [AddedFile(version=number, file=file) for file in self._added(table, snapshot)]
+        return added
+
+    def referenced(self, *, removed_after: datetime) -> set[str]:
+        table = self._latest()
+        if table.current_snapshot() is not None:
+            # The current snapshot is protected by its branch.
+            table.maintenance.expire_snapshots().older_than(removed_after).commit()
+            table = self._latest()
+        paths = set()
+        seen = set()
+        for snapshot in table.snapshots():
+            for manifest in snapshot.manifests(table.io):
+                if manifest.manifest_path not in seen:
+                    seen.add(manifest.manifest_path)
+                    entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                    paths |= {self._relative(entry.data_file.file_path) for entry in entries}
+        return paths
+
+    # --- one transaction -----------------------------------------------------------------------------
+
+    def _commit(self, decide: Callable[[IcebergTable, int], _Change | None]) -> Commit:
+        for attempt in range(ATTEMPTS_MAX):
+            table = self._latest()
+            change = decide(table, attempt)
+            if change is None:
+                return Commit(version=_version(table))
+            try:
+                with translated("commit to", self.folder):
+                    self._write(table, change)
+                    self._sync_catalog()
+            except (CommitFailedException, OperationalError):
+                # Somebody else has changed the table, or holds the catalog. Spread the contenders.
+                time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
+                continue
+            return Commit(
+                version=_version(table),
+                ranges=change.ranges,
+                files=len(change.adds),
+                rows=sum(file.rows for file in change.adds),
+                bytes=sum(file.bytes for file in change.adds),
+            )
+        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+
+    def _write(self, table: IcebergTable, change: _Change) -> None:
+        transaction = table.transaction()
+        if change.properties:
+            transaction.set_properties(dict(change.properties))
+        said = {_REWRITE: "true"} if change.is_rewrite else {}
+        update = transaction.update_snapshot(snapshot_properties=said)
+        added = [
+            parquet_file_to_data_file(table.io, table.metadata, self.path_of(file).as_uri()) for file in change.adds
+        ]
+        if change.removes:
+            gone = {file.path for file in change.removes}
+            with update.overwrite() as overwrite:
+                for entry in self._entries(table):
+                    if self._relative(entry.file_path) in gone:
+                        overwrite.delete_data_file(entry)
+                for file in added:
+                    overwrite.append_data_file(file)
+        else:
+            with update.fast_append() as append:
+                for file in added:
+                    append.append_data_file(file)
+        transaction.commit_transaction()
+
+    def _sync_catalog(self) -> None:
+        sync_path(self.folder / "metadata")
+        sync_path(self.folder.parent / CATALOG_NAME)
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    def _opened(self) -> Catalog:
+        if self._catalog is None:
+            root = self.folder.parent
+            with translated("open", root):
+                root.mkdir(parents=True, exist_ok=True)
+            self._catalog = SqlCatalog(
+                _NAMESPACE, uri=f"sqlite:///{root / CATALOG_NAME}", warehouse=root.as_uri(), pool_pre_ping="true"
+            )
+        return self._catalog
+
+    def _latest(self) -> IcebergTable:
+        return self._opened().load_table(self._name)
+
+    def _entries(self, table: IcebergTable) -> list[IcebergFile]:
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return []
+        return [
+            entry.data_file
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        ]
+
+    def _live(self, table: IcebergTable, partitions: Collection[Partition] | None) -> list[DataFile]:
+        wanted = None if partitions is None else set(partitions)
+        files = [self._file_of(table, entry) for entry in self._entries(table)]
+        return [file for file in files if wanted is None or file.partition in wanted]
+
+    def _added(self, table: IcebergTable, snapshot: Snapshot) -> list[DataFile]:
+        return [
+            self._file_of(table, entry.data_file)
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+            if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id
+        ]
+
+    def _file_of(self, table: IcebergTable, entry: IcebergFile) -> DataFile:
+        schema = table.schema()
+        names = {schema.find_field(name).field_id: name for name in self.layout.statistics}
+
+        def bounds(values: Mapping[int, bytes] | None) -> dict[str, Any]:
+            return {
+                names[number]: self._python(names[number], from_bytes(_primitive(schema.find_type(number)), value))
+                for number, value in (values or {}).items()
+                if number in names
+            }
+
+        counts = entry.null_value_counts or {}
+        return DataFile(
+            path=self._relative(entry.file_path),
+            bytes=entry.file_size_in_bytes,
+            rows=entry.record_count,
+            partition=tuple(
+                _text(entry.partition[place], self.layout.schema.field(name).type)
+                for place, name in enumerate(self.layout.partition_by)
+            ),
+            minimums=bounds(entry.lower_bounds),
+            maximums=bounds(entry.upper_bounds),
+            nulls={name: counts[number] for number, name in names.items() if number in counts},
+        )
+
+    def _python(self, name: str, value: Any) -> Any:
+        """A bound as pyarrow would give it: the format counts from 1970."""
+        kind = self.layout.schema.field(name).type
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return pa.scalar(value, pa.int64() if pa.types.is_timestamp(kind) else pa.int32()).cast(kind).as_py()
+        return value
+
+    def _relative(self, uri: str) -> str:
+        return uri.removeprefix(self.folder.as_uri()).lstrip("/")
+
+
+def _text(value: Any, kind: pa.DataType) -> str | None:
+    if value is None:
+        return None
+    if pa.types.is_date(kind) and isinstance(value, int):
+        return str(_EPOCH_DAY + timedelta(days=value))
+    return str(value)
+
+
+def _positions(table: IcebergTable, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+    found = {}
+    for channel_id in channel_ids:
+        application = f"tidelog/{pipeline}/{channel_id}"
+        next_offset = _stored(table, application)
+        if next_offset is not None:
+            epoch = _stored(table, f"{application}/epoch") or 0
+            found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
+    return found
+
+
+def _version(table: IcebergTable) -> int:
+    return int(table.last_sequence_number)
+
+
+def _primitive(kind: IcebergType) -> PrimitiveType:
+    assert isinstance(kind, PrimitiveType), "bounds are of plain columns"
+    return kind
+
+
+def _stored(table: IcebergTable, name: str) -> int | None:
+    found = table.properties.get(name)
+    return None if found is None else int(found)
+
+
+def _said(snapshot: Snapshot, name: str) -> str | None:
+    return None if snapshot.summary is None else snapshot.summary.additional_properties.get(name)

@@ -1,0 +1,82 @@
+"""The tables that follow a log directly: `frames` from channels, and what is decoded from them.
+
+Gold tables describe themselves beside their builders.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from tidelog.pipeline.columns import FRAMES
+from tidelog.pipeline.tables.table import TableLayout
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+FRAMES_LAYOUT: Final = TableLayout(
+    name="frames",
+    schema=FRAMES.append(pa.field("append_day", pa.date32())),
+    # The leader's day, never the boat's: a wrong clock must not make partitions of 1970 (B1, P3).
+    partition_by=("append_day", "channel"),
+    statistics=("seq", "offset", "time", "pgn", "source", "append_time"),
+    rising=("seq", "offset", "time", "append_time"),
+    plain=("data",),
+)
+SIGNALS_LAYOUT: Final = TableLayout(
+    name="signals",
+    schema=pa.schema(
+        [
+            ("channel", pa.string()),
+            ("lineage", pa.string()),
+            ("seq", pa.int64()),
+            ("time", _TIME),  # placed: what the frame's clock should have said
+            ("clock", pa.string()),  # ok, gps or placed
+            ("source", pa.int16()),
+            ("device", pa.string()),  # the NAME, 16 hex digits; null while unknown
+            ("pgn", pa.int32()),
+            ("instance", pa.int32()),
+            ("signal", pa.string()),
+            ("value", pa.float64()),
+            ("unit", pa.string()),
+            ("text", pa.string()),
+            ("day", pa.date32()),  # of `time`
+        ]
+    ),
+    partition_by=("day", "channel"),
+    statistics=("seq", "time", "pgn", "signal"),
+    rising=("seq", "time"),
+    plain=(),
+)
+UNDECODED_LAYOUT: Final = TableLayout(
+    name="undecoded",
+    schema=pa.schema(
+        [
+            ("channel", pa.string()),
+            ("day", pa.date32()),
+            ("pgn", pa.int32()),
+            ("reason", pa.string()),
+            ("frames", pa.int64()),
+        ]
+    ),
+    statistics=("pgn", "day"),
+)
+DEVICES_LAYOUT: Final = TableLayout(
+    name="devices",
+    schema=pa.schema(
+        [
+            ("channel", pa.string()),
+            ("name", pa.string()),
+            ("source", pa.int16()),
+            ("manufacturer", pa.string()),
+            ("device_function", pa.string()),
+            ("model", pa.string()),
+            ("serial", pa.string()),
+            ("software", pa.string()),
+            ("first_time", _TIME),
+            ("last_time", _TIME),
+        ]
+    ),
+    partition_by=("channel",),
+    statistics=("name",),
+)

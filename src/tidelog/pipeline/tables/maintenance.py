@@ -1,0 +1,131 @@
+"""Keeping tables fit: many small files into few, and away with files that nobody names.
+
+A trigger of two seconds leaves a file per channel and batch. `plan_rewrites` finds the small ones of each partition
+and `rewrite` puts one in the place of many; both keep rows, their order and positions (T5). `vacuum` removes files
+that no version names: leavings of attempts that lost and of rewrites.
+
+What a caller must keep: `keep_hours` of `vacuum` is longer than any batch runs and than any reader or follower
+lags, for a file is written before the table names it, and read after the table has let go of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from tidelog.pipeline.tables.parquet_files import SUFFIX, PartitionedWriter
+from tidelog.pipeline.tables.table import DataFile, Table
+from tidelog.units import MIB
+from tidelog.wire.files import translated
+
+TARGET_BYTES: Final = 128 * MIB
+KEEP_HOURS: Final = 24.0
+_READ_ROWS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimized:
+    """What a pass over a table did."""
+
+    partitions: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+def plan_rewrites(table: Table, *, target_bytes: int = TARGET_BYTES) -> list[list[DataFile]]:
+    """Groups of small files of one partition that are better one: in the order of their rows, about `target_bytes`."""
+    by_partition: dict[tuple[str | None, ...], list[DataFile]] = defaultdict(list)
+    for file in table.files():
+        if file.bytes < target_bytes // 2:
+            by_partition[file.partition].append(file)
+    groups = []
+    for files in by_partition.values():
+        groups += [group for group in _packed(sorted(files, key=_order), target_bytes) if len(group) > 1]
+    return groups
+
+
+def rewrite(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
+    """The rows of these files in new ones, a few rows at a time. Commit it with `Table.commit_rewrite`."""
+    with PartitionedWriter(table.folder, table.layout) as writer:
+        for file in group:
+            with pq.ParquetFile(table.path_of(file), memory_map=False) as source:
+                for batch in source.iter_batches(_READ_ROWS, columns=table.layout.schema.names):
+                    writer.write(batch, file.partition)
+        return writer.close()
+
+
+def optimize(table: Table, *, target_bytes: int = TARGET_BYTES) -> Optimized:
+    """Rewrite all small files, one partition after the other; each is a transaction of its own."""
+    partitions = set()
+    before: list[DataFile] = []
+    after: list[DataFile] = []
+    for group in plan_rewrites(table, target_bytes=target_bytes):
+        files = rewrite(table, group)
+        if table.commit_rewrite(group, files):
+            partitions.add(group[0].partition)
+            before += group
+            after += files
+    return Optimized(
+        partitions=len(partitions),
+        files_before=len(before),
+        files_after=len(after),
+        bytes_before=sum(file.bytes for file in before),
+        bytes_after=sum(file.bytes for file in after),
+    )
+
+
+def vacuum(table: Table, *, keep_hours: float = KEEP_HOURS, dry_run: bool = False) -> list[str]:
+    """Remove Parquet files that nobody names and that are older than `keep_hours`; gives their relative paths."""
+    oldest_s = time.time() - keep_hours * 3600
+    # What lies there is listed first: a file that is named in between is then referenced, not an orphan.
+    listed = [(path, modified_s) for path, modified_s in _walk(table.folder) if modified_s < oldest_s]
+    referenced = table.referenced(removed_after=datetime.now(UTC) - timedelta(hours=keep_hours))
+    orphans = [path for path, _ in listed if path not in referenced]
+    if not dry_run:
+        for path in orphans:
+            with translated("remove", table.folder / path):
+                (table.folder / path).unlink(missing_ok=True)
+    return sorted(orphans)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, float]]:
+    """Data files under the table's folder with their times, without what the formats keep there themselves."""
+    for parent, folders, names in os.walk(folder):
+        if Path(parent) == folder:
+            folders[:] = [name for name in folders if not name.startswith("_") and name != "metadata"]
+        for name in names:
+            path = Path(parent) / name
+            if name.endswith(SUFFIX):
+                try:
+                    yield str(path.relative_to(folder)), path.stat().st_mtime
+                except FileNotFoundError:
+                    continue  # another sweep took it
+
+
+def _order(file: DataFile) -> tuple[int, str]:
+    """By offset or seq where the table has them; else as they are named, so that it is always the same."""
+    first = file.minimums.get("offset", file.minimums.get("seq", 0))
+    return (int(first), file.path)
+
+
+def _packed(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFile]]:
+    group: list[DataFile] = []
+    size = 0
+    for file in files:
+        if group and size + file.bytes > target_bytes:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.bytes
+    if group:
+        yield group

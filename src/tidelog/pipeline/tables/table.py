@@ -1,0 +1,277 @@
+"""A table whose transactions remember what they hold: the ground of exactly once.
+
+Spark's checkpoint is a convenience; the table is the truth. Every transaction stores, beside its files, how far
+the pipeline has come: the next offset of a channel (`frames`), or the version of the table below that it has
+consumed (`signals`, gold). Whoever commits is judged by what is stored, so a driver killed anywhere, a lost
+checkpoint and two drivers at once all end with each record in the table once.
+
+What a caller must keep: files are complete and on disk before a commit names them, and no file is named by two
+commits. Files of attempts that lost are nobody's: `vacuum` sweeps them once they are old.
+
+T1  A range [start, end) is committed if and only if the stored next offset equals `start`.
+T2  What is already stored is skipped without a word: a commit that has nothing new makes no version.
+T3  Any other distance between the two is refused in words; nothing is written.
+T4  A transaction that lost the race for its version is judged again by what the winner stored, never repeated blindly.
+T5  Rewriting files (`optimize`) changes neither rows nor positions, and followers do not see it as news.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidelog.errors import CheckpointAhead, PositionMoved
+
+Partition = tuple[str | None, ...]
+"""The values of the partition columns, in the order of `TableLayout.partition_by`, as text; None for null."""
+
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLayout:
+    """What a table looks like: its columns, how it is split into folders, and how its columns are written."""
+
+    name: str
+    schema: pa.Schema
+    """With the partition columns. Files hold them too, so that a plain list of files is readable by anybody."""
+    partition_by: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
+    """Columns whose smallest and largest value go into the table's log, so that readers skip files."""
+    rising: tuple[str, ...] = ()
+    """Numbers that mostly grow from row to row: stored as differences."""
+    plain: tuple[str, ...] = ()
+    """Columns with many distinct values, where a dictionary would only cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One Parquet file of a table. The path is relative to the table's folder and needs no escaping."""
+
+    path: str
+    bytes: int
+    rows: int
+    partition: Partition = ()
+    minimums: Mapping[str, Any] = field(default_factory=dict)
+    maximums: Mapping[str, Any] = field(default_factory=dict)
+    nulls: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """A half-open range of offsets of one channel, read under one leader epoch."""
+
+    channel: str
+    channel_id: int
+    leader_epoch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a pipeline has come in one channel."""
+
+    channel_id: int
+    next_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeFiles:
+    """All rows of one range: its files stand or fall with it. A range of control records alone has none."""
+
+    range: OffsetRange
+    files: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """From one version of the table below to a later one; `start` is None for a follower that is new."""
+
+    upstream: str
+    start: int | None
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What a commit did. `version` is the table's after it, whoever made it."""
+
+    version: int
+    ranges: tuple[OffsetRange, ...] = ()
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        return bool(self.ranges or self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedFile:
+    """A file with new rows, and the version that brought it."""
+
+    version: int
+    file: DataFile
+
+
+class Table(ABC):
+    """One table in a folder. Not shared between threads; every call sees the latest version."""
+
+    def __init__(self, folder: Path, layout: TableLayout) -> None:
+        self.folder = folder
+        self.layout = layout
+
+    @abstractmethod
+    def exists(self) -> bool: ...
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the table if it is not there; refuse one whose columns are not ours."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells this table from another one later made in the same folder."""
+
+    @abstractmethod
+    def version(self) -> int:
+        """The number of the latest transaction; only grows."""
+
+    @abstractmethod
+    def committed_at(self) -> datetime | None:
+        """When the latest version was made."""
+
+    @abstractmethod
+    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        """What is held of these channels; channels the table knows nothing of are left out."""
+
+    @abstractmethod
+    def channel_id(self, pipeline: str, channel: str) -> int | None:
+        """The id the channel of this name had when its rows were last committed."""
+
+    @abstractmethod
+    def consumed(self, pipeline: str, upstream: str) -> int | None:
+        """The version of the table below that is in this one."""
+
+    @abstractmethod
+    def cluster_mark(self, pipeline: str) -> int | None:
+        """`cluster_mark` of the cluster whose channels these are: another one may use the same ids."""
+
+    @abstractmethod
+    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
+        """Add the files of these ranges, all in one transaction (T1 to T4)."""
+
+    @abstractmethod
+    def commit_following(
+        self,
+        pipeline: str,
+        steps: Sequence[Step],
+        files: Sequence[DataFile],
+        *,
+        replaced: Collection[Partition] = (),
+    ) -> Commit:
+        """Add files and take the steps in one transaction; what `replaced` partitions hold now goes.
+
+        A step that is already taken makes the whole commit a no-op (T2): files and steps belong together.
+        """
+
+    @abstractmethod
+    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
+        """The live files, of all partitions or of these."""
+
+    @abstractmethod
+    def added_since(self, version: int | None) -> list[AddedFile]:
+        """Files with new rows that came after this version (None: from the beginning), in the order of their coming.
+
+        Raises `HistoryGone` if the table no longer remembers back to there.
+        """
+
+    @abstractmethod
+    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+        """Put `files` in the place of `taken`: the same rows, other files (T5). False if `taken` has changed since."""
+
+    @abstractmethod
+    def referenced(self, *, removed_after: datetime) -> set[str]:
+        """Relative paths of everything a reader may still need: live files, and those taken away after that time.
+
+        Lets go of older versions where the format keeps them until told.
+        """
+
+    def path_of(self, file: DataFile) -> Path:
+        return self.folder / file.path
+
+
+def cluster_mark(cluster: str) -> int:
+    """A number for a cluster's identity: positions are numbers in some formats."""
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:7], "big")
+
+
+def partition_folder(partition: Partition) -> str:
+    """A folder name per partition that needs no escaping anywhere; empty for a table without partitions.
+
+    Not `column=value`: readers of plain file lists would take the value from the name, escaped as it is, and
+    percent signs are read differently by different readers. The values are in the files and in the table's log.
+    """
+    return "/".join(_folder_name(value) for value in partition)
+
+
+def _folder_name(value: str | None) -> str:
+    if value is None:
+        return "none"
+    if _SAFE_NAME.fullmatch(value):
+        return value
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", value)[:80].lstrip(".-_")
+    return f"{plain}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+
+
+def judge_ranges(
+    parts: Sequence[RangeFiles], positions: Mapping[int, Position], *, table: str, started: bool
+) -> list[RangeFiles]:
+    """The parts that are new. Raises for the ones that fit neither (T1 to T3).
+
+    `started` says that the caller has tried these very ranges before and lost the race: a stored offset in the
+    middle of a range then means that another driver is at work, which passes.
+    """
+    new = []
+    for part in parts:
+        stored = positions.get(part.range.channel_id)
+        start, end = part.range.start, part.range.end
+        if stored is None or stored.next_offset == start:
+            new.append(part)
+        elif stored.next_offset >= end:
+            continue
+        elif stored.next_offset > start or started:
+            raise PositionMoved(
+                table=table, channel=part.range.channel, stored=stored.next_offset, start=start, end=end
+            )
+        else:
+            raise CheckpointAhead(table=table, channel=part.range.channel, stored=stored.next_offset, start=start)
+    return new
+
+
+def judge_steps(steps: Sequence[Step], consumed: Mapping[str, int | None], *, table: str) -> bool:
+    """Whether the steps are still to be taken; all of them or none."""
+    assert steps, "a commit that follows nothing"
+    if all((stored := consumed[step.upstream]) is not None and stored >= step.end for step in steps):
+        return False
+    for step in steps:
+        stored = consumed[step.upstream]
+        if stored != step.start:
+            raise PositionMoved(
+                table=table,
+                channel=step.upstream,
+                stored=-1 if stored is None else stored,
+                start=-1 if step.start is None else step.start,
+                end=step.end,
+            )
+    return True

@@ -1,0 +1,452 @@
+"""How the fields of a parameter group lie in its payload, learned from the `nmea2000` package.
+
+The package's database says where a field lies, how long it is and what a step of it is worth. It does not say
+whether a field is signed, which raw values mean "not available", which fields tell the variants of a PGN
+apart, or what a code is called. All of that its decoder knows, so the decoder is asked: a payload with every
+field unavailable is made once for each variant (the probe), one field in it is set, and the answer is read.
+A PGN is learned when it is first seen, which takes about a millisecond for each variant; labels are asked for
+one code at a time.
+
+The package costs 0.1 to 0.3 s and 16 MB to import (it brings gateways and serial ports along), so nothing here
+imports it before the first PGN is asked for.
+
+What holds:
+Y1  A variant's layout depends on the package's version alone, never on the data that was seen.
+Y2  The raw values of a number that count are one run, `raw_min` to `raw_max`.
+Y3  Every frame of a PGN goes to the first variant, in the database's order, whose match fields all agree;
+    to the fallback of its range when none does.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from threading import Lock
+from typing import Any, Final
+
+Match = tuple[int, int, int]
+"""Bit offset, bit length and the raw value that a variant's payloads have there."""
+
+LABELS_MAX: Final = 8_192
+"""Labels that a variant remembers. Noise on a field of 32 bits would otherwise fill the memory."""
+
+_LOCK: Final = Lock()
+
+
+class Kind(enum.Enum):
+    """How the bits of a field are read."""
+
+    NUMBER = enum.auto()
+    LOOKUP = enum.auto()
+    """A code with a label."""
+    BITS = enum.auto()
+    """Flags, each with a label."""
+    DATE = enum.auto()
+    """Days since 1970."""
+    FLOAT = enum.auto()
+    DECIMAL = enum.auto()
+    """Two decimal digits in every byte."""
+    TEXT_FIXED = enum.auto()
+    TEXT_LAU = enum.auto()
+    """A length that counts itself, an encoding, then text."""
+    TEXT_LZ = enum.auto()
+    """A length, text, and a closing zero."""
+    BINARY = enum.auto()
+    NAME = enum.auto()
+    """A device's 64-bit NAME."""
+    DYNAMIC = enum.auto()
+    """A value whose type another field's code names. Its bytes are known, what they say is not."""
+    VARIABLE = enum.auto()
+    """A value of a field of another PGN, or a field that is not always there, in group functions: where it ends
+    is not known here."""
+    SKIPPED = enum.auto()
+    """Reserved and spare bits."""
+
+
+_KINDS: Final = {
+    "LOOKUP": Kind.LOOKUP,
+    "INDIRECT_LOOKUP": Kind.LOOKUP,
+    "DYNAMIC_FIELD_KEY": Kind.LOOKUP,
+    "BITLOOKUP": Kind.BITS,
+    "DATE": Kind.DATE,
+    "FLOAT": Kind.FLOAT,
+    "DECIMAL": Kind.DECIMAL,
+    "STRING_FIX": Kind.TEXT_FIXED,
+    "STRING_LAU": Kind.TEXT_LAU,
+    "STRING_LZ": Kind.TEXT_LZ,
+    "BINARY": Kind.BINARY,
+    "ISO_NAME": Kind.NAME,
+    "DYNAMIC_FIELD_VALUE": Kind.DYNAMIC,
+    "VARIABLE": Kind.VARIABLE,
+    "RESERVED": Kind.SKIPPED,
+    "SPARE": Kind.SKIPPED,
+}
+"""By the database's type; every other one is a number (MMSI, PGN, DURATION, TIME, ADDRESS ...)."""
+
+_RAW_KINDS: Final = (Kind.NUMBER, Kind.DATE)
+_INDIRECT: Final = {"deviceFunction": "deviceClass", "value": "id"}
+"""Which field an indirect lookup also depends on, by the lookup's own id; the database does not say."""
+
+_LIMITS: Final = {"GEOGRAPHICAL_LATITUDE": 90.0, "GEOGRAPHICAL_LONGITUDE": 180.0, "TIME": 86_400.9999}
+"""Highest value by physical quantity; a leap second belongs to its day."""
+
+_FALLBACKS: Final = (
+    (0xEF00, 0xEF00), (0xFF00, 0xFFFF), (0x1EF00, 0x1EF00), (0x1FF00, 0x1FFFF),
+)  # fmt: skip
+"""Ranges that NMEA leaves to manufacturers: an unknown one of these is proprietary, any other is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldLayout:
+    """One field. Offsets are in bits from the payload's first byte, least significant bit first."""
+
+    id: str
+    signal: str
+    kind: Kind
+    bit_offset: int | None
+    """None behind a field of no fixed length."""
+    bit_length: int | None
+    """None where the payload itself says it."""
+    signed: bool = False
+    scale: float = 1.0
+    shift: float = 0.0
+    """value = raw * scale + shift"""
+    unit: str | None = None
+    raw_min: int = 0
+    raw_max: int = 0
+    indirect: int | None = None
+    """Place of the field that the label also depends on."""
+    probe_bit: int = 0
+    """Where the field lies in the variant's probe."""
+    bits: str | None = None
+    """Name of the table of flags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedSet:
+    """A run of fields that comes once, many times, or not at all."""
+
+    first: int
+    fields: int
+    count_field: int | None
+    """The field that says how often; None where sets go on to the end of the payload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One layout of a PGN."""
+
+    pgn: int
+    id: str
+    matches: tuple[Match, ...]
+    fields: tuple[FieldLayout, ...]
+    sets: tuple[RepeatedSet, ...]
+    instance: int | None
+    """Place of the field that tells two engines, batteries or tanks apart."""
+    proprietary: bool
+    """Only the manufacturer is known."""
+    probe: bytes
+    labels: dict[tuple[int, int, int], str | None] = field(default_factory=dict, compare=False)
+    """Cache: (field, code, code of the indirect field) to label."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every field lies at the same place in every payload."""
+        return not self.sets and all(
+            item.bit_offset is not None and item.bit_length is not None for item in self.fields
+        )
+
+    @property
+    def opaque(self) -> bool:
+        """Whether some value's type is told by the payload, so that its content is not decoded."""
+        return any(item.kind in (Kind.DYNAMIC, Kind.VARIABLE) for item in self.fields)
+
+    def label(self, place: int, code: int, other: int = 0) -> str | None:
+        """What a code, or a set of flags, is called; None where it has no name."""
+        key = (place, code, other)
+        if key not in self.labels:
+            if len(self.labels) >= LABELS_MAX:
+                self.labels.clear()
+            self.labels[key] = self._ask_label(place, code, other)
+        return self.labels[key]
+
+    def _ask_label(self, place: int, code: int, other: int) -> str | None:
+        item = self.fields[place]
+        if item.bits is not None:
+            flags = _database().bit_lookup(item.bits)
+            return ", ".join(name for bit, name in flags if code >> bit & 1) or None
+        assert item.bit_length is not None, "codes have fixed lengths"
+        payload = _with_bits(self.probe, item.probe_bit, item.bit_length, code)
+        if item.indirect is not None:
+            master = self.fields[item.indirect]
+            assert master.bit_length is not None, "codes have fixed lengths"
+            payload = _with_bits(payload, master.probe_bit, master.bit_length, other)
+        value = _answers(self.pgn, payload).get(item.id)
+        return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PgnLayouts:
+    """Everything a PGN can look like: its variants in the database's order, then the fallback if it has one."""
+
+    pgn: int
+    variants: tuple[Variant, ...]
+    unreachable: tuple[str, ...] = ()
+    """Variants that the package itself never decodes, as another one hides them or they cannot be probed."""
+
+
+@cache
+def layouts_of(pgn: int) -> PgnLayouts:
+    """How payloads of a PGN lie; no variants for one that nobody knows."""
+    # The cache may be filled by two threads at once; the package's objects are then only read by one.
+    with _LOCK:
+        found, hidden = [], []
+        for info in _database().pgn_variants(pgn):
+            if _is_fallback(info.id):
+                continue
+            variant = _learn(info, pgn)
+            if variant is None:
+                hidden.append(info.id)
+            else:
+                found.append(variant)
+        # What has the most conditions is not first by rule: the database's order decides (Y3).
+        if any(first <= pgn <= last for first, last in _FALLBACKS):
+            fallback = next((item for item in _fallback_infos() if _range_of(item.pgn) == _range_of(pgn)), None)
+            variant = None if fallback is None else _learn(fallback, pgn)
+            found += [] if variant is None else [variant]
+        return PgnLayouts(pgn=pgn, variants=tuple(found), unreachable=tuple(hidden))
+
+
+def snake_case(name: str) -> str:
+    """`gnssPositionData` and `3AxisOffset` as words joined by underscores; a fallback loses its range."""
+    name = re.sub(r"^0x[0-9a-f]{4,5}(0x[0-9a-f]{4,5})?(?=[A-Z])", "", name)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+[a-z]*", name)
+    return "_".join(words).lower()
+
+
+# --- asking the package ---------------------------------------------------------------------------
+
+
+@cache
+def _backend() -> Any:
+    # By name and late: it has no types, and costs time for gateways that nobody here needs.
+    return import_module("nmea2000.backend")
+
+
+def _database() -> Any:
+    return _backend().DATABASE
+
+
+@cache
+def _fallback_infos() -> tuple[Any, ...]:
+    return tuple(info for info in _database().pgns() if _is_fallback(info.id))
+
+
+def _is_fallback(identifier: str) -> bool:
+    return identifier.startswith("0x")
+
+
+def _range_of(pgn: int) -> tuple[int, int] | None:
+    return next(((first, last) for first, last in _FALLBACKS if first <= pgn <= last), None)
+
+
+def _answers(pgn: int, payload: bytes) -> dict[str, Any]:
+    """The fields of a payload by id as the package decodes it, those of the first repeated set included."""
+    message = _backend().decode(pgn, payload, units="si")
+    if message is None:
+        return {}
+    found = {"": message.id}
+    for item in message.fields:
+        if isinstance(item.value, list):
+            for name, inner in (item.value[0] if item.value else {}).items():
+                found.setdefault(name, inner.value)
+        else:
+            found.setdefault(item.id, item.value)
+    return found
+
+
+def _learn(info: Any, pgn: int) -> Variant | None:
+    probe = _probe(info)
+    if probe is None or _answers(pgn, probe).get("") != info.id:
+        return None
+    places = list(_places(info, probe))
+    width = max((start + (length or 0) + 7) // 8 for start, length in places)
+    probe = probe.ljust(width, b"\xff")
+    fields = tuple(_learn_field(info, place, start, length, probe, pgn) for place, (start, length) in enumerate(places))
+    fields = tuple(
+        replace(item, kind=Kind.VARIABLE) if _is_optional(info, place) else item for place, item in enumerate(fields)
+    )
+    matches = tuple(_matches(info, fields, probe, pgn))
+    # A match field has one value by definition; asking for others has asked other variants.
+    fixed_raws = {bit: raw for bit, _, raw in matches}
+    fields = tuple(
+        replace(item, raw_min=fixed_raws[item.bit_offset], raw_max=fixed_raws[item.bit_offset], signed=False)
+        if item.bit_offset in fixed_raws and item.bit_length
+        else item
+        for item in fields
+    )
+    sets = tuple(RepeatedSet(first=first, fields=count, count_field=by) for first, count, by in info.repeating_sets)
+    return Variant(
+        pgn=pgn,
+        id=info.id,
+        matches=matches,
+        fields=fields,
+        sets=sets,
+        instance=_instance(fields, sets),
+        proprietary=_is_fallback(info.id),
+        probe=probe,
+    )
+
+
+def _probe(info: Any) -> bytes | None:
+    """A payload with nothing in it but what makes it this variant; None where the package cannot make one."""
+    canboat = _backend().canboat
+    values: dict[str, Any] = {}
+    for item in info.fields:
+        if item.field_type in ("DYNAMIC_FIELD_KEY", "DYNAMIC_FIELD_LENGTH"):
+            values[item.id] = canboat.Raw(1)
+        elif item.field_type == "DYNAMIC_FIELD_VALUE":
+            values[item.id] = b"\xff"
+        elif item.field_type == "STRING_LZ":
+            values[item.id] = ""
+        elif item.field_type == "BINARY" and item.bit_length and item.bit_length < 64 and item.bit_length % 8:
+            # Left to itself the encoder rounds these to whole bytes, and all fields behind it slip.
+            values[item.id] = canboat.Raw((1 << item.bit_length) - 1)
+    repeated = {place for first, count, _ in info.repeating_sets for place in range(first, first + count)}
+    inside = {info.fields[place].id for place in repeated}
+    outside = {name: value for name, value in values.items() if name not in inside}
+    one_each = [
+        [{item.id: values[item.id] for item in info.fields[first : first + count] if item.id in values}]
+        for first, count, _ in info.repeating_sets
+    ]
+    for sets in (one_each or None, None):
+        try:
+            return bytes(_database().encode(info.id, outside, sets=sets))
+        except (canboat.EncodeError, TypeError, ValueError, OverflowError):
+            continue
+    return None
+
+
+def _places(info: Any, probe: bytes) -> Iterator[tuple[int, int | None]]:
+    """Where each field lies in the probe, and how long it is where the layout says so."""
+    at = 0
+    for item in info.fields:
+        yield at, item.bit_length
+        if item.bit_length is not None:
+            at += item.bit_length
+        elif item.field_type == "STRING_LAU":
+            at += 8 * max(2, probe[at // 8] if at // 8 < len(probe) else 2)
+        elif item.field_type == "STRING_LZ":
+            at += 8 * (1 + (probe[at // 8] if at // 8 < len(probe) else 0))
+
+
+def _learn_field(info: Any, place: int, start: int, length: int | None, probe: bytes, pgn: int) -> FieldLayout:
+    item = info.fields[place]
+    kind = _KINDS.get(item.field_type or "", Kind.NUMBER)
+    if item.field_type == "STRING_LZ" and length is not None:
+        length = item.bit_length
+    signed, raw_min, raw_max = False, 0, (1 << (length or 0)) - 1
+    if kind in _RAW_KINDS and length is not None and length <= 64:
+        ask = _Asked(pgn=pgn, name=item.id, probe=probe, start=start, length=length)
+        signed = length > 1 and ask.negative(raw_max)
+        raw_min, raw_max = ask.bounds(signed=signed)
+        # The package checks a range's low end only.
+        limit = _LIMITS.get(item.physical_quantity or "") if item.field_type in ("NUMBER", "TIME") else None
+        raw_max = raw_max if limit is None else min(raw_max, round(limit / item.resolution))
+    names = [other.id for other in info.fields]
+    indirect = names.index(_INDIRECT[item.id]) if item.field_type == "INDIRECT_LOOKUP" else None
+    return FieldLayout(
+        id=item.id,
+        signal=f"{snake_case(info.id)}.{snake_case(item.id)}",
+        kind=kind,
+        bit_offset=item.bit_offset,
+        bit_length=length,
+        signed=signed,
+        scale=float(item.resolution or 1.0),
+        shift=float(item.offset or 0),
+        unit=item.unit,
+        raw_min=raw_min,
+        raw_max=raw_max,
+        indirect=indirect,
+        probe_bit=start,
+        bits=item.lookup_bit_enumeration,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One field of a probe, to be set to this and that."""
+
+    pgn: int
+    name: str
+    probe: bytes
+    start: int
+    length: int
+
+    def value(self, raw: int) -> Any:
+        payload = _with_bits(self.probe, self.start, self.length, raw & (1 << self.length) - 1)
+        return _answers(self.pgn, payload).get(self.name)
+
+    def negative(self, raw: int) -> bool:
+        """All bits set are -1 to a signed field and "not available" to an unsigned one."""
+        value = self.value(raw)
+        return isinstance(value, int | float) and value < 0
+
+    def bounds(self, *, signed: bool) -> tuple[int, int]:
+        """The lowest and the highest raw value that count (Y2)."""
+        lowest = -(1 << self.length - 1) if signed else 0
+        highest = (1 << self.length - int(signed)) - 1
+        return -self._edge(0, -lowest, sign=-1), self._edge(max(lowest, 0), highest, sign=1)
+
+    def _edge(self, inside: int, outside: int, *, sign: int) -> int:
+        for near in range(outside, max(inside, outside - 4), -1):
+            if self.value(sign * near) is not None:
+                return near
+        while outside - inside > 1:
+            middle = (inside + outside) // 2
+            if self.value(sign * middle) is not None:
+                inside = middle
+            else:
+                outside = middle
+        return inside
+
+
+def _matches(info: Any, fields: tuple[FieldLayout, ...], probe: bytes, pgn: int) -> Iterator[Match]:
+    """The fields that make a payload this variant: change one, and the package sees something else in it."""
+    repeated = {place for first, count, _ in info.repeating_sets for place in range(first, first + count)}
+    for place, item in enumerate(fields):
+        if place in repeated or item.bit_offset is None or item.bit_length is None or item.bit_length > 64:
+            continue
+        if item.kind not in (Kind.NUMBER, Kind.LOOKUP):
+            continue
+        raw = int.from_bytes(probe, "little") >> item.probe_bit & (1 << item.bit_length) - 1
+        changed = _with_bits(probe, item.probe_bit, item.bit_length, raw ^ 1)
+        if _answers(pgn, changed).get("") != info.id:
+            yield item.bit_offset, item.bit_length, raw
+
+
+def _is_optional(info: Any, place: int) -> bool:
+    """Whether a field is there in some payloads only: its length is fixed, yet nobody knows where the next begins."""
+    if place + 1 >= len(info.fields) or any(first + count == place + 1 for first, count, _ in info.repeating_sets):
+        return False
+    item, following = info.fields[place], info.fields[place + 1]
+    return item.bit_offset is not None and item.bit_length is not None and following.bit_offset is None
+
+
+def _instance(fields: tuple[FieldLayout, ...], sets: tuple[RepeatedSet, ...]) -> int | None:
+    repeated = {place for item in sets for place in range(item.first, item.first + item.fields)}
+    for place, item in enumerate(fields):
+        named = item.id == "instance" or item.id.endswith("Instance")
+        if named and item.id != "systemInstance" and place not in repeated and item.bit_offset is not None:
+            return place
+    return None
+
+
+def _with_bits(payload: bytes, start: int, length: int, raw: int) -> bytes:
+    number = int.from_bytes(payload, "little")
+    number = number & ~((1 << length) - 1 << start) | raw << start
+    return number.to_bytes(max(len(payload), (start + length + 7) // 8), "little")

@@ -1,0 +1,183 @@
+"""A real cluster as the pipeline reads it and writes into it, without Spark in between."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.pipeline.conftest import SmallCluster
+from tests.pipeline.folders import NOW_US
+from tidelog.blocks.block import MadeBlock
+from tidelog.errors import (
+    ChannelRecreated,
+    HistoryRewritten,
+    OffsetOutOfRange,
+    SinkRefused,
+    UnknownChannel,
+)
+from tidelog.pipeline.columns import MESSAGES, batches
+from tidelog.pipeline.logs import ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.pipeline.sink import SinkOptions, StagedRows, StreamSink
+from tidelog.pipeline.sink_publisher import Publisher
+from tidelog.pipeline.sink_staging import Key, Staging
+
+
+@pytest.fixture
+def logs(cluster: SmallCluster) -> Iterator[Logs]:
+    opened = cluster.address.open()
+    yield opened
+    opened.close()
+
+
+def piece(ends: ChannelEnds, **changes: int) -> Piece:
+    place = {"start": ends.log_start, "end": ends.committed_end, "leader_epoch": ends.leader_epoch, **changes}
+    return Piece(**{"channel": ends.channel, "channel_id": ends.channel_id, **place})  # type: ignore[arg-type]
+
+
+def values(logs: Logs, wanted: Piece) -> list[bytes]:
+    made = list(batches(logs.blocks(wanted), wanted, ["value"], messages=True))
+    schema = pa.schema([MESSAGES.field("value")])
+    found: list[bytes] = pa.Table.from_batches(made, schema=schema)["value"].to_pylist()
+    return found
+
+
+def all_values(logs: Logs, channel: str) -> list[bytes]:
+    (ends,) = logs.channels([channel])
+    return values(logs, piece(ends))
+
+
+def test_committed_records_are_read_from_a_cluster(cluster: SmallCluster, logs: Logs) -> None:
+    name = cluster.channel("read-1")
+    sent = [b"value %d" % number for number in range(5_000)]
+    with cluster.client.producer(name) as producer:
+        producer.send_many(sent).result(30)
+    (ends,) = logs.channels([name])
+    assert ends.committed_end == 5_001, "the leader's first record says that its epoch began"
+    assert values(logs, piece(ends)) == sent
+    assert values(logs, piece(ends, start=11, end=21)) == sent[10:20]
+    assert [one.channel for one in logs.channels(["read-*"])] == [name]
+    assert logs.offset_at(name, time_us=0) <= 1
+    assert logs.identity
+    logs.set_cursor("tables", name, 7)
+    assert cluster.client.cursors(name) == {"tables": 7}
+    logs.delete_cursor("tables", name)
+
+
+def test_what_is_not_what_was_planned_is_not_read(cluster: SmallCluster, logs: Logs) -> None:
+    name = cluster.channel("read-2")
+    cluster.client.producer(name).send(b"x").result(30)
+    (ends,) = logs.channels([name])
+    with pytest.raises(OffsetOutOfRange):
+        values(logs, piece(ends, end=ends.committed_end + 5))
+    with pytest.raises(HistoryRewritten):
+        values(logs, piece(ends, leader_epoch=ends.leader_epoch - 1))
+    cluster.client.delete(name)
+    with pytest.raises(UnknownChannel):
+        values(logs, piece(ends))
+    cluster.channel(name)
+    with pytest.raises(ChannelRecreated):
+        values(logs, piece(ends))
+
+
+def test_an_address_goes_through_pickle_and_one_connection_serves_a_process(cluster: SmallCluster) -> None:
+    again: LogsAddress = pickle.loads(pickle.dumps(cluster.address))
+    assert again == cluster.address
+    assert again.open_shared() is cluster.address.open_shared()
+
+
+# --- publishing --------------------------------------------------------------------------------------
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    numbers = range(first, first + count)
+    return pa.record_batch(
+        {
+            "value": pa.array([b"row %d" % number for number in numbers]),
+            "key": pa.array([f"k{number % 4}" for number in numbers]),
+            "time": pa.array([NOW_US + number for number in numbers], pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+def sink(cluster: SmallCluster, channel: str, checkpoint: Path) -> StreamSink:
+    options = {**cluster.options, "channel": channel, "checkpointLocation": f"file://{checkpoint}"}
+    return StreamSink(SinkOptions.parse(options, streaming=True))
+
+
+def expected(*ranges: range) -> list[bytes]:
+    return [b"row %d" % number for part in ranges for number in part]
+
+
+def test_a_batch_that_is_committed_again_is_published_once(cluster: SmallCluster, logs: Logs, tmp_path: Path) -> None:
+    name = cluster.channel("sink-1")
+    writer = sink(cluster, name, tmp_path)
+    parts = [writer.write(iter([rows(0, 40), rows(40, 10)])), writer.write(iter([rows(50, 50)]))]
+    writer.write(iter([rows(0, 50)]))  # an attempt that lost: nobody commits it
+    for _ in range(3):
+        sink(cluster, name, tmp_path).commit([*parts, StagedRows(records=0)], 0)
+    other_order = [writer.write(iter([rows(50, 50)])), writer.write(iter([rows(0, 50)]))]
+    sink(cluster, name, tmp_path).commit([*other_order], 0)
+    sink(cluster, name, tmp_path).commit([writer.write(iter([rows(100, 5)]))], 1)
+    assert all_values(logs, name) == expected(range(105))
+
+
+def test_a_driver_that_died_in_the_middle_of_a_batch_is_followed_by_one_that_finishes_it(
+    cluster: SmallCluster, logs: Logs, tmp_path: Path
+) -> None:
+    name = cluster.channel("sink-2")
+    writer = sink(cluster, name, tmp_path)
+    sink(cluster, name, tmp_path).commit([writer.write(iter([rows(0, 10)]))], 0)
+    staging = Staging(tmp_path / "tidelog-sink")
+    staged = [writer.write(iter([rows(first, 10)])) for first in (10, 20, 30)]
+    intent = staging.claim(Key(name="stream", batch=1), [(one.part, one.records) for one in staged])
+    producer = staging.producer()
+    assert producer is not None
+    blocks: list[MadeBlock] = list(staging.blocks(intent, producer))
+
+    async def half() -> None:
+        async with Publisher(cluster.address, name) as publisher:
+            await publisher.publish(blocks[:2], channel_id=producer.channel_id)
+
+    asyncio.run(half())
+    assert all_values(logs, name) == expected(range(30))
+    # Spark computes the batch anew, in another order; what was frozen counts.
+    again = [writer.write(iter([rows(first, 10)])) for first in (30, 10, 20)]
+    sink(cluster, name, tmp_path).commit([*again], 1)
+    sink(cluster, name, tmp_path).commit([writer.write(iter([rows(40, 10)]))], 2)
+    assert all_values(logs, name) == expected(range(50))
+
+
+def test_a_leader_that_dies_costs_a_sink_neither_loss_nor_duplicates(
+    cluster: SmallCluster, logs: Logs, tmp_path: Path
+) -> None:
+    name = cluster.channel("sink-3")
+    writer = sink(cluster, name, tmp_path)
+    for batch in range(3):
+        sink(cluster, name, tmp_path).commit([writer.write(iter([rows(10 * batch, 10)]))], batch)
+    leader = cluster.client.describe(name)["leader"]
+    cluster.kit.kill(leader)
+    try:
+        staged: list[StagedRows | None] = [writer.write(iter([rows(30, 10)]))]
+        sink(cluster, name, tmp_path).commit(staged, 3)  # type: ignore[arg-type]
+        assert all_values(logs, name) == expected(range(40))
+    finally:
+        cluster.kit.start(leader)
+
+
+def test_a_sink_refuses_what_it_cannot_do_once(cluster: SmallCluster, tmp_path: Path) -> None:
+    name = cluster.channel("sink-4")
+    writer = sink(cluster, name, tmp_path)
+    staged = writer.write(iter([rows(0, 10)]))
+    sink(cluster, name, tmp_path).commit([staged], 0)
+    other = cluster.channel("sink-5")
+    with pytest.raises(SinkRefused, match="belongs to channel 'sink-4'"):
+        sink(cluster, other, tmp_path).commit([writer.write(iter([rows(0, 1)]))], 1)
+    for file in (tmp_path / "tidelog-sink").glob("part-*"):
+        file.unlink()
+    with pytest.raises(SinkRefused, match="restore the folder"):
+        sink(cluster, name, tmp_path).commit([staged], 1)

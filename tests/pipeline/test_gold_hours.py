@@ -1,0 +1,180 @@
+"""The hourly tables: engines, batteries, wind, water and air."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.gold_rows import NOON, Signals, tiny_data
+from tidelog.pipeline.gold.columns import CONVERSIONS, ELECTRICAL, ENGINE, ENVIRONMENT, signal_names
+from tidelog.pipeline.gold.electrical import build_electrical
+from tidelog.pipeline.gold.engine import build_engine
+from tidelog.pipeline.gold.environment import build_environment
+from tidelog.pipeline.gold.schemas import ELECTRICAL_HOURS, ENGINE_HOURS, ENVIRONMENT_HOURS
+
+WIND, TEMPERATURE, DEPTH, DYNAMIC, BATTERY, CHARGE, PRESSURE = 130306, 130312, 128267, 127489, 127508, 127506, 130314
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def engines() -> Signals:
+    """Port runs for ten minutes, at 1,000 then at 2,000; starboard stands, and speaks in revolutions per second."""
+    boat = Signals("engines")
+    for second in range(900):
+        boat.engine(at(second), 0, 0.0 if second >= 600 else 1000.0 if second < 300 else 2000.0)
+    for second in range(0, 900, 10):
+        boat.message(at(second), 127488, ("engine_parameters_rapid_update.speed", 0.5, "Hz"), instance=1)
+        boat.message(
+            at(second),
+            DYNAMIC,
+            ("engine_parameters_dynamic.temperature", 353.15, "K"),
+            ("engine_parameters_dynamic.oil_pressure", 400_000.0, "Pa"),
+            ("engine_parameters_dynamic.fuel_rate", 12.5, "L/h"),
+            instance=0,
+        )
+    # A sensor gone mad, and the engine running over the end of the hour, read every six seconds.
+    boat.message(at(100), DYNAMIC, ("engine_parameters_dynamic.temperature", 9_999.0, "K"), instance=0)
+    for second in range(3570, 3630, 6):
+        boat.engine(at(second), 0, 1500.0)
+    boat.engine(at(3700), 0, 0.0)
+    # Alone in its day: nobody knows for how long.
+    boat.engine(at(86_400), 0, 1500.0)
+    return boat
+
+
+def batteries() -> Signals:
+    boat = Signals("batteries")
+    for instance, volts in ((0, 12.5), (1, 25.0)):
+        for second in range(10):
+            boat.message(
+                at(second),
+                BATTERY,
+                ("battery_status.voltage", volts + second / 10, "V"),
+                ("battery_status.current", -4.0, "A"),
+                instance=instance,
+            )
+    boat.message(at(20), CHARGE, ("dc_detailed_status.state_of_charge", 0.8, "ratio"), instance=1)
+    return boat
+
+
+def weather() -> Signals:
+    """Wind that says whether it is apparent; temperatures of the sea, the air and a fridge in the same message."""
+    boat = Signals("weather")
+    for second, (speed, reference) in enumerate(
+        [(5.0, "Apparent"), (7.0, "Apparent"), (9.0, "True (water referenced)"), (900.0, "Apparent")]
+    ):
+        boat.message(at(second), WIND, ("wind_data.wind_speed", speed, "m/s"), ("wind_data.reference", reference, None))
+    boat.message(at(5), WIND, ("wind_data.wind_speed", 50.0, "m/s"))  # of what, it does not say
+    for kelvin, source in (
+        (288.15, "Sea Temperature"),
+        (293.15, "Outside Temperature"),
+        (277.15, "Refrigeration Temperature"),
+    ):
+        boat.message(
+            at(10),
+            TEMPERATURE,
+            ("temperature.source", source, None),
+            ("temperature.actual_temperature", kelvin, "K"),
+            instance=0,
+        )
+    boat.message(
+        at(11), PRESSURE, ("actual_pressure.source", "Atmospheric", None), ("actual_pressure.pressure", 101_300.0, "Pa")
+    )
+    for second in range(3590, 3610):
+        boat.message(at(second), DEPTH, ("water_depth.depth", second - 3580.0, "m"))
+    boat.message(at(3611), DEPTH, ("water_depth.depth", 1.0, "fathom"))
+    return boat
+
+
+@pytest.fixture(scope="module")
+def hours(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each table, in order."""
+    tables = pa.concat_tables([make().table() for make in (engines, batteries, weather)])
+    signals = spark.createDataFrame(tables).cache()
+    found = {}
+    for layout, build in (
+        (ENGINE_HOURS, build_engine),
+        (ELECTRICAL_HOURS, build_electrical),
+        (ENVIRONMENT_HOURS, build_environment),
+    ):
+        with tiny_data(spark):
+            built = build(signals).toArrow()
+        rows = built.select(layout.table.schema.names).cast(layout.table.schema)
+        found[layout.name] = rows.sort_by([(key, "ascending") for key in layout.keys]).to_pylist()
+    signals.unpersist()
+    return found
+
+
+def test_two_engines_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> None:
+    port, starboard, later, next_day = hours["engine"]
+    assert [(row["instance"], row["hour"]) for row in (port, starboard, later, next_day)] == [
+        (0, NOON),
+        (1, NOON),
+        (0, at(3600)),
+        (0, at(86_400)),
+    ]
+    assert (port["rpm_min"], port["rpm_max"]) == (0.0, 2000.0)
+    assert port["rpm_mean"] == pytest.approx((300 * 1000 + 300 * 2000 + 5 * 1500) / 905)
+    assert starboard["rpm_max"] == 30.0
+    assert starboard["coolant_temperature_c_mean"] is None
+
+
+def test_an_engine_runs_while_it_turns_and_no_longer_than_it_is_heard(hours: dict[str, list[dict[str, Any]]]) -> None:
+    port, starboard, later, next_day = hours["engine"]
+    assert port["running_seconds"] == 600 + 30  # from 3570 to the end of the hour
+    assert starboard["running_seconds"] == 0
+    assert later["running_seconds"] == 24 + 10  # the last reading before a silence holds ten seconds
+    assert next_day["running_seconds"] == 1
+
+
+def test_units_become_those_of_gold_and_madness_is_left_out(hours: dict[str, list[dict[str, Any]]]) -> None:
+    port = hours["engine"][0]
+    assert port["coolant_temperature_c_max"] == pytest.approx(80.0)
+    assert port["oil_pressure_kpa_mean"] == pytest.approx(400.0)
+    assert port["fuel_rate_l_per_h_mean"] == 12.5
+
+
+def test_batteries_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> None:
+    first, second = hours["electrical"]
+    assert (first["instance"], first["voltage_v_min"], first["voltage_v_max"]) == (0, 12.5, pytest.approx(13.4))
+    assert first["voltage_v_mean"] == pytest.approx(12.95)
+    assert first["charge_percent_mean"] is None
+    assert (second["instance"], second["charge_percent_mean"]) == (1, pytest.approx(80.0))
+    assert first["samples"] == 20
+
+
+def test_wind_counts_as_what_its_message_says_it_is(hours: dict[str, list[dict[str, Any]]]) -> None:
+    noon = hours["environment"][0]
+    assert [noon[f"apparent_wind_mps_{what}"] for what in ("min", "mean", "max")] == [5.0, 6.0, 7.0]
+    assert noon["true_wind_mps_max"] == 9.0
+
+
+def test_a_temperature_goes_where_its_source_says(hours: dict[str, list[dict[str, Any]]]) -> None:
+    noon = hours["environment"][0]
+    assert noon["water_temperature_c_mean"] == pytest.approx(15.0)
+    assert noon["air_temperature_c_max"] == pytest.approx(20.0)
+    assert noon["cabin_temperature_c_mean"] is None
+    assert noon["pressure_hpa_mean"] == pytest.approx(1013.0)
+
+
+def test_hours_end_on_the_hour(hours: dict[str, list[dict[str, Any]]]) -> None:
+    noon, later = hours["environment"]
+    assert (noon["hour"], later["hour"]) == (NOON, at(3600))
+    assert [noon[f"depth_m_{what}"] for what in ("min", "mean", "max")] == [10.0, 14.5, 19.0]
+    assert [later[f"depth_m_{what}"] for what in ("min", "mean", "max")] == [20.0, 24.5, 29.0]
+    assert later["samples"] == 10  # not the one in fathoms
+
+
+@pytest.mark.parametrize("measures", [ENGINE, ELECTRICAL, ENVIRONMENT])
+def test_every_measure_can_be_converted_and_is_believable_somewhere(measures: tuple[Any, ...]) -> None:
+    for measure in measures:
+        assert any(wanted == measure.unit for _, wanted in CONVERSIONS), measure
+        assert measure.low < measure.high, measure
+        assert bool(measure.texts) == (measure.qualifier is not None), measure
+    assert len(signal_names(measures)) == len(set(signal_names(measures)))

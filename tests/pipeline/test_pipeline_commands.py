@@ -1,0 +1,84 @@
+"""`tidelog pipeline`: from a folder of logs to tables and back to a proof, and what wrong calls are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.commands import Tidelog
+from tests.pipeline.folders import fleet
+from tidelog.cli import pipeline_commands
+from tidelog.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FRAMES = 2 * 4 * 500
+
+
+@pytest.fixture
+def tidelog(capsys: pytest.CaptureFixture[str]) -> Tidelog:
+    return Tidelog(capsys)
+
+
+@pytest.fixture
+def with_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands share the session of the tests: a process has one."""
+
+    @contextmanager
+    def engine(settings: PipelineSettings) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(pipeline_commands, "_engine", engine)
+
+
+@pytest.mark.usefixtures("with_spark")
+def test_a_folder_of_logs_becomes_tables_that_the_audit_finds_equal(tidelog: Tidelog, tmp_path: Path) -> None:
+    fleet(tmp_path / "log", blocks=4)
+    where = ("-path", tmp_path / "log", "-tables", tmp_path / "lake", "-channels", "boat-*")
+    before = tidelog("pipeline", "status", *where, "-json").json
+    assert before["frames"]["rows"] == 0
+    done = tidelog("pipeline", "backfill", *where, "-json").json
+    assert done["frames"] == FRAMES
+    after = tidelog("pipeline", "status", *where, "-json").json
+    assert (after["frames"]["rows"], after["frames"]["lag_records"]) == (FRAMES, 0)
+    assert tidelog("pipeline", "backfill", *where, "-json").json["frames"] == 0
+    found = tidelog("pipeline", "audit", *where, "-json").json
+    assert (found["equal"], found["frames"]) == (True, {"log": FRAMES, "frames": FRAMES})
+    assert tidelog("pipeline", "audit", *where).out.splitlines()[-1] == "equal"
+    assert "boat-1" in tidelog("pipeline", "status", *where).out
+    assert "frames" in tidelog("pipeline", "optimize", *where).out
+    assert tidelog("pipeline", "vacuum", *where, "-json", "-dry-run").json["frames"] == []
+    page = tmp_path / "fleet.html"
+    assert str(page) in tidelog("pipeline", "report", *where, "-out", page).out
+    assert page.read_text().lstrip().lower().startswith("<!doctype html")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("status", "-paht", "x"), "did you mean -path"),
+        (("status",), "give either `cluster`"),
+        (("run", "-path", "x", "-format", "csv"), "delta"),
+        (("status", "-path", "nowhere"), "no such file or folder"),
+        (("audit", "-path", ".", "-journals", "boat-1"), "NAME=FOLDER"),
+        (("audit", "-path", ".", "-replicas", "n1=nowhere"), "is not a folder"),
+        (("backfill", "-path", ".", "-driver-memory", "lots"), "lots"),
+    ],
+)
+def test_wrong_calls_are_told_in_words_with_exit_code_2(
+    tidelog: Tidelog, arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in tidelog("pipeline", *arguments, code=2).err
+
+
+def test_every_command_has_help(tidelog: Tidelog) -> None:
+    for command in ("run", "backfill", "status", "audit", "report", "optimize", "vacuum"):
+        shown = tidelog("pipeline", command, "-help").out
+        assert f"tidelog pipeline {command}" in shown
+        assert "-tables" in shown

@@ -1,0 +1,186 @@
+"""A real Spark cluster in front of a real cluster of nodes: a worker dies in the middle, and nothing else changes.
+
+Three nodes hold the channels of four boats with two replicas each, so that no node has them all and executors must read
+from several. The same pipeline runs once on this process's own session, and once on a standalone master with two
+workers of which one is killed with everything on it; the tables of both must be equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.standalone import SparkCluster
+from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
+from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
+from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.voyage import Voyage
+from tidelog.pipeline.cluster_logs import connected
+from tidelog.pipeline.runner import PipelineRunner, tables_of
+from tidelog.pipeline.settings import PipelineSettings, load_pipeline
+from tidelog.pipeline.tables import open_table
+from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, UNDECODED_LAYOUT
+from tidelog.pipeline.tables.table import Table
+from tidelog.units import US_PER_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BOATS = [f"boat-{number}" for number in range(1, 5)]
+START_US = 1_790_000_000 * US_PER_S
+VOYAGE_S = 600
+BATCH_RECORDS = 20_000
+DRIVER_S = 900.0
+
+DRIVER = """
+import json, sys, time
+from tidelog.pipeline.engine import EngineOptions, start_engine, stop_engine
+from tidelog.pipeline.runner import PipelineRunner
+from tidelog.pipeline.settings import load_pipeline
+settings = load_pipeline(arguments=sys.argv[1:])
+spark = start_engine(EngineOptions(
+    master=settings.master, driver_memory="1g", shuffle_partitions=2, settings={"spark.executor.memory": "768m"}))
+held = spark.sparkContext._jsc.sc()
+while held.getExecutorMemoryStatus().size() < 3:  # the driver counts itself
+    time.sleep(0.1)
+print("two executors", flush=True)
+with PipelineRunner(spark, settings) as runner:
+    summary = runner.run_once()
+print(json.dumps({"frames": summary.frames, "signals": summary.signals}), flush=True)
+stop_engine()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_worker_that_dies_in_the_middle_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    with boat_cluster(tmp_path, boats=BOATS, nodes=3, settings=[*no_limits(), "-boat-factor", "2"]) as sea:
+        sent = asyncio.run(sail(sea, tmp_path / "boats"))
+        here = settings_of(sea, tmp_path / "here", "here")
+        require_no_node_with_all(here)
+        with PipelineRunner(spark, here) as runner:
+            summary = runner.run_once()
+        assert summary.frames == sent
+        assert summary.gold_tables_changed > 0
+        with SparkCluster(tmp_path / "spark", workers=2) as workers:
+            there = settings_of(sea, tmp_path / "there", "there", "-master", workers.master)
+            told = run_and_strike(sea, workers, there, tmp_path)
+        assert told["frames"] <= sent, "what a driver counts is what it has committed itself"
+        require_equal(here, there)
+        sea.kit.require_alive()
+
+
+async def sail(sea: BoatCluster, folder: Path) -> int:
+    """Every boat comes home with a voyage in its journal and sends it; how many frames that is in all."""
+    async with AsyncExitStack() as stack:
+        boats = []
+        for number, name in enumerate(BOATS):
+            boat = Boat(folder / name, sea.target(name, node=number), config=SenderConfig())
+            voyage = Voyage(seed=number, start_us=START_US)
+            boat.journal.record_many(voyage.frames(START_US, START_US + VOYAGE_S * US_PER_S), START_US)
+            boats.append(await stack.enter_async_context(sailing(boat)))
+            boat.client.notify()
+        await wait_until(lambda: all(boat.all_acked() for boat in boats), "all frames in the cluster")
+        return sum(boat.journal.head for boat in boats)
+
+
+def settings_of(sea: BoatCluster, folder: Path, name: str, *more: str) -> PipelineSettings:
+    return load_pipeline(arguments=arguments_of(sea, folder, name, *more))
+
+
+def arguments_of(sea: BoatCluster, folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        *sea.pipeline_arguments(),
+        *("-name", name, "-tables", str(folder), "-channels", "boat-*"),
+        *("-batch-records", str(BATCH_RECORDS), *more),
+    ]
+
+
+def require_no_node_with_all(settings: PipelineSettings) -> None:
+    """Whoever has read everything has read from several replicas."""
+    client = connected(settings.frames.address)
+    try:
+        holders = [set(client.describe(boat)["replicas"]) for boat in BOATS]
+    finally:
+        client.close(flush=False)
+    assert all(len(nodes) == 2 for nodes in holders), holders
+    assert not set.intersection(*holders), f"one node holds every channel: {holders}"
+
+
+def run_and_strike(sea: BoatCluster, workers: SparkCluster, settings: PipelineSettings, folder: Path) -> dict[str, Any]:
+    """Run the pipeline on the workers, kill one of them between two commits of `frames`; the driver's last words."""
+    arguments = arguments_of(sea, settings.tables, "there", "-master", workers.master)
+    table = open_table(settings.tables, FRAMES_LAYOUT)
+    log = folder / "driver.log"
+    with log.open("wb") as complaints:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, *arguments],
+            env=workers.environment,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+        )
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"two executors\n", log.read_text()[-4000:]
+        wait_for_rows(table, driver, log)
+        workers.kill("worker-2")
+        assert driver.poll() is None, "the driver was done before the worker died"
+        said, _ = driver.communicate(timeout=DRIVER_S)
+        assert driver.returncode == 0, log.read_text()[-4000:]
+    finally:
+        driver.kill()
+        driver.wait()
+        if driver.stdout is not None:
+            driver.stdout.close()
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def wait_for_rows(table: Table, driver: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the first batches are in the table."""
+    deadline = time.monotonic() + DRIVER_S
+    while not (table.exists() and table.version() >= 1):
+        assert driver.poll() is None, log.read_text()[-4000:]
+        assert time.monotonic() < deadline, f"the driver commits nothing: {log.read_text()[-4000:]}"
+        time.sleep(0.05)
+
+
+def require_equal(here: PipelineSettings, there: PipelineSettings) -> None:
+    """Every table of the one has the rows of the other."""
+    ours = {table.layout.name: rows_of(table) for table in tables_of(here)}
+    theirs = {table.layout.name: rows_of(table) for table in tables_of(there)}
+    assert ours.keys() == theirs.keys()
+    for name, rows in ours.items():
+        assert rows.num_rows == theirs[name].num_rows, name
+        assert rows.equals(theirs[name]), f"{name} differs: {difference(rows, theirs[name])}"
+
+
+def rows_of(table: Table) -> pa.Table:
+    """All rows in one order. Sums of floats depend on the order of adding, so these are rounded."""
+    parts: list[pa.Table] = []
+    for file in table.files():
+        with pq.ParquetFile(table.path_of(file)) as source:
+            parts.append(source.read().cast(table.layout.schema))
+    rows = pa.concat_tables(parts) if parts else table.layout.schema.empty_table()
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_floating(field.type):
+            rows = rows.set_column(place, field, pc.round(rows.column(place), 6))
+    if table.layout.name == UNDECODED_LAYOUT.name:  # a row for each step of decoding
+        rows = rows.group_by(["channel", "day", "pgn", "reason"]).aggregate([("frames", "sum")])
+    return rows.sort_by([(name, "ascending") for name in rows.schema.names])
+
+
+def difference(ours: pa.Table, theirs: pa.Table) -> Sequence[str]:
+    return [name for name in ours.schema.names if not ours[name].equals(theirs[name])]
