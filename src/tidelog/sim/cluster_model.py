@@ -405,7 +405,7 @@ class ClusterModel(MetadataModel):
 
     def _commit_up_to(self, node: str, channel: ChannelModel, copy: Copy, end: int) -> None:
         """What this leader says is committed is what others said, and goes on from there."""
-        for entry in copy.entries[copy.place(copy.committed_end) :]:
+        for entry in self._with_what_rotted(channel, copy):
             if entry.base >= end:
                 break
             if entry.end > end:
@@ -423,6 +423,16 @@ class ClusterModel(MetadataModel):
             self.counters["committed_blocks"] += 1
             if channel.name in self.boats:
                 self.boats[channel.name].committed(entry)
+
+    def _with_what_rotted(self, channel: ChannelModel, copy: Copy) -> list[Entry]:
+        """What a leader has above its committed end. A block that rotted there, and that nobody has read since, is
+        taken from whoever holds it: that is who makes it durable."""
+        own = copy.entries[copy.place(copy.committed_end) :]
+        if not copy.damaged:
+            return own
+        others = [entry for other in channel.copies.values() if other is not copy for entry in other.entries]
+        lost = {entry.base: entry for entry in others if entry.base >= channel.end and copy.has_rotted_at(entry)}
+        return sorted([*own, *lost.values()])
 
     def _note_seqs(self, channel: ChannelModel, entry: Entry, *, check: bool) -> None:
         """6."""
