@@ -19,7 +19,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Boat to cloud on this machine: cuts, kills, every frame compared (about 35 s)
+demo: setup ## Boats to tables on this machine: cuts, kills, a pipeline, every frame compared
 	$(BIN)/tidelog demo
 
 test: setup lint ## Lint, types, layers and every fast test: what CI runs

@@ -16,7 +16,8 @@ from tidelog.blocks.messages import Message, encode_messages
 from tidelog.edge.journal import JournalOptions, open_journal
 from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import Append, Store, StoreOptions, open_store
+from tidelog.storage.store import Store, StoreOptions, open_store
+from tidelog.storage.writer import Append
 
 NOW_US = 1_790_000_000_000_000
 BLOCK_ROWS = 500

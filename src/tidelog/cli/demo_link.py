@@ -1,7 +1,8 @@
-"""The demo's link between boat and cloud: a TCP forwarder that can be cut and mended.
+"""The demo's link between boats and the cluster: a TCP forwarder that can be cut and mended.
 
-A cut ends every connection at once, and new ones are closed as soon as they come. It forwards bytes and understands
-none of them: TLS runs from end to end.
+It forwards to the first of its nodes that takes the call, as a load balancer in front of a cluster does. A cut ends
+every connection at once, and new ones are closed as soon as they come. It forwards bytes and understands none of them:
+TLS runs from end to end.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 HOST: Final = "127.0.0.1"
 _READ_BYTES: Final = 65_536
+_DIAL_S_MAX: Final = 5.0
 
 
 class Link:
-    """Listens on `port` from the start, and forwards to `target_port`, which may be set later."""
+    """Listens on `port` from the start, and forwards to one of `target_ports`, tried in turn."""
 
-    def __init__(self) -> None:
-        self.target_port = 0
+    def __init__(self, target_ports: Sequence[int]) -> None:
+        self.target_ports = tuple(target_ports)
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -51,7 +54,7 @@ class Link:
             threading.Thread(target=self._serve, args=(near,), daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
-        with near, contextlib.suppress(OSError), socket.create_connection((HOST, self.target_port)) as far:
+        with near, contextlib.suppress(OSError), self._dial() as far:
             with self._lock:
                 if not self._up:
                     return
@@ -62,6 +65,14 @@ class Link:
             back.join()
             with self._lock:
                 self._open -= {near, far}
+
+    def _dial(self) -> socket.socket:
+        for port in self.target_ports:
+            with contextlib.suppress(OSError):
+                far = socket.create_connection((HOST, port), timeout=_DIAL_S_MAX)
+                far.settimeout(None)
+                return far
+        raise ConnectionRefusedError("no node takes the call")
 
 
 def _carry(source: socket.socket, sink: socket.socket) -> None:

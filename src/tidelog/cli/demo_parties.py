@@ -1,8 +1,10 @@
-"""The demo's boat and cloud: real processes over mTLS in one folder, started, killed and asked how they are.
+"""The demo's boats and nodes: real processes over mTLS in one folder, started, killed and asked how they are.
 
-Both are `tidelog boat` and `tidelog cloud` as anybody would start them. The boat is asked over HTTP how it is; what
-the cloud has is read from its disk, where it must be. What they log lies in `boat.log` and `cloud.log`. Every wait
-here has a deadline.
+All are `tidelog boat` and `tidelog node` as anybody would start them, with certificates that `tidelog ca` made. They
+are asked over HTTP how they are. What they log lies in `NAME.log`. Every wait here has a deadline, and ends at once
+when a process that should run has ended by itself.
+
+DP1  Nothing that was started outlives `close`.
 """
 
 from __future__ import annotations
@@ -12,26 +14,26 @@ import http.client
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from tidelog.bench.cluster_kit import free_port
 from tidelog.cli.demo_link import HOST, Link
-from tidelog.cli.log_files import Placed
-from tidelog.cli.sources import open_source
-from tidelog.cluster.uplink_channel import fold_log
-from tidelog.core.uplink.fold import LineageFold
-from tidelog.errors import LogError, WaitTimedOut
+from tidelog.errors import WaitTimedOut
 
-NAME: Final = "boat-001"
-NODE: Final = "cloud-1"
-START_S_MAX: Final = 60.0
+BOATS: Final = ("boat-001", "boat-002")
+NODES: Final = ("n1", "n2", "n3")
+OPERATOR: Final = "anna"
+START_S_MAX: Final = 90.0
 _STOP_S_MAX: Final = 30.0
 _ASK_S_MAX: Final = 5.0
 _POLL_S: Final = 0.05
@@ -43,58 +45,61 @@ class PartyFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """How boat and cloud are at one moment; of a boat that is down, what it said last."""
+class NodePorts:
+    """Where a node listens: for nodes and clients, for boats, and for who looks."""
 
-    head: int = 0
-    """The newest seq the boat has recorded."""
-    durable_head: int = 0
-    """The newest seq on the boat's disk."""
-    boat_void: tuple[range, ...] = ()
-    connected: bool = False
-    acked: int = 0
-    """The cursor that the cloud has told the boat."""
-    cursor: int = 0
-    """The cursor that the cloud's log gives."""
-    held_end: int = 1
-    """One past the newest seq the cloud has heard of."""
-    holes: tuple[range, ...] = ()
-    void: tuple[range, ...] = ()
-    session: int = 0
-
-    @property
-    def missing(self) -> int:
-        return sum(map(len, self.holes))
+    link: int
+    grpc: int
+    http: int
 
 
 class Parties:
-    """One cloud, one boat, and the link between them. `close` ends whatever still runs."""
+    """Three nodes, the boats, and the link between them. `close` ends whatever still runs (DP1).
 
-    def __init__(self, folder: Path) -> None:
+    A boat dials `entry`, behind which any node answers, and is then told where the leader of its channel is. So every
+    node is behind a link of its own too, and is known to boats by that address alone: there is no way around a cut.
+    """
+
+    def __init__(self, folder: Path, *, boats: Sequence[str] = BOATS) -> None:
         self.folder = folder
-        self.data = folder / "cloud-data"
-        self.journal = folder / "journal"
-        self.link = Link()
-        self.sight = Sight()
-        self.cursor_went_back: str = ""
-        """Says so if the cloud's log ever gave less than it had given, or than the cloud had acked."""
+        self.boats = tuple(boats)
+        taken: set[int] = set()
+        self.nodes = {name: _ports(taken) for name in NODES}
+        self.entry = Link([ports.grpc for ports in self.nodes.values()])
+        self._fronts = {name: Link([ports.grpc]) for name, ports in self.nodes.items()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._http_port = 0
-        self._grpc_port = 0
+        self._boat_ports: dict[str, int] = {}
+        self._asked_last = NODES[0]
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._processes)
+
+    def data(self, node: str) -> Path:
+        return self.folder / f"{node}-data"
+
+    def journal(self, boat: str) -> Path:
+        return self.folder / f"{boat}-journal"
+
+    def certificate(self, name: str, file: str) -> str:
+        return str(self.folder / "certificates" / name / file)
 
     # --- certificates ----------------------------------------------------------------------------
 
     def make_certificates(self) -> None:
-        """What an operator types: `tidelog ca init`, then `tidelog ca issue` for the boat and for the cloud."""
+        """What an operator types: `tidelog ca init`, then `tidelog ca issue` for each boat, each node and herself."""
         from tidelog.cli.main import run
 
         ca = str(self.folder / "ca")
-        node = ["--node", "--server-name", HOST]
-        for arguments in (
-            ["init", ca],
-            ["issue", NAME, "--ca", ca, "--out", str(self.folder / "boat")],
-            ["issue", NODE, *node, "--ca", ca, "--out", str(self.folder / "cloud")],
-        ):
+        issued: dict[str, list[str]] = {boat: [] for boat in self.boats}
+        issued |= {node: ["--node", "--server-name", HOST] for node in self.nodes}
+        issued[OPERATOR] = ["--operator"]
+        calls = [["init", ca]]
+        calls += [
+            ["issue", name, *kind, "--ca", ca, "--out", str(self.folder / "certificates" / name)]
+            for name, kind in issued.items()
+        ]
+        for arguments in calls:
             with contextlib.redirect_stdout(io.StringIO()):
                 code = run(["ca", *arguments])
             if code != 0:
@@ -102,42 +107,64 @@ class Parties:
 
     # --- starting and ending ---------------------------------------------------------------------
 
-    def start_cloud(self) -> None:
-        files = self.folder / "cloud"
-        arguments = ["-grpc-listen", f"{HOST}:{self._grpc_port}", "-data-dir", str(self.data)]
-        arguments += ["-tls-cert", str(files / f"{NODE}.crt"), "-tls-key", str(files / f"{NODE}.key")]
-        arguments += ["-tls-client-ca", str(files / "client-ca.crt")]
-        arguments += ["-tls-revocations", str(self.folder / "ca" / "boats" / "revoked.txt"), "-http-listen", "off"]
-        said = self._start("cloud", arguments, until=r"cloud up port=(\d+)")
-        # The same port after a restart: that is where the boat looks for it.
-        self._grpc_port = self.link.target_port = int(said)
+    def start_nodes(self, *names: str) -> None:
+        """Start them all, then wait until each takes part and serves boats."""
+        for name in names:
+            self._launch(name, "node", self._node_arguments(name))
+        for name in names:
+            ready = partial(self._is_ready, name)
+            self.wait(ready, what=f"the start of node {name}", deadline_s=START_S_MAX)
 
-    def start_boat(self, *settings: str) -> None:
-        files = self.folder / "boat"
-        arguments = ["-journal-dir", str(self.journal), "-replication-target", f"{HOST}:{self.link.port}"]
-        arguments += ["-replication-instance-id", NAME, "-replication-tls-ca", str(files / "ca.crt")]
-        arguments += ["-replication-tls-cert", str(files / f"{NAME}.crt")]
-        arguments += ["-replication-tls-key", str(files / f"{NAME}.key"), *settings]
-        arguments += ["-http-listen", f"{HOST}:0", "-http-anonymous"]
-        self._http_port = int(self._start("boat", arguments, until=r"http up port=(\d+)"))
+    def _is_ready(self, node: str) -> bool:
+        return ask(self.nodes[node].http, "/readyz") is not None
 
-    def _start(self, name: str, arguments: list[str], *, until: str) -> str:
-        """Start it and wait until it has said so; what `until` found."""
-        # A real boat or cloud may be set up on this machine: its settings are not for the demo.
+    def _node_arguments(self, name: str) -> list[str]:
+        ports, revoked = self.nodes[name], self.folder / "ca"
+        peers = ",".join(f"{node}={HOST}:{its.link}" for node, its in self.nodes.items())
+        arguments = ["-id", name, "-peers", peers, "-listen", f"{HOST}:{ports.link}", "-host", name]
+        arguments += ["-data-dir", str(self.data(name)), "-tls-ca", self.certificate(name, "ca.crt")]
+        arguments += ["-tls-cert", self.certificate(name, f"{name}.crt")]
+        arguments += ["-tls-key", self.certificate(name, f"{name}.key")]
+        arguments += ["-tls-revocations", str(revoked / "nodes" / "revoked.txt")]
+        arguments += ["-grpc-listen", f"{HOST}:{ports.grpc}"]
+        arguments += ["-grpc-advertise", f"{HOST}:{self._fronts[name].port}"]
+        arguments += ["-grpc-tls-client-ca", self.certificate(name, "client-ca.crt")]
+        arguments += ["-grpc-tls-revocations", str(revoked / "boats" / "revoked.txt")]
+        return [*arguments, "-http-listen", f"{HOST}:{ports.http}", "-http-anonymous"]
+
+    def start_boats(self, settings: dict[str, list[str]]) -> None:
+        """Start these boats with settings of their own, then wait until each can be asked."""
+        said = {boat: len(self.said(boat)) for boat in settings}
+        for boat, own in settings.items():
+            self._launch(boat, "boat", [*self._boat_arguments(boat), *own])
+        for boat, began in said.items():
+            self._boat_ports[boat] = int(self._said_at_start(boat, r"http up port=(\d+)", began))
+
+    def _boat_arguments(self, boat: str) -> list[str]:
+        arguments = ["-journal-dir", str(self.journal(boat)), "-replication-instance-id", boat]
+        arguments += ["-replication-target", f"{HOST}:{self.entry.port}"]
+        arguments += ["-replication-tls-ca", self.certificate(boat, "ca.crt")]
+        arguments += ["-replication-tls-cert", self.certificate(boat, f"{boat}.crt")]
+        arguments += ["-replication-tls-key", self.certificate(boat, f"{boat}.key")]
+        return [*arguments, "-http-listen", f"{HOST}:0", "-http-anonymous"]
+
+    def _launch(self, name: str, command: str, arguments: list[str]) -> None:
+        # A real boat or node may be set up on this machine: its settings are not for the demo.
         settings = self.folder / "no-settings.conf"
         settings.touch()
-        command = [sys.executable, "-m", "tidelog.cli", name, *arguments, "-config", str(settings)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TIDELOG_")}
-        began = len(self.said(name))
+        line = [sys.executable, "-m", "tidelog.cli", command, *arguments, "-config", str(settings)]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+            self._processes[name] = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+
+    def _said_at_start(self, name: str, pattern: str, began: int) -> str:
         found: list[str] = []
 
         def is_up() -> bool:
-            found[:] = re.findall(until, self.said(name)[began:])
+            found[:] = re.findall(pattern, self.said(name)[began:])
             return bool(found)
 
-        self._wait(is_up, what=f"the start of the {name}", deadline_s=START_S_MAX)
+        self.wait(is_up, what=f"the start of {name}", deadline_s=START_S_MAX)
         return found[0]
 
     def kill(self, name: str) -> None:
@@ -146,88 +173,76 @@ class Parties:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    def stop(self, name: str) -> None:
-        """Ask for a clean stop and wait for it."""
-        self._processes[name].send_signal(signal.SIGTERM)
-        self.wait_ended(name, deadline_s=_STOP_S_MAX)
+    def stop(self, *names: str) -> None:
+        """Ask all of them for a clean stop and wait for it."""
+        for name in names:
+            self._processes[name].send_signal(signal.SIGTERM)
+        for name in names:
+            self.wait_ended(name, deadline_s=_STOP_S_MAX)
 
-    def wait_ended(self, name: str, *, deadline_s: float, each: Callable[[Sight], None] = lambda _: None) -> None:
+    def wait_ended(self, name: str, *, deadline_s: float, each: Callable[[], object] = lambda: None) -> None:
         """Wait until a process ends by itself, as it should, with exit code 0."""
         process = self._processes[name]
         end = time.monotonic() + deadline_s
         while process.poll() is None:
             if time.monotonic() > end:
-                raise WaitTimedOut(waiting_for=f"the end of the {name}", deadline_s=deadline_s)
-            each(self.look())
+                raise WaitTimedOut(waiting_for=f"the end of {name}", deadline_s=deadline_s)
+            each()
             time.sleep(_POLL_S)
         del self._processes[name]
         if process.returncode != 0:
-            raise PartyFailed(f"the {name} ended with exit code {process.returncode}: {self._last_words(name)}")
+            raise PartyFailed(f"{name} ended with exit code {process.returncode}: {self._last_words(name)}")
 
     def close(self) -> None:
         for name in list(self._processes):
             self.kill(name)
-        self.link.close()
+        for link in self._links:
+            link.close()
+
+    @property
+    def _links(self) -> list[Link]:
+        return [self.entry, *self._fronts.values()]
+
+    def cut_links(self) -> None:
+        """No boat reaches any node."""
+        for link in self._links:
+            link.cut()
+
+    def mend_links(self) -> None:
+        for link in self._links:
+            link.mend()
 
     # --- looking ---------------------------------------------------------------------------------
 
     def said(self, name: str) -> str:
-        """All that every boat or cloud of this demo has logged."""
+        """All that a party of this name has logged in this demo."""
         log = self.folder / f"{name}.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
-    def look(self) -> Sight:
-        """See how both are, the cloud first: it never looks better than it is."""
-        held = self._read_cloud()
-        if held is not None:
-            session, lineage = held
-            known = max(self.sight.cursor, self.sight.acked)
-            if lineage.cursor < known:
-                self.cursor_went_back = f"the cursor went back from {known} to {lineage.cursor}"
-            self.sight = replace(
-                self.sight,
-                cursor=lineage.cursor,
-                held_end=lineage.head + 1,
-                holes=tuple(lineage.holes()),
-                void=tuple(lineage.void),
-                session=session,
-            )
-        status = self._ask_boat()
-        if status is not None:
-            self.sight = replace(
-                self.sight,
-                head=status["local_head_seq"],
-                durable_head=status["durable_head_seq"],
-                boat_void=tuple(range(part["start"], part["end"]) for part in status["void"]),
-                connected=status["connected"],
-                acked=status["cloud_cursor"],
-            )
-        return self.sight
+    def ask_boat(self, boat: str) -> dict[str, Any] | None:
+        """Its replication status; None when it is down."""
+        return ask(self._boat_ports[boat], "/replication/status") if boat in self._processes else None
 
-    def wait(
-        self,
-        condition: Callable[[Sight], bool],
-        *,
-        what: str,
-        deadline_s: float,
-        each: Callable[[Sight], None] = lambda _: None,
-    ) -> Sight:
-        """Look until the condition holds; `each` gets every look."""
+    def ask_nodes(self, path: str) -> dict[str, Any] | None:
+        """The answer of some node, whichever gives one first; None while none does."""
+        others = [node for node in self.nodes if node != self._asked_last]
+        for node in [self._asked_last, *others]:
+            if node in self._processes and (answer := ask(self.nodes[node].http, path)) is not None:
+                self._asked_last = node
+                return answer
+        return None
 
-        def holds() -> bool:
-            each(self.look())
-            return condition(self.sight)
+    def channel(self, boat: str) -> dict[str, Any]:
+        """What the catalog says of a boat's channel: `leader`, `isr` and more; empty while no node answers."""
+        return self.ask_nodes(f"/channels/{boat}") or {}
 
-        self._wait(holds, what=what, deadline_s=deadline_s)
-        return self.sight
-
-    def _wait(self, condition: Callable[[], bool], *, what: str, deadline_s: float) -> None:
+    def wait(self, condition: Callable[[], bool], *, what: str, deadline_s: float) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
             for name, process in self._processes.items():
                 # A boat whose voyage is over may end well at any moment.
                 if process.poll() not in (None, 0):
-                    raise PartyFailed(f"the {name} ended by itself: {self._last_words(name)}")
+                    raise PartyFailed(f"{name} ended by itself: {self._last_words(name)}")
             if time.monotonic() > end:
                 raise WaitTimedOut(waiting_for=what, deadline_s=deadline_s)
             time.sleep(_POLL_S)
@@ -235,33 +250,27 @@ class Parties:
     def _last_words(self, name: str) -> str:
         return " / ".join(self.said(name).splitlines()[-_LAST_LINES:]) or "it said nothing"
 
-    def _read_cloud(self) -> tuple[int, LineageFold] | None:
-        """The newest session and what the log holds. None before the first one, or when the log changed in between."""
-        try:
-            (stream,) = open_source(str(self.data), channel=NAME).streams
-            items = list(stream.items())
-        except LogError:
-            return None
-        placed = [item.block for item in items if isinstance(item, Placed)]
-        if len(placed) < len(items):
-            return None
-        fold = fold_log(placed)
-        return None if fold.current is None else (fold.session, fold.lineage(fold.current))
 
-    def _ask_boat(self) -> dict[str, Any] | None:
-        """Its replication status; None when it is down."""
-        if "boat" not in self._processes:
-            return None
-        connection = http.client.HTTPConnection(HOST, self._http_port, timeout=_ASK_S_MAX)
-        try:
-            connection.request("GET", "/replication/status")
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            return None
-        status: dict[str, Any] = json.loads(body)
-        return status
+def _ports(taken: set[int]) -> NodePorts:
+    found = []
+    for _ in range(3):
+        found.append(free_port(random.SystemRandom(), taken=taken))
+        taken.add(found[-1])
+    return NodePorts(link=found[0], grpc=found[1], http=found[2])
+
+
+def ask(port: int, path: str) -> dict[str, Any] | None:
+    """What a process of the demo answers over HTTP; None unless it answers well."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_ASK_S_MAX)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        return None
+    found: dict[str, Any] = json.loads(body)
+    return found

@@ -42,7 +42,9 @@ _COMMANDS = {
     "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure whatever has a bar to reach."),
     "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run everything that decides through faults."),
-    "demo": LazyCommand("tidelog.cli.demo", "demo", "A boat ships a voyage to a cloud through cuts and kills."),
+    "demo": LazyCommand(
+        "tidelog.cli.demo", "demo", "From boats to tables, through cuts and kills, every frame compared."
+    ),
 }
 
 
