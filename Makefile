@@ -23,7 +23,7 @@ demo: setup ## Boats to tables on this machine: cuts, kills, a pipeline, every f
 	$(BIN)/tidelog demo
 
 test: setup lint ## Lint, types, layers and every fast test: what CI runs
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
 
 test-all: setup lint ## The same plus the slow lanes (2,000 crash seeds, every byte cut, fuzzing)
 	$(BIN)/python -m pytest
@@ -58,6 +58,8 @@ bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench idle --json
 	$(BIN)/tidelog bench client --json
 	$(BIN)/tidelog bench catchup --json
+	$(BIN)/tidelog bench pipeline --json
+	$(BIN)/tidelog bench freshness --json
 
 chaos: setup ## Ten minutes of kills, pauses, cuts and full disks on clusters of real processes
 	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -s tests/cluster/test_channel_chaos.py -k minutes

@@ -17,6 +17,8 @@ from tidelog.errors import ChannelRecreated, CheckpointForeign, SourceChanged
 from tidelog.pipeline.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.logs import LogsAddress, Piece
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 
 def job_of(cluster: SmallCluster, folder: Path, channel: str) -> FramesJob:
     options = FramesOptions(

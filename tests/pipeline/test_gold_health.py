@@ -14,6 +14,8 @@ from tidelog.pipeline.gold.coverage import build_coverage
 from tidelog.pipeline.gold.fleet_health import build_fleet_health
 from tidelog.pipeline.gold.schemas import COVERAGE, FLEET_HEALTH
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 OTHER = "cd" * 16
 NEVER_SET = datetime.fromtimestamp(0, NOON.tzinfo) - NOON
 

@@ -16,6 +16,8 @@ from tidelog.pipeline.gold.engine import build_engine
 from tidelog.pipeline.gold.environment import build_environment
 from tidelog.pipeline.gold.schemas import ELECTRICAL_HOURS, ENGINE_HOURS, ENVIRONMENT_HOURS
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 WIND, TEMPERATURE, DEPTH, DYNAMIC, BATTERY, CHARGE, PRESSURE = 130306, 130312, 128267, 127489, 127508, 127506, 130314
 
 

@@ -21,6 +21,8 @@ from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, TableLayout
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 MIDNIGHT = datetime(2026, 6, 2, tzinfo=UTC)
 
 

@@ -26,6 +26,8 @@ from tidelog.pipeline.supervisor import Failure, Supervisor, failure_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 START_US = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()) * 1_000_000
 LINEAGE = b"\xab" * 16
 

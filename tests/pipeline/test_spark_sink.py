@@ -15,6 +15,8 @@ from tests.pipeline.streams import run_to_end
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 
 def published(spark: SparkSession, cluster: SmallCluster, channel: str) -> list[bytes | None]:
     rows = spark.read.format("tidelog").options(**cluster.options, channels=channel, records="messages").load()

@@ -120,6 +120,9 @@ class PipelineRunner:
         except Exception:
             query.stop()
             raise
+        # Spark's own thread may die of a batch that failed without telling whoever waits.
+        if self.frames.failure is not None:
+            raise self.frames.failure
 
     def _keep_streaming(self) -> None:
         """See that the stream runs: start it, notice that it died, start it again when it is time."""
