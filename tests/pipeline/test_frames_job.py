@@ -44,6 +44,8 @@ from tidelog.pipeline.tables.table import OffsetRange, Position, RangeFiles
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 NOW_US = 1_790_000_000_000_000
 
 

@@ -14,6 +14,8 @@ from tests.pipeline.gold_rows import GNSS, METRES_PER_DEGREE, NOON, Signals, tin
 from tidelog.pipeline.gold.tracks import build_tracks
 from tidelog.pipeline.gold.trips import build_trips
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 MIDNIGHT = datetime(2026, 6, 2, tzinfo=UTC)
 METRES_PER_MILE = 1852.0
 

@@ -27,6 +27,8 @@ from tests.pipeline.streams import run_to_end
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
+
 ROWS = 20 * BLOCK_ROWS
 
 
