@@ -1,9 +1,7 @@
 """Tables in the Delta format, committed through `deltalake`: no JVM, no jars.
 
-How far a pipeline has come is kept as application transactions of the format itself, in the same commit as the files:
-`tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
-`tidelog/<pipeline>/channel/<name>` the id behind a name, and `tidelog/<pipeline>/<table>` a consumed version. They
-survive checkpoints of the log and its clean-up.
+How far a pipeline has come is kept as application transactions of the format itself, in the same commit as the files
+(their names: `committing`). They survive checkpoints of the log and its clean-up.
 
 The library's own retries are off: it would rebase a plain append onto whatever the winner wrote, and only whoever
 knows the offsets can say whether that doubles rows (T4). Its compaction and vacuum are not used either: they lose
@@ -14,11 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -29,27 +25,17 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidelog.errors import DiskError, HistoryGone, TableBusy, TableDiffers
+from tidelog.errors import DiskError, HistoryGone, TableDiffers
+from tidelog.pipeline.tables.committing import Change, CommittedTable
 from tidelog.pipeline.tables.parquet_files import sync_path
 from tidelog.pipeline.tables.table import (
     AddedFile,
-    Commit,
     DataFile,
-    OffsetRange,
     Partition,
-    Position,
-    RangeFiles,
-    Step,
-    Table,
     TableLayout,
-    cluster_mark,
-    judge_ranges,
-    judge_steps,
 )
 from tidelog.wire.files import translated
 
-ATTEMPTS_MAX: Final = 20
-_WAIT_MAX_S: Final = 0.5
 _LOG: Final = "_delta_log"
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json")
 _CONFIGURATION: Final = {
@@ -60,18 +46,7 @@ _CONFIGURATION: Final = {
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Change:
-    """What one transaction is to do, decided against one version."""
-
-    adds: Sequence[DataFile] = ()
-    removes: Sequence[DataFile] = ()
-    transactions: Mapping[str, int] = field(default_factory=dict)
-    ranges: tuple[OffsetRange, ...] = ()
-    is_rewrite: bool = False
-
-
-class DeltaFolder(Table):
+class DeltaFolder(CommittedTable[DeltaTable]):
     """See `Table` for what each call does."""
 
     def __init__(self, folder: Path, layout: TableLayout) -> None:
@@ -111,85 +86,10 @@ class DeltaFolder(Table):
     def identity(self) -> str:
         return str(self._latest().metadata().id)
 
-    def version(self) -> int:
-        return int(self._latest().version())
-
     def committed_at(self) -> datetime | None:
         table = self._latest()
         made_ms = [entry.get("timestamp") for entry in table.history(1)]
         return datetime.fromtimestamp(made_ms[0] / 1000, UTC) if made_ms and made_ms[0] is not None else None
-
-    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
-        return self._positions(self._latest(), pipeline, channel_ids)
-
-    def channel_id(self, pipeline: str, channel: str) -> int | None:
-        return self._stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
-
-    def consumed(self, pipeline: str, upstream: str) -> int | None:
-        return self._stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
-
-    def cluster_mark(self, pipeline: str) -> int | None:
-        return self._stored(self._latest(), f"tidelog/{pipeline}/cluster")
-
-    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
-        def decide(table: DeltaTable, attempt: int) -> _Change | None:
-            stored = self._positions(table, pipeline, [part.range.channel_id for part in parts])
-            new = judge_ranges(parts, stored, table=self.layout.name, started=attempt > 0)
-            if not new:
-                return None
-            transactions: dict[str, int] = {}
-            if cluster:
-                transactions[f"tidelog/{pipeline}/cluster"] = cluster_mark(cluster)
-            for part in new:
-                application = f"tidelog/{pipeline}/{part.range.channel_id}"
-                transactions[application] = part.range.end
-                transactions[f"{application}/epoch"] = part.range.leader_epoch
-                transactions[f"tidelog/{pipeline}/channel/{part.range.channel}"] = part.range.channel_id
-            return _Change(
-                adds=[file for part in new for file in part.files],
-                transactions=transactions,
-                ranges=tuple(part.range for part in new),
-            )
-
-        return self._commit(decide)
-
-    def commit_following(
-        self,
-        pipeline: str,
-        steps: Sequence[Step],
-        files: Sequence[DataFile],
-        *,
-        replaced: Collection[Partition] = (),
-    ) -> Commit:
-        def decide(table: DeltaTable, attempt: int) -> _Change | None:
-            del attempt
-            consumed = {step.upstream: self._stored(table, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
-            if not judge_steps(steps, consumed, table=self.layout.name):
-                return None
-            return _Change(
-                adds=files,
-                removes=self._live(table, replaced) if replaced else (),
-                transactions={f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps},
-            )
-
-        return self._commit(decide)
-
-    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
-        lost = False
-
-        def decide(table: DeltaTable, attempt: int) -> _Change | None:
-            nonlocal lost
-            del attempt
-            live = {file.path for file in self._live(table, {file.partition for file in taken})}
-            lost = not live.issuperset(file.path for file in taken)
-            return None if lost else _Change(adds=files, removes=taken, is_rewrite=True)
-
-        assert sum(file.rows for file in taken) == sum(file.rows for file in files), "T5"
-        self._commit(decide)
-        return not lost
-
-    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
-        return self._live(self._latest(), partitions)
 
     def added_since(self, version: int | None) -> list[AddedFile]:
         latest = self.version()
@@ -218,33 +118,19 @@ class DeltaFolder(Table):
 
     # --- one transaction -----------------------------------------------------------------------------
 
-    def _commit(self, decide: Callable[[DeltaTable, int], _Change | None]) -> Commit:
-        for attempt in range(ATTEMPTS_MAX):
-            table = self._latest()
-            change = decide(table, attempt)
-            if change is None:
-                return Commit(version=int(table.version()))
-            try:
-                with translated("commit to", self.folder):
-                    self._write(table, change)
-            except CommitFailedError:
-                # Somebody else has the version. Spread the contenders, or they meet again.
-                time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
-                continue
-            except DeltaError as error:
-                raise DiskError(operation="commit to", path=str(self.folder), reason=str(error)) from error
-            version = int(table.version()) + 1
-            self._sync_commit(version)
-            return Commit(
-                version=version,
-                ranges=change.ranges,
-                files=len(change.adds),
-                rows=sum(file.rows for file in change.adds),
-                bytes=sum(file.bytes for file in change.adds),
-            )
-        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+    def _try(self, state: DeltaTable, change: Change) -> int | None:
+        try:
+            with translated("commit to", self.folder):
+                self._write(state, change)
+        except CommitFailedError:
+            return None  # somebody else has the version
+        except DeltaError as error:
+            raise DiskError(operation="commit to", path=str(self.folder), reason=str(error)) from error
+        version = self._version_of(state) + 1
+        self._sync_commit(version)
+        return version
 
-    def _write(self, table: DeltaTable, change: _Change) -> None:
+    def _write(self, table: DeltaTable, change: Change) -> None:
         now_ms = time.time_ns() // 1_000_000
         data_change = not change.is_rewrite
         actions: list[AddAction | RemoveAction] = [
@@ -262,7 +148,7 @@ class DeltaFolder(Table):
             partition_by=list(self.layout.partition_by),
             commit_properties=CommitProperties(
                 max_commit_retries=0,
-                app_transactions=[Transaction(name, number) for name, number in change.transactions.items()],
+                app_transactions=[Transaction(name, number) for name, number in change.stores.items()],
             ),
         )
 
@@ -283,23 +169,16 @@ class DeltaFolder(Table):
                 self._table.update_incremental()
         return self._table
 
-    def _positions(self, table: DeltaTable, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
-        found = {}
-        for channel_id in channel_ids:
-            application = f"tidelog/{pipeline}/{channel_id}"
-            next_offset = self._stored(table, application)
-            if next_offset is not None:
-                epoch = self._stored(table, f"{application}/epoch") or 0
-                found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
-        return found
+    def _version_of(self, state: DeltaTable) -> int:
+        return int(state.version())
 
-    def _stored(self, table: DeltaTable, application: str) -> int | None:
-        """The number an application stored last.
+    def _stored(self, state: DeltaTable, name: str) -> int | None:
+        """The number stored under a name last.
 
         The library goes through the log for every such question, milliseconds each; so answers are kept, and brought
         up to date by what the commits since then say.
         """
-        version = int(table.version())
+        version = self._version_of(state)
         for number in range(
             (self._positions_version if self._positions_version is not None else version) + 1, version + 1
         ):
@@ -311,13 +190,13 @@ class DeltaFolder(Table):
                 if "txn" in action:
                     self._positions_held[action["txn"]["appId"]] = int(action["txn"]["version"])
         self._positions_version = version
-        if application not in self._positions_held:
-            found = table.transaction_version(application)
-            self._positions_held[application] = None if found is None else int(found)
-        return self._positions_held[application]
+        if name not in self._positions_held:
+            found = state.transaction_version(name)
+            self._positions_held[name] = None if found is None else int(found)
+        return self._positions_held[name]
 
-    def _live(self, table: DeltaTable, partitions: Collection[Partition] | None) -> list[DataFile]:
-        found = pa.table(table.get_add_actions())
+    def _live(self, state: DeltaTable, partitions: Collection[Partition] | None) -> list[DataFile]:
+        found = pa.table(state.get_add_actions())
         columns = {name: found.column(name).to_pylist() for name in found.column_names}
         wanted = None if partitions is None else set(partitions)
         absent: list[Any] = [None] * found.num_rows

@@ -10,10 +10,7 @@ knows the offsets can say whether that doubles rows (T4).
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -32,30 +29,20 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IcebergType, PrimitiveType
 from sqlalchemy.exc import OperationalError
 
-from tidelog.errors import HistoryGone, TableBusy, TableDiffers
+from tidelog.errors import HistoryGone, TableDiffers
+from tidelog.pipeline.tables.committing import Change, CommittedTable
 from tidelog.pipeline.tables.parquet_files import sync_path
 from tidelog.pipeline.tables.table import (
     AddedFile,
-    Commit,
     DataFile,
-    OffsetRange,
     Partition,
-    Position,
-    RangeFiles,
-    Step,
-    Table,
     TableLayout,
-    cluster_mark,
-    judge_ranges,
-    judge_steps,
 )
 from tidelog.wire.files import translated
 
-ATTEMPTS_MAX: Final = 20
 CATALOG_NAME: Final = "catalog.sqlite"
 _NAMESPACE: Final = "tidelog"
 _REWRITE: Final = "tidelog.rewrite"
-_WAIT_MAX_S: Final = 0.5
 _FIRST_FIELD: Final = 1000
 _EPOCH_DAY: Final = date(1970, 1, 1)
 _PROPERTIES: Final = {
@@ -66,18 +53,7 @@ _PROPERTIES: Final = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class _Change:
-    """What one transaction is to do, decided against one snapshot."""
-
-    adds: Sequence[DataFile] = ()
-    removes: Sequence[DataFile] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-    ranges: tuple[OffsetRange, ...] = ()
-    is_rewrite: bool = False
-
-
-class IcebergFolder(Table):
+class IcebergFolder(CommittedTable[IcebergTable]):
     """See `Table` for what each call does."""
 
     def __init__(self, folder: Path, layout: TableLayout) -> None:
@@ -127,88 +103,13 @@ class IcebergFolder(Table):
     def identity(self) -> str:
         return str(self._latest().metadata.table_uuid)
 
-    def version(self) -> int:
-        return _version(self._latest())
-
     def committed_at(self) -> datetime | None:
         return datetime.fromtimestamp(self._latest().metadata.last_updated_ms / 1000, UTC)
-
-    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
-        return _positions(self._latest(), pipeline, channel_ids)
-
-    def channel_id(self, pipeline: str, channel: str) -> int | None:
-        return _stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
-
-    def consumed(self, pipeline: str, upstream: str) -> int | None:
-        return _stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
-
-    def cluster_mark(self, pipeline: str) -> int | None:
-        return _stored(self._latest(), f"tidelog/{pipeline}/cluster")
-
-    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
-        def decide(table: IcebergTable, attempt: int) -> _Change | None:
-            stored = _positions(table, pipeline, [part.range.channel_id for part in parts])
-            new = judge_ranges(parts, stored, table=self.layout.name, started=attempt > 0)
-            if not new:
-                return None
-            properties: dict[str, str] = {}
-            if cluster:
-                properties[f"tidelog/{pipeline}/cluster"] = str(cluster_mark(cluster))
-            for part in new:
-                application = f"tidelog/{pipeline}/{part.range.channel_id}"
-                properties[application] = str(part.range.end)
-                properties[f"{application}/epoch"] = str(part.range.leader_epoch)
-                properties[f"tidelog/{pipeline}/channel/{part.range.channel}"] = str(part.range.channel_id)
-            return _Change(
-                adds=[file for part in new for file in part.files],
-                properties=properties,
-                ranges=tuple(part.range for part in new),
-            )
-
-        return self._commit(decide)
-
-    def commit_following(
-        self,
-        pipeline: str,
-        steps: Sequence[Step],
-        files: Sequence[DataFile],
-        *,
-        replaced: Collection[Partition] = (),
-    ) -> Commit:
-        def decide(table: IcebergTable, attempt: int) -> _Change | None:
-            del attempt
-            consumed = {step.upstream: _stored(table, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
-            if not judge_steps(steps, consumed, table=self.layout.name):
-                return None
-            return _Change(
-                adds=files,
-                removes=self._live(table, replaced) if replaced else (),
-                properties={f"tidelog/{pipeline}/{step.upstream}": str(step.end) for step in steps},
-            )
-
-        return self._commit(decide)
-
-    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
-        lost = False
-
-        def decide(table: IcebergTable, attempt: int) -> _Change | None:
-            nonlocal lost
-            del attempt
-            live = {file.path for file in self._live(table, {file.partition for file in taken})}
-            lost = not live.issuperset(file.path for file in taken)
-            return None if lost else _Change(adds=files, removes=taken, is_rewrite=True)
-
-        assert sum(file.rows for file in taken) == sum(file.rows for file in files), "T5"
-        self._commit(decide)
-        return not lost
-
-    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
-        return self._live(self._latest(), partitions)
 
     def added_since(self, version: int | None) -> list[AddedFile]:
         table = self._latest()
         snapshots = {one.sequence_number or 0: one for one in table.snapshots()}
-        latest = _version(table)
+        latest = self._version_of(table)
         if version is None and latest and 1 not in snapshots:
             return [AddedFile(version=latest, file=file) for file in self._live(table, None)]
         start = 1 if version is None else version + 1
@@ -240,33 +141,19 @@ class IcebergFolder(Table):
 
     # --- one transaction -----------------------------------------------------------------------------
 
-    def _commit(self, decide: Callable[[IcebergTable, int], _Change | None]) -> Commit:
-        for attempt in range(ATTEMPTS_MAX):
-            table = self._latest()
-            change = decide(table, attempt)
-            if change is None:
-                return Commit(version=_version(table))
-            try:
-                with translated("commit to", self.folder):
-                    self._write(table, change)
-                    self._sync_catalog()
-            except (CommitFailedException, OperationalError):
-                # Somebody else has changed the table, or holds the catalog. Spread the contenders.
-                time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
-                continue
-            return Commit(
-                version=_version(table),
-                ranges=change.ranges,
-                files=len(change.adds),
-                rows=sum(file.rows for file in change.adds),
-                bytes=sum(file.bytes for file in change.adds),
-            )
-        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+    def _try(self, state: IcebergTable, change: Change) -> int | None:
+        try:
+            with translated("commit to", self.folder):
+                self._write(state, change)
+                self._sync_catalog()
+        except (CommitFailedException, OperationalError):
+            return None  # somebody else has changed the table, or holds the catalog
+        return self._version_of(state)
 
-    def _write(self, table: IcebergTable, change: _Change) -> None:
+    def _write(self, table: IcebergTable, change: Change) -> None:
         transaction = table.transaction()
-        if change.properties:
-            transaction.set_properties(dict(change.properties))
+        if change.stores:
+            transaction.set_properties({name: str(number) for name, number in change.stores.items()})
         said = {_REWRITE: "true"} if change.is_rewrite else {}
         update = transaction.update_snapshot(snapshot_properties=said)
         added = [
@@ -305,6 +192,13 @@ class IcebergFolder(Table):
     def _latest(self) -> IcebergTable:
         return self._opened().load_table(self._name)
 
+    def _version_of(self, state: IcebergTable) -> int:
+        return int(state.last_sequence_number)
+
+    def _stored(self, state: IcebergTable, name: str) -> int | None:
+        found = state.properties.get(name)
+        return None if found is None else int(found)
+
     def _entries(self, table: IcebergTable) -> list[IcebergFile]:
         snapshot = table.current_snapshot()
         if snapshot is None:
@@ -315,9 +209,9 @@ class IcebergFolder(Table):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         ]
 
-    def _live(self, table: IcebergTable, partitions: Collection[Partition] | None) -> list[DataFile]:
+    def _live(self, state: IcebergTable, partitions: Collection[Partition] | None) -> list[DataFile]:
         wanted = None if partitions is None else set(partitions)
-        files = [self._file_of(table, entry) for entry in self._entries(table)]
+        files = [self._file_of(state, entry) for entry in self._entries(state)]
         return [file for file in files if wanted is None or file.partition in wanted]
 
     def _added(self, table: IcebergTable, snapshot: Snapshot) -> list[DataFile]:
@@ -373,29 +267,9 @@ def _text(value: Any, kind: pa.DataType) -> str | None:
     return str(value)
 
 
-def _positions(table: IcebergTable, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
-    found = {}
-    for channel_id in channel_ids:
-        application = f"tidelog/{pipeline}/{channel_id}"
-        next_offset = _stored(table, application)
-        if next_offset is not None:
-            epoch = _stored(table, f"{application}/epoch") or 0
-            found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
-    return found
-
-
-def _version(table: IcebergTable) -> int:
-    return int(table.last_sequence_number)
-
-
 def _primitive(kind: IcebergType) -> PrimitiveType:
     assert isinstance(kind, PrimitiveType), "bounds are of plain columns"
     return kind
-
-
-def _stored(table: IcebergTable, name: str) -> int | None:
-    found = table.properties.get(name)
-    return None if found is None else int(found)
 
 
 def _said(snapshot: Snapshot, name: str) -> str | None:

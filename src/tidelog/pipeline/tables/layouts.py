@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tidelog.pipeline.columns import FRAMES
 from tidelog.pipeline.tables.table import TableLayout
+from tidelog.signals.devices import DEVICES_SCHEMA
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -63,20 +64,7 @@ UNDECODED_LAYOUT: Final = TableLayout(
 )
 DEVICES_LAYOUT: Final = TableLayout(
     name="devices",
-    schema=pa.schema(
-        [
-            ("channel", pa.string()),
-            ("name", pa.string()),
-            ("source", pa.int16()),
-            ("manufacturer", pa.string()),
-            ("device_function", pa.string()),
-            ("model", pa.string()),
-            ("serial", pa.string()),
-            ("software", pa.string()),
-            ("first_time", _TIME),
-            ("last_time", _TIME),
-        ]
-    ),
+    schema=DEVICES_SCHEMA,
     partition_by=("channel",),
     statistics=("name",),
 )

@@ -1,0 +1,174 @@
+"""What tables of every format do the same way: decide by what is stored, try, and decide again when another was faster.
+
+A format gives five things: its latest state, numbers stored under names in it, its live files, its version, and one try
+at writing a change. The rest, with the rules T1 to T5 of `table`, is here.
+
+Names: `tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
+`tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from tidelog.errors import TableBusy
+from tidelog.pipeline.tables.table import (
+    Commit,
+    DataFile,
+    OffsetRange,
+    Partition,
+    Position,
+    RangeFiles,
+    Step,
+    Table,
+    cluster_mark,
+    judge_ranges,
+    judge_steps,
+)
+
+ATTEMPTS_MAX: Final = 20
+_WAIT_MAX_S: Final = 0.5
+
+State = TypeVar("State")
+
+
+@dataclass(slots=True, kw_only=True)
+class Change:
+    """What one transaction is to do, decided against one version."""
+
+    adds: Sequence[DataFile] = ()
+    removes: Sequence[DataFile] = ()
+    stores: Mapping[str, int] = field(default_factory=dict)
+    ranges: tuple[OffsetRange, ...] = ()
+    is_rewrite: bool = False
+
+
+class CommittedTable(Table, Generic[State]):
+    """See `Table` for what each call does."""
+
+    @abstractmethod
+    def _latest(self) -> State:
+        """The table as it is now."""
+
+    @abstractmethod
+    def _version_of(self, state: State) -> int: ...
+
+    @abstractmethod
+    def _stored(self, state: State, name: str) -> int | None:
+        """The number stored under a name."""
+
+    @abstractmethod
+    def _live(self, state: State, partitions: Collection[Partition] | None) -> list[DataFile]: ...
+
+    @abstractmethod
+    def _try(self, state: State, change: Change) -> int | None:
+        """Write the change onto this very state, durably: the new version, or None if another was faster."""
+
+    def version(self) -> int:
+        return self._version_of(self._latest())
+
+    def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        return self._positions(self._latest(), pipeline, channel_ids)
+
+    def channel_id(self, pipeline: str, channel: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
+
+    def consumed(self, pipeline: str, upstream: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
+
+    def cluster_mark(self, pipeline: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/cluster")
+
+    def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
+        return self._live(self._latest(), partitions)
+
+    def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
+        def decide(state: State, attempt: int) -> Change | None:
+            stored = self._positions(state, pipeline, [part.range.channel_id for part in parts])
+            new = judge_ranges(parts, stored, table=self.layout.name, started=attempt > 0)
+            if not new:
+                return None
+            stores: dict[str, int] = {}
+            if cluster:
+                stores[f"tidelog/{pipeline}/cluster"] = cluster_mark(cluster)
+            for part in new:
+                name = f"tidelog/{pipeline}/{part.range.channel_id}"
+                stores[name] = part.range.end
+                stores[f"{name}/epoch"] = part.range.leader_epoch
+                stores[f"tidelog/{pipeline}/channel/{part.range.channel}"] = part.range.channel_id
+            return Change(
+                adds=[file for part in new for file in part.files],
+                stores=stores,
+                ranges=tuple(part.range for part in new),
+            )
+
+        return self._commit(decide)
+
+    def commit_following(
+        self,
+        pipeline: str,
+        steps: Sequence[Step],
+        files: Sequence[DataFile],
+        *,
+        replaced: Collection[Partition] = (),
+    ) -> Commit:
+        def decide(state: State, attempt: int) -> Change | None:
+            del attempt
+            consumed = {step.upstream: self._stored(state, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
+            if not judge_steps(steps, consumed, table=self.layout.name):
+                return None
+            return Change(
+                adds=files,
+                removes=self._live(state, replaced) if replaced else (),
+                stores={f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps},
+            )
+
+        return self._commit(decide)
+
+    def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+        lost = False
+
+        def decide(state: State, attempt: int) -> Change | None:
+            nonlocal lost
+            del attempt
+            live = {file.path for file in self._live(state, {file.partition for file in taken})}
+            lost = not live.issuperset(file.path for file in taken)
+            return None if lost else Change(adds=files, removes=taken, is_rewrite=True)
+
+        assert sum(file.rows for file in taken) == sum(file.rows for file in files), "T5"
+        self._commit(decide)
+        return not lost
+
+    def _commit(self, decide: Callable[[State, int], Change | None]) -> Commit:
+        for attempt in range(ATTEMPTS_MAX):
+            state = self._latest()
+            change = decide(state, attempt)
+            if change is None:
+                return Commit(version=self._version_of(state))
+            version = self._try(state, change)
+            if version is not None:
+                return Commit(
+                    version=version,
+                    ranges=change.ranges,
+                    files=len(change.adds),
+                    rows=sum(file.rows for file in change.adds),
+                    bytes=sum(file.bytes for file in change.adds),
+                )
+            # Spread the contenders, or they meet again.
+            time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
+        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+
+    def _positions(self, state: State, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
+        found = {}
+        for channel_id in channel_ids:
+            name = f"tidelog/{pipeline}/{channel_id}"
+            next_offset = self._stored(state, name)
+            if next_offset is not None:
+                epoch = self._stored(state, f"{name}/epoch") or 0
+                found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
+        return found
