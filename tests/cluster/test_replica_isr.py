@@ -30,6 +30,20 @@ from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
 from tidelog.errors import DiskFull
 
+BEYOND_THE_LOG = SyncRequest(
+    channel_id=1,
+    leader_epoch=1,
+    request_id=1 << 50,
+    fetch_from=99,
+    last_epoch=1,
+    held_end=99,
+    committed_end=0,
+    incarnation=1,
+    channel_epoch=1,
+    chunk_bytes_max=1,
+)
+"""Of a follower whose log is not the leader's: it claims to hold what the leader never had."""
+
 
 def whole(*names: str, **config: object) -> Kit:
     kit = Kit(*names)
@@ -139,19 +153,7 @@ def test_a_follower_of_which_the_leader_knows_nothing_is_reminded_though_its_req
     assert leading is not None
     progress = leading._progress["c"]
     assert progress.stands
-    strange = SyncRequest(
-        channel_id=1,
-        leader_epoch=1,
-        request_id=1 << 50,
-        fetch_from=99,
-        last_epoch=1,
-        held_end=99,
-        committed_end=0,
-        incarnation=1,
-        channel_epoch=1,
-        chunk_bytes_max=1,
-    )
-    kit.inject("a", "c", strange)
+    kit.inject("a", "c", BEYOND_THE_LOG)
     assert not progress.is_known
     assert kit.run_until(lambda: progress.is_known) <= 2 * kit.options.repeat_ms
 
@@ -159,19 +161,7 @@ def test_a_follower_of_which_the_leader_knows_nothing_is_reminded_though_its_req
 def test_a_member_whose_log_is_not_the_leaders_any_more_counts_for_nothing() -> None:
     kit = whole("a", "b", "c")
     kit["c"].kill()
-    bad = SyncRequest(
-        channel_id=1,
-        leader_epoch=1,
-        request_id=1 << 50,
-        fetch_from=99,
-        last_epoch=1,
-        held_end=99,
-        committed_end=0,
-        incarnation=1,
-        channel_epoch=1,
-        chunk_bytes_max=1,
-    )
-    kit.inject("a", "c", bad)
+    kit.inject("a", "c", BEYOND_THE_LOG)
     leading = kit["a"].replica().leading
     assert leading is not None
     assert not leading._progress["c"].is_known
