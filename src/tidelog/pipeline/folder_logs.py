@@ -26,7 +26,6 @@ from tidelog.blocks.messages import decode_messages
 from tidelog.compat.lpj import LpjReader
 from tidelog.errors import BadBlock, BadJournalFile, DamagedRange, NotALog, RecordsDamaged, UnknownChannel
 from tidelog.pipeline.folder_segments import SegmentFiles
-from tidelog.pipeline.folder_store import StoredChannel, stored_channels
 from tidelog.pipeline.logs import (
     FAIL,
     READ_BYTES,
@@ -46,6 +45,7 @@ from tidelog.storage.log import META_NAME
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.segment import base_offset_of
 from tidelog.storage.store_parts import INTERNALS
+from tidelog.storage.stored_channels import StoredChannel, stored_channels
 
 LPJ_SUFFIX = ".lpj"
 JOURNAL_META = "journal.meta"
@@ -241,7 +241,7 @@ class _StoreChannelFiles:
         stored, segments = self._stored, self._looked()
         tail = segments.tail()
         end, epoch = max(tail.offset, stored.synced_end), tail.epoch
-        for block in stored.waiting:
+        for _, block in stored.waiting:
             if block.leader.base_offset <= end < block.end:
                 end, epoch = block.end, max(epoch, block.leader.leader_epoch)
         return ChannelEnds(
@@ -257,7 +257,9 @@ class _StoreChannelFiles:
         for run in self._looked().blocks(start, end):
             yield run
             expected = run[-1].end
-        waiting = [block for block in self._stored.waiting if block.end > expected and block.leader.base_offset < end]
+        waiting = [
+            block for _, block in self._stored.waiting if block.end > expected and block.leader.base_offset < end
+        ]
         if waiting and waiting[0].leader.base_offset > expected:
             raise DamagedRange(
                 start=expected,

@@ -1,21 +1,30 @@
-"""A node's data folder, read without changing it: which channels it has, and what waits in its write-ahead files.
+"""A store, read without changing it: which channels it has, and what waits in its write-ahead files.
 
-What opening the store would replay is folded here in memory. It may belong to a running node: the write-ahead files
-are read before the segments, so what a checkpoint moves from the one to the other meanwhile is found in both, and never
-in neither.
+What opening the store would replay is folded here in memory: channels created and deleted, blocks that are acked but
+not yet written back, and how far each channel's segments were synced. It may belong to a running node: the write-ahead
+files are read before the segments, so what a checkpoint moves from the one to the other meanwhile is found in both,
+and never in neither.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import DEFAULT_LIMITS
 from tidelog.errors import FileMissing, NotALog
 from tidelog.storage.atomic import read_either_mark
 from tidelog.storage.disk import Disk
-from tidelog.storage.store_parts import CHANNELS_FOLDER, TABLE_PATH, WAL_FOLDER, StoreChannel, parse_folder
+from tidelog.storage.store_parts import CHANNELS_FOLDER, TABLE_PATH, WAL_FOLDER, StoreChannel, parse_folder, wal_path
 from tidelog.storage.wal import Entry, EntryKind, scan_wal, wal_numbers
+
+
+class WaitingBlock(NamedTuple):
+    """A block of a write-ahead file, and the file."""
+
+    path: str
+    block: Block
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +37,7 @@ class StoredChannel:
     life: int = 0
     synced_end: int = 0
     """Its segments should reach at least this far."""
-    waiting: list[Block] = field(default_factory=list)
+    waiting: list[WaitingBlock] = field(default_factory=list)
     """Acknowledged, and perhaps not in a segment yet; oldest first."""
 
     @property
@@ -39,9 +48,7 @@ class StoredChannel:
 def stored_channels(disk: Disk) -> dict[int, StoredChannel]:
     """Every channel of the store, by id."""
     table = read_either_mark(disk, TABLE_PATH) or {}
-    if table and table.get("format") != 1:
-        raise NotALog(path=TABLE_PATH, problem=f"store format {table.get('format')} needs a newer Tidelog")
-    channels = _of_table(table) if table else _of_folders(disk)
+    channels = channels_before_replay(disk, table)
     floor, newest = int(table.get("wal_floor", 0)), int(table.get("wal_newest", 0))
     for number in wal_numbers(disk, WAL_FOLDER):
         if number < floor:
@@ -51,11 +58,18 @@ def stored_channels(disk: Disk) -> dict[int, StoredChannel]:
         except FileMissing:
             continue  # a checkpoint has just put all of it into segments
         for entry in scan.entries:
-            _fold(channels, entry, in_table=number < newest)
+            fold_entry(channels, entry, wal_path(number), in_table=number < newest)
     return channels
 
 
-def _of_table(table: dict[str, list[list[int | str]]]) -> dict[int, StoredChannel]:
+def channels_before_replay(disk: Disk, table: dict[str, Any]) -> dict[int, StoredChannel]:
+    """As the store's table has them; from their folders where there is none."""
+    if table and table.get("format") != 1:
+        raise NotALog(path=TABLE_PATH, problem=f"store format {table.get('format')} needs a newer Tidelog")
+    return _of_table(table) if table else _of_folders(disk)
+
+
+def _of_table(table: dict[str, Any]) -> dict[int, StoredChannel]:
     places = {int(place[0]): place for place in table.get("places", ())}
     channels = {}
     for channel_id, name, synced_end in table["channels"]:
@@ -84,7 +98,7 @@ def _of_folders(disk: Disk) -> dict[int, StoredChannel]:
     return channels
 
 
-def _fold(channels: dict[int, StoredChannel], entry: Entry, *, in_table: bool) -> None:
+def fold_entry(channels: dict[int, StoredChannel], entry: Entry, path: str, *, in_table: bool) -> None:
     """Apply one entry. What older files say of synced ends is in the table already; they count for their blocks."""
     channel = channels.get(entry.subject)
     match entry.kind:
@@ -97,12 +111,12 @@ def _fold(channels: dict[int, StoredChannel], entry: Entry, *, in_table: bool) -
                 channel.waiting = []
         case EntryKind.TRUNCATE if channel is not None:
             offset = int(entry.fields["offset"])
-            channel.waiting = [block for block in channel.waiting if block.leader.base_offset < offset]
+            channel.waiting = [one for one in channel.waiting if one.block.leader.base_offset < offset]
             channel.synced_end = channel.synced_end if in_table else min(channel.synced_end, offset)
         case EntryKind.DIRECT if channel is not None:
             channel.synced_end = channel.synced_end if in_table else int(entry.fields["end"])
         case EntryKind.BLOCK if channel is not None and entry.block is not None:
-            channel.waiting.append(entry.block)
+            channel.waiting.append(WaitingBlock(path, entry.block))
         case _:
             pass
 
