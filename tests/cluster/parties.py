@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.wire.certificates import PrivateKey, crafted
+from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.decode import counted_frames
 from tidelog.blocks.header import BlockKind
@@ -37,7 +38,7 @@ from tidelog.edge.journal_options import JournalOptions
 from tidelog.edge.ring import Ring
 from tidelog.edge.uplink import BoatUplink
 from tidelog.edge.uplink_client import UplinkClient, UplinkTarget
-from tidelog.errors import DiskFull
+from tidelog.errors import DiskFull, LogClosed
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
@@ -259,10 +260,8 @@ class CloudParty:
 
     def held(self, name: str, lineage: bytes | None = None) -> list[tuple[int, Row]]:
         """Every (seq, frame) that counts, in the order of the log."""
-        if name not in self.names():
-            return []
         found: list[tuple[int, Row]] = []
-        for block in self.log(name).blocks():
+        for block in blocks_of(self.node, name):
             if block.maker.kind == BlockKind.CONTROL or (lineage and block.maker.producer != lineage):
                 continue
             seqs = [seq for part in block.counted_seqs() for seq in part]
@@ -277,6 +276,18 @@ class CloudParty:
 def log_of(node: Node, name: str) -> Log:
     """A channel's log on a node; waits for nothing."""
     return node.channel_logs.log(node.doors.channel_named(name).channel_id)
+
+
+def blocks_of(node: Node, name: str) -> list[Block]:
+    """All that a node holds of a channel: nothing, as long as the channel is unknown or known and not yet open."""
+    catalog = node.core.catalog
+    record = None if catalog is None else catalog.channel(name)
+    if record is None:
+        return []
+    try:
+        return list(node.channel_logs.log(record.channel_id).blocks())
+    except LogClosed:
+        return []
 
 
 # --- boats of ours -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.parties import HOST, Fleet, Row, wait_until
+from tests.cluster.parties import HOST, Fleet, Row, blocks_of, wait_until
 from tidelog.blocks.decode import counted_frames
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.cluster.uplink_channel import FRAME_KINDS
@@ -157,8 +157,7 @@ class UplinkTrio:
     def held(self, boat: str, node: Node) -> list[tuple[int, Row]]:
         """Every (seq, frame) that counts on this node, in the order of its log."""
         found: list[tuple[int, Row]] = []
-        log = node.channel_logs.log(node.doors.channel_named(boat).channel_id)
-        for block in log.blocks():
+        for block in blocks_of(node, boat):
             if block.maker.kind in FRAME_KINDS:
                 seqs = [seq for part in block.counted_seqs() for seq in part]
                 found += zip(seqs, counted_frames(block).rows(), strict=True)
