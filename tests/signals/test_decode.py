@@ -19,17 +19,17 @@ HEADING = bytes.fromhex("ff2bc2ff7fff7ffd")
 ENGINE_0, ENGINE_1 = bytes.fromhex("00920cffff7fffff"), bytes.fromhex("01920cffff7fffff")
 
 
-def test_rows_come_by_frame_and_then_by_field() -> None:
+def test_rows_come_by_pgn_and_field_and_then_by_frame() -> None:
     decoded = decode_signals(frames_batch([(127250, 15, HEADING), (130306, 20, WIND), (127250, 15, HEADING)]))
     assert [(row["seq"], row["signal"]) for row in plain(decoded.signals).to_pylist()] == [
         (1, "vessel_heading.heading"),
+        (3, "vessel_heading.heading"),
         (1, "vessel_heading.reference"),
+        (3, "vessel_heading.reference"),
         (2, "wind_data.sid"),
         (2, "wind_data.wind_speed"),
         (2, "wind_data.wind_angle"),
         (2, "wind_data.reference"),
-        (3, "vessel_heading.heading"),
-        (3, "vessel_heading.reference"),
     ]
 
 

@@ -1,12 +1,12 @@
 """Whole messages to signals: many rows for every frame, no step for a single one.
 
-Frames are grouped by PGN and then by variant; each group gives columns (`columns.py`). The long table is then
-laid out: how many rows every frame has tells where its rows begin, and each column is scattered to its places.
+Frames are grouped by PGN and then by variant; each group gives columns (`columns.py`), which become the rows of the
+long table one behind the other (`rows.py`).
 
 A caller gives messages that are whole; `reassemble` makes them from raw captures.
 
 What holds:
-S1  Rows come in the order of the frames, those of a frame in the order of its fields.
+S1  Rows come by PGN, then by variant and field; those of one field in the order of the frames.
 S2  Every frame is decoded or counted in `undecoded`, never both: `frames == decoded + sum(undecoded)`.
     A counted frame may still have rows for what is known of it: a proprietary one has its manufacturer.
 S3  Equal batches give equal results, dictionaries included.
@@ -151,7 +151,7 @@ def _decode_pgn(
         of_variant = members if everyone else members[chosen]
         part = payloads if everyone else Payloads(frames.buffer, starts[chosen], lengths[chosen])
         found = read_variant(variant, part, pool)
-        rows.add(of_variant, found.columns, found.instances)
+        rows.add(pgn, of_variant, found.columns, found.instances)
         if variant.proprietary:
             counted[pgn, PROPRIETARY] += len(chosen)
             continue

@@ -1,7 +1,10 @@
-"""The long table: columns of many groups of frames, interleaved into one row for each frame and field.
+"""The long table: columns of many groups of frames, one behind the other, with a row for each frame and field.
+
+A signal's rows stand together, so everything is copied in long runs and nothing is moved again. It serves the tables
+too: a file is mostly runs of one name, and who looks for one signal passes over the pages of the others.
 
 What holds:
-L1  Rows of a frame stand together, in the order in which its columns were added.
+L1  Rows come in the order in which columns were added, those of a column in the order of its frames.
 L2  `signal`, `unit` and `text` are dictionaries: a name is written once for a batch.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +58,7 @@ KEPT_PIECES_MAX: Final = 2
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bounds what a thread holds between batches; larger pieces go back to the system."""
 
+_TAKEN: Final = ("seq", "time", "source")
 _PASSED: Final = ("channel", "lineage", "clock", "device")
 
 
@@ -62,157 +67,146 @@ def plain(signals: pa.RecordBatch) -> pa.RecordBatch:
     return signals.cast(SIGNALS_SCHEMA)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    pgn: int
+    members: Int64s
+    columns: list[Column]
+    instances: Int32s | None
+
+
 class SignalRows:
     """Collects the columns of groups, then lays all of them out."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
-        self._counts = np.zeros(batch.num_rows, dtype=np.int64)
-        self._groups: list[tuple[Int64s, list[Column]]] = []
-        self._instances: Int32s | None = None
+        self._groups: list[_Group] = []
+        self._rows = 0
 
-    def add(self, members: Int64s, columns: list[Column], instances: Int32s | None) -> None:
-        """Columns of the frames `members`; no frame is in two groups."""
-        if instances is not None:
-            if self._instances is None:
-                self._instances = np.full(self._batch.num_rows, -1, dtype=np.int32)
-            self._instances[members] = instances
-        whole = sum(column.rows is None for column in columns)
-        if whole == len(columns):
-            self._counts[members] = whole
-        else:
-            counts = np.full(len(members), whole, dtype=np.int64)
-            for column in columns:
-                if column.rows is not None:
-                    counts[column.rows] += 1
-            self._counts[members] = counts
-        self._groups.append((members, columns))
+    def add(self, pgn: int, members: Int64s, columns: list[Column], instances: Int32s | None) -> None:
+        """Columns of the frames `members`, which all have this PGN; no frame is in two groups."""
+        self._groups.append(_Group(pgn, members, columns, instances))
+        self._rows += sum(len(members) if column.rows is None else len(column.rows) for column in columns)
 
     def to_arrow(self, pool: TextPool) -> pa.RecordBatch:
-        """All rows, in the order of the frames (L1)."""
-        ends = np.cumsum(self._counts)
-        total = int(ends[-1]) if len(ends) else 0
-        starts = ends - self._counts
-        slab = Slab(total)
-        frame_of_row = _frame_of_row(self._counts, starts, slab)
-        cells = _Cells(starts, slab)
-        for members, columns in self._groups:
-            cells.add(members, columns)
-        signals, values, texts, units = cells.signals, cells.values, cells.texts, cells.units
-        unit_names = sorted({unit for unit in units if unit is not None})
-        unit_numbers = np.array(
-            [-1 if unit is None else unit_names.index(unit) for unit in units] or [-1], dtype=np.int32
-        )
-        built = {
-            "seq": self._repeated("seq", np.int64, frame_of_row, slab),
-            "time": self._repeated("time", np.int64, frame_of_row, slab),
-            "source": self._repeated("source", np.int16, frame_of_row, slab),
-            "pgn": self._repeated("pgn", np.int32, frame_of_row, slab),
-            "instance": self._instance_column(frame_of_row, slab),
-            "signal": _dictionary(slab.filled(np.int32, signals), cells.names, valid=None),
-            "value": _fixed(pa.float64(), values, ~np.isnan(values)),
-            "unit": _named(slab.taken(unit_numbers, signals), unit_names),
-            "text": _named(texts, pool.texts()),
+        """All rows (L1)."""
+        slab = Slab(self._rows)
+        taken = {name: _Taken(self._batch.column(name), SIGNALS_SCHEMA.field(name).type, slab) for name in _TAKEN}
+        passed = {name: _Passed(self._batch, name, slab) for name in _PASSED}
+        columns: dict[str, _Taken | _Passed] = {**taken, **passed}
+        spreads = [spread for column in columns.values() for spread in column.spreads]
+        cells = _Cells(slab)
+        for group in self._groups:
+            cells.add(group, spreads)
+        built = {name: column.to_arrow() for name, column in columns.items()}
+        built |= {
+            "pgn": _fixed(pa.int32(), cells.pgns, None),
+            "instance": _fixed(pa.int32(), cells.instances, cells.instances >= 0),
+            "signal": _dictionary(cells.signals, list(cells.signal_names), valid=None),
+            "value": _fixed(pa.float64(), cells.values, ~np.isnan(cells.values) if cells.has_texts_only else None),
+            "unit": _named(cells.units, list(cells.unit_names)),
+            "text": _named(cells.texts, pool.texts()),
         }
-        for name in _PASSED:
-            built[name] = self._passed_on(name, frame_of_row, slab)
         return pa.RecordBatch.from_arrays([built[name] for name in DICTIONARY_SCHEMA.names], schema=DICTIONARY_SCHEMA)
 
-    def _repeated(self, name: str, dtype: npt.DTypeLike, frame_of_row: Int64s, slab: Slab) -> pa.Array:
-        column = self._batch.column(name)
-        wanted = DICTIONARY_SCHEMA.field(name).type
-        if column.type != wanted:
-            column = column.cast(wanted)
-        if column.null_count:
-            return column.take(pa.array(frame_of_row))
+
+class _Spread:
+    """A number for every frame, and the rows' copies of it."""
+
+    __slots__ = ("of_frames", "of_rows")
+
+    def __init__(self, of_frames: npt.NDArray[Any], slab: Slab) -> None:
+        self.of_frames = of_frames
+        self.of_rows = slab.array(of_frames.dtype)
+
+
+class _Taken:
+    """A column of numbers that rows have from their frames."""
+
+    def __init__(self, column: pa.Array, kind: pa.DataType, slab: Slab) -> None:
+        if column.type != kind:
+            column = column.cast(kind)
+        self._kind = kind
+        dtype = f"i{kind.bit_width // 8}"
         numbers = np.frombuffer(column.buffers()[1], dtype=dtype)[column.offset : column.offset + len(column)]
-        return _fixed(wanted, slab.taken(numbers, frame_of_row), None)
+        self.spreads = [_Spread(numbers, slab)]
+        if column.null_count:
+            self.spreads.append(_Spread(column.is_valid().to_numpy(zero_copy_only=False), slab))
 
-    def _instance_column(self, frame_of_row: Int64s, slab: Slab) -> pa.Array:
-        if self._instances is None:
-            return pa.nulls(slab.rows, pa.int32())
-        instances = slab.taken(self._instances, frame_of_row)
-        return _fixed(pa.int32(), instances, instances >= 0)
+    def to_arrow(self) -> pa.Array:
+        values, *valid = (spread.of_rows for spread in self.spreads)
+        return _fixed(self._kind, values, valid[0] if valid else None)
 
-    def _passed_on(self, name: str, frame_of_row: Int64s, slab: Slab) -> pa.Array:
-        if name not in self._batch.schema.names:
-            return slab.constant(None)
-        column = self._batch.column(name)
+
+class _Passed:
+    """A column of names that rows have from their frames, where the frames have it."""
+
+    def __init__(self, batch: pa.RecordBatch, name: str, slab: Slab) -> None:
+        self._slab = slab
+        self.spreads: list[_Spread] = []
+        self._names: pa.Array | None = None
+        if name not in batch.schema.names:
+            return
+        column = batch.column(name)
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
-        names = column.dictionary.cast(pa.string())
+        self._names = column.dictionary.cast(pa.string())
         # One name for all, as nearly always: the numbers are zeros that all such columns share.
-        if len(names) == 1 and not column.null_count:
-            return slab.constant(names)
+        if len(self._names) == 1 and not column.null_count:
+            return
         numbers = column.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
         if len(numbers) and bool((numbers == numbers[0]).all()):
-            return slab.constant(names.slice(int(numbers[0]), 1) if numbers[0] >= 0 else None)
-        return _named(slab.taken(numbers, frame_of_row), names)
+            self._names = self._names.slice(int(numbers[0]), 1) if numbers[0] >= 0 else None
+            return
+        self.spreads.append(_Spread(numbers, slab))
+
+    def to_arrow(self) -> pa.Array:
+        if self.spreads:
+            assert self._names is not None, "numbers are of names"
+            return _named(self.spreads[0].of_rows, self._names)
+        return self._slab.constant(self._names)
 
 
 class _Cells:
-    """Values, texts and signals of all rows, written group by group.
+    """What the rows have from their own column, and the copying of all the rest."""
 
-    Where all frames of a group have all of its columns, the cells of a frame are written together: memory is then
-    walked through once and in order, which is three times as fast as once for each column. Columns of other groups
-    are written one by one.
-    """
-
-    def __init__(self, starts: Int64s, slab: Slab) -> None:
-        self._starts = starts
-        self._numbers: dict[str, int] = {}
-        self.values: npt.NDArray[np.float64] = slab.array(np.float64)
-        self.values.fill(np.nan)
+    def __init__(self, slab: Slab) -> None:
+        self._used = 0
+        self.signal_names: dict[str, int] = {}
+        self.unit_names: dict[str, int] = {}
+        self.pgns: Int32s = slab.array(np.int32)
+        self.instances: Int32s = slab.array(np.int32)
+        self.signals: Int32s = slab.array(np.int32)
+        self.units: Int32s = slab.array(np.int32)
         self.texts: Int32s = slab.array(np.int32)
-        self.texts.fill(NO_TEXT)
-        self.signals: Int64s = slab.array(np.int64)
-        self.units: list[str | None] = []
+        self.values: npt.NDArray[np.float64] = slab.array(np.float64)
+        self.has_texts_only = False
+        """Whether there are rows without a number."""
 
-    @property
-    def names(self) -> list[str]:
-        """Signals by number."""
-        return list(self._numbers)
-
-    def add(self, members: Int64s, columns: list[Column]) -> None:
-        numbers = [self._number(column) for column in columns]
-        starts = self._starts.take(members)
-        if columns and all(column.rows is None for column in columns):
-            self._add_together(starts, numbers, columns)
-        else:
-            self._add_one_by_one(starts, numbers, columns)
-
-    def _add_together(self, starts: Int64s, numbers: list[int], columns: list[Column]) -> None:
-        at = starts[:, None] + np.arange(len(columns))
-        # Flat, as numpy has a faster way for that.
-        flat = at.reshape(-1)
-        self.signals[flat] = np.tile(np.array(numbers), len(starts))
-        values = np.empty(at.shape)
-        for place, column in enumerate(columns):
-            column.write_values(values[:, place])
-        self.values[flat] = values.reshape(-1)
-        for place, column in enumerate(columns):
-            if column.texts is not None:
-                self.texts[at[:, place]] = column.texts
-
-    def _add_one_by_one(self, starts: Int64s, numbers: list[int], columns: list[Column]) -> None:
-        for number, column in zip(numbers, columns, strict=True):
-            at = starts if column.rows is None else starts.take(column.rows)
-            self.signals[at] = number
-            values = np.empty(len(at))
-            column.write_values(values)
-            self.values[at] = values
-            if column.texts is not None:
-                self.texts[at] = column.texts
-            if column.rows is None:
-                starts += 1
-            else:
-                starts[column.rows] += 1
-
-    def _number(self, column: Column) -> int:
-        number = self._numbers.setdefault(column.signal, len(self._numbers))
-        if number == len(self.units):
-            self.units.append(column.unit)
-        return number
+    def add(self, group: _Group, spreads: list[_Spread]) -> None:
+        of_group = [(spread.of_rows, spread.of_frames.take(group.members)) for spread in spreads]
+        if group.instances is not None:
+            of_group.append((self.instances, group.instances))
+        start = self._used
+        for column in group.columns:
+            end = start + (len(group.members) if column.rows is None else len(column.rows))
+            for of_rows, numbers in of_group:
+                if column.rows is None:
+                    of_rows[start:end] = numbers
+                else:
+                    # A mode that needs no check: with one it costs ten times as much.
+                    numbers.take(column.rows, out=of_rows[start:end], mode="clip")
+            self.signals[start:end] = self.signal_names.setdefault(column.signal, len(self.signal_names))
+            unit = column.unit
+            self.units[start:end] = -1 if unit is None else self.unit_names.setdefault(unit, len(self.unit_names))
+            self.texts[start:end] = NO_TEXT if column.texts is None else column.texts
+            column.write_values(self.values[start:end])
+            self.has_texts_only |= column.raws is None
+            start = end
+        self.pgns[self._used : start] = group.pgn
+        if group.instances is None:
+            self.instances[self._used : start] = -1
+        self._used = start
 
 
 class Slab:
@@ -236,19 +230,12 @@ class Slab:
         assert self._used <= len(self._memory), "the slab has room for all columns"
         return self._memory[start : start + size].view(dtype)
 
-    def filled(self, dtype: npt.DTypeLike, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        column = self.array(dtype)
-        column[:] = values
-        return column
-
-    def taken(self, numbers: npt.NDArray[Any], places: Int64s) -> npt.NDArray[Any]:
-        # Places of numpy's own width, and a mode that needs no check: anything else costs ten times as much.
-        return numbers.take(places, out=self.array(numbers.dtype), mode="clip")
-
     def constant(self, name: pa.Array | None) -> pa.Array:
         """A dictionary column with one name, or none, in all rows; all such columns share their numbers."""
         if self._zeros is None:
-            self._zeros = pa.py_buffer(self.filled(np.int32, np.zeros(1, dtype=np.int32)))
+            zeros = self.array(np.int32)
+            zeros.fill(0)
+            self._zeros = pa.py_buffer(zeros)
         bitmap = None if name is not None else pa.py_buffer(np.zeros(-(-self.rows // 8), dtype=np.uint8))
         numbers = pa.Array.from_buffers(pa.int32(), self.rows, [bitmap, self._zeros])
         names = pa.array([], pa.string()) if name is None else name
@@ -270,18 +257,6 @@ def _memory(size: int) -> npt.NDArray[np.uint8]:
         pieces.append(memory)
         del pieces[:-KEPT_PIECES_MAX]
     return memory
-
-
-def _frame_of_row(counts: Int64s, starts: Int64s, slab: Slab) -> Int64s:
-    """Which frame each row is of; frames without rows are passed over."""
-    steps = slab.array(np.int64)
-    steps.fill(0)
-    if len(counts) and int(counts.min()) > 0:
-        steps[starts[1:]] = 1
-    else:
-        having = np.flatnonzero(counts)
-        steps[starts[having]] = np.diff(having, prepend=0)
-    return np.cumsum(steps, out=steps)
 
 
 def _fixed(kind: pa.DataType, values: npt.NDArray[np.generic], valid: npt.NDArray[np.bool] | None) -> pa.Array:
