@@ -120,7 +120,7 @@ from tidelog.cli.demo_engine import DemoEngine
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 engine = DemoEngine(Path(sys.argv[1]))
 try:
-    print(engine.session().range(10).repartition(2).mapInArrow(iter, "id bigint").count(), flush=True)
+    print(engine.session().range(10).repartition(2).mapInArrow(lambda rows: rows, "id bigint").count(), flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     engine.close()
@@ -350,7 +350,7 @@ def audited() -> AuditResult:
     """Of two boats with 100 and 50 frames, of which Live had saved 4."""
     return AuditResult(
         frames={
-            "log": 308,
+            "log": 154,
             "frames": 154,
             "journal of boat-001": 100,
             "journal of boat-002": 50,
@@ -386,7 +386,7 @@ def test_whatever_the_audit_finds_is_a_failure(parties: Parties) -> None:
     )
     missing.differences = [one] * 7
     assert told(parties, missing) == [str(one)] * 5 + ["and 2 more differences"]
-    assert told(parties, with_frames(log=306)) == ["the table has not as many frames as the log"]
+    assert told(parties, with_frames(log=153)) == ["the table has not as many frames as the log"]
     assert told(parties, with_frames(replica_on_n3=150)) == ["n3 holds 150 frames of 154"]
     late = audited()
     late.not_shipped["boat-002"] = 2
@@ -418,7 +418,9 @@ def frames_table(folder: Path, channel: str, voyage: Voyage, *, seconds: int) ->
     covered = OffsetRange(**here, start=0, end=ends.committed_end)
     table = open_table(folder / "tables", FRAMES_LAYOUT)
     table.create()
-    files = [one.file for one in write_pieces(FramesOrder(address=address, pieces=(piece,), folder=str(table.folder)))]
+    files = [
+        one.file for one in write_pieces(FramesOrder(address=address, pieces=(piece,), folder=str(table.folder))).files
+    ]
     table.commit_append("demo", [RangeFiles(range=covered, files=tuple(files))])
     winds: dict[int, float] = {}
     for time_us, can_id, payload in frames.rows():

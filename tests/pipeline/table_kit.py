@@ -110,6 +110,7 @@ class Here:
     """Runs what would be Spark's tasks in this process."""
 
     defaultParallelism = 2  # noqa: N815 - Spark's name
+    master = "here"
 
     def __init__(self) -> None:
         self._orders: Sequence[Any] = ()

@@ -57,7 +57,9 @@ def ingested(folder: Path, log: LogsAddress, *, change: Change = unchanged) -> T
             start=0,
             end=ends.committed_end,
         )
-        files = [one.file for one in write_pieces(FramesOrder(address=log, pieces=(piece,), folder=str(table.folder)))]
+        files = [
+            one.file for one in write_pieces(FramesOrder(address=log, pieces=(piece,), folder=str(table.folder))).files
+        ]
         if ends.channel == "boat-1":
             (file,) = files
             with pq.ParquetFile(table.path_of(file)) as source:
@@ -156,6 +158,24 @@ def test_a_journal_may_be_ahead_and_may_have_lost_what_the_log_holds(spark: Spar
     assert told(result) == [("boat-1", "missing", "log", 1_201, 1_300)]
     assert result.not_shipped == {"boat-1": 500}
     assert result.only_in_log == {"boat-1": 500}
+
+
+def test_the_log_is_read_once_for_table_and_journal_together(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where the table is behind: a stretch that is read in two parts is compared as a whole."""
+    store = small_store(tmp_path / "log")
+    put(store, "boat-1", [control_block(), part(1, 700), part(701, 300)])
+    address = LogsAddress(path=str(tmp_path / "log"))
+    table = ingested(tmp_path / "frames", address, change=lambda rows: rows)
+    put(store, "boat-1", [part(1_001, 400), part(1_501, 100)])
+    store.close(NOW_US)
+    journal = small_store(tmp_path / "journal")
+    put(journal, "own", [part(1, 1_000), part(1_001, 800)])
+    journal.close(NOW_US)
+    journals = {"boat-1": LogsAddress(path=str(tmp_path / "journal"))}
+    result = audit(spark, log=address, table=table, pipeline=PIPELINE, channels=("boat-1",), journals=journals)
+    assert told(result) == [("boat-1", "missing", "log", 1_401, 1_500)]
+    assert result.frames == {"log": 1_500, "frames": 1_000, "journal of boat-1": 1_800}
+    assert (result.not_shipped, result.only_in_log) == ({"boat-1": 200}, {"boat-1": 0})
 
 
 def part(first_seq: int, rows: int):  # type: ignore[no-untyped-def]

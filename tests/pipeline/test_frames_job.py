@@ -55,6 +55,7 @@ def options_of(folder: Path, **changes: object) -> FramesOptions:
         tables=str(folder / "tables"),
         checkpoint=str(folder / "checkpoint"),
         batch_records_max=6_000,
+        driver_records_max=0,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -104,6 +105,19 @@ def test_a_run_moves_every_frame_once_and_a_rerun_makes_no_version(spark: SparkS
     version = job.table.version()
     again = run(FramesJob(spark, options_of(tmp_path)))
     assert (again.table.version(), again.progress.commits) == (version, 0)
+
+
+def test_a_small_batch_is_written_by_the_driver_with_the_same_result(spark: SparkSession, tmp_path: Path) -> None:
+    add_blocks(tmp_path, "boat-1", 4)
+    pieces = pieces_of(options_of(tmp_path).address)
+    by_tasks = FramesJob(spark, options_of(tmp_path))
+    here = FramesJob(spark, options_of(tmp_path, tables=str(tmp_path / "here"), driver_records_max=10_000))
+    for job in (by_tasks, here):
+        job.table.create()
+        job.commit_batch(pieces)
+        assert offsets_of(job.table) == held(4)
+    (theirs,), (ours,) = by_tasks.table.files(), here.table.files()
+    assert replace(theirs, path=ours.path, bytes=ours.bytes) == ours
 
 
 def test_without_its_checkpoint_a_run_goes_on_where_the_table_stands(spark: SparkSession, tmp_path: Path) -> None:
@@ -314,7 +328,7 @@ def test_a_task_writes_the_rows_of_its_pieces_with_lineage_path_and_day(tmp_path
     logs.close()
     piece = Piece(channel="boat-1", channel_id=ends.channel_id, leader_epoch=ends.leader_epoch, start=100, end=1_200)
     table = frames_table(tmp_path / "tables")
-    (found,) = write_pieces(FramesOrder(address=address, pieces=(piece,), folder=str(table.folder)))
+    (found,) = write_pieces(FramesOrder(address=address, pieces=(piece,), folder=str(table.folder))).files
     assert (found.file.rows, found.file.minimums["offset"], found.file.maximums["offset"]) == (1_100, 100, 1_199)
     span = OffsetRange(channel="boat-1", channel_id=ends.channel_id, leader_epoch=1, start=100, end=1_200)
     table.commit_append("main", [RangeFiles(range=span, files=(found.file,))])

@@ -56,6 +56,12 @@ def lost_ranges() -> pa.Table:
         ("lost", LINEAGE, 1260, 1620, "void"),
         ("lost", LINEAGE, 0, 10, "lost"),  # arrived after all
         ("lost", OTHER, 540, 900, "lost"),  # of somebody else
+        # Said again, in other pieces, and one piece as both: nothing counts twice.
+        ("lost", LINEAGE, 180, 540, "lost"),
+        ("lost", LINEAGE, 200, 300, "lost"),
+        ("lost", LINEAGE, 500, 540, "lost"),
+        ("lost", LINEAGE, 1300, 1400, "void"),
+        ("lost", LINEAGE, 1350, 1450, "lost"),
     ]
     names = ("channel", "lineage", "seq_start", "seq_end", "kind")
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])

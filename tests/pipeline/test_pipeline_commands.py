@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.commands import Tidelog
+from tests.pipeline.conftest import SmallCluster
 from tests.pipeline.folders import fleet
 from tidelog.cli import pipeline_commands
 from tidelog.pipeline.settings import PipelineSettings
@@ -68,6 +69,7 @@ def test_a_folder_of_logs_becomes_tables_that_the_audit_finds_equal(tidelog: Tid
         (("audit", "-path", ".", "-journals", "boat-1"), "NAME=FOLDER"),
         (("audit", "-path", ".", "-replicas", "n1=nowhere"), "is not a folder"),
         (("backfill", "-path", ".", "-driver-memory", "lots"), "lots"),
+        (("forget", "-path", ".", "-yes"), "keeps no cursors"),
     ],
 )
 def test_wrong_calls_are_told_in_words_with_exit_code_2(
@@ -77,8 +79,28 @@ def test_wrong_calls_are_told_in_words_with_exit_code_2(
     assert words in tidelog("pipeline", *arguments, code=2).err
 
 
+@pytest.mark.slow  # a cluster of three
+def test_a_retired_pipeline_lets_go_of_the_log_and_of_nothing_else(tidelog: Tidelog, cluster: SmallCluster) -> None:
+    for name in ("retired-1", "retired-2", "kept"):
+        cluster.channel(name)
+    for name in ("retired-1", "retired-2"):
+        cluster.client.set_cursor(name, "pipeline.old", 1)
+        cluster.client.set_cursor(name, "pipeline.main", 0)
+    where = ["-cluster", ",".join(cluster.address.cluster), "-tls-cert", cluster.address.certificate]
+    where += ["-tls-key", cluster.address.key, "-tls-ca", cluster.address.authority, "-channels", "retired-*,kept"]
+    shown = tidelog("pipeline", "forget", *where, "-name", "old", "-json").json
+    assert shown == {"cursor": "pipeline.old", "channels": {"retired-1": 1, "retired-2": 1}, "deleted": False}
+    assert "give -yes" in tidelog("pipeline", "forget", *where, "-name", "old").out
+    assert cluster.client.cursors("retired-1") == {"pipeline.old": 1, "pipeline.main": 0}
+    assert tidelog("pipeline", "forget", *where, "-name", "old", "-yes", "-json").json["deleted"]
+    for name in ("retired-1", "retired-2"):
+        assert cluster.client.cursors(name) == {"pipeline.main": 0}
+    again = tidelog("pipeline", "forget", *where, "-name", "old", "-yes", "-json").json
+    assert again["channels"] == {}, "said again it does nothing"
+
+
 def test_every_command_has_help(tidelog: Tidelog) -> None:
-    for command in ("run", "backfill", "status", "audit", "report", "optimize", "vacuum"):
+    for command in ("run", "backfill", "status", "audit", "report", "optimize", "vacuum", "forget"):
         shown = tidelog("pipeline", command, "-help").out
         assert f"tidelog pipeline {command}" in shown
         assert "-tables" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from tidelog.errors import (
     PositionMoved,
     StageFailed,
     StageRefused,
+    TableDiffers,
 )
 from tidelog.pipeline.settings import PIPELINE_SETTINGS, PipelineSettings, load_pipeline
 from tidelog.pipeline.supervisor import Failure, Supervisor, failure_of
@@ -193,6 +195,62 @@ def test_a_running_pipeline_decodes_what_comes_and_stops_when_told(spark: SparkS
         assert added, "the first frames never came through"
         assert runner.signals.progress.frames > following
         assert runner.failures() == {}
+
+
+def test_frames_and_signals_go_on_while_gold_takes_long(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidelog.pipeline import runner as module
+
+    entered, release = threading.Event(), threading.Event()
+
+    def gold(*arguments: object) -> list[object]:
+        entered.set()
+        release.wait(240)
+        return []
+
+    monkeypatch.setattr(module, "run_gold", gold)
+    following = sail(tmp_path, "boat-1", start_s=0, seconds=5, first_seq=1)
+    stop = threading.Event()
+    late = threading.Timer(240, stop.set)
+    late.start()
+    with module.PipelineRunner(spark, replace(settings_of(tmp_path), gold_every_ms=1_000)) as runner:
+        added = False
+
+        def look(running: module.PipelineRunner) -> None:
+            nonlocal added
+            if entered.is_set() and not added and running.signals.progress.frames >= following - 1:
+                sail(tmp_path, "boat-1", start_s=5, seconds=5, first_seq=following)
+                added = True
+            elif added and running.signals.progress.frames > following:
+                # Both came and were decoded while gold was at it all the time; now it may end, and so does the run.
+                release.set()
+                stop.set()
+
+        runner.run_until(stop, on_look=look)
+        late.cancel()
+        assert added, "the first frames never came through"
+        assert runner.signals.progress.frames > following
+        assert runner.failures() == {}
+
+
+def test_a_refusal_in_gold_ends_a_running_pipeline(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidelog.pipeline import runner as module
+
+    def gold(*arguments: object) -> list[object]:
+        raise TableDiffers(folder="tables/trips", problem="its columns are others")
+
+    monkeypatch.setattr(module, "run_gold", gold)
+    sail(tmp_path, "boat-1", start_s=0, seconds=2, first_seq=1)
+    stop = threading.Event()
+    late = threading.Timer(240, stop.set)
+    late.start()
+    settings = replace(settings_of(tmp_path), gold_every_ms=1_000)
+    with module.PipelineRunner(spark, settings) as runner, pytest.raises(StageRefused, match="columns are others"):
+        runner.run_until(stop)
+    late.cancel()
 
 
 def test_a_refusal_ends_a_running_pipeline_with_the_words_of_the_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.pipeline.table_kit import START, frames_batch, frames_table, offsets_
 from tidelog.errors import CheckpointAhead, HistoryGone, LogError, PositionMoved, TableDiffers
 from tidelog.pipeline.tables import FORMATS, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT
-from tidelog.pipeline.tables.maintenance import optimize, vacuum
+from tidelog.pipeline.tables.maintenance import gather, optimize, vacuum
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, Table, TableLayout, partition_folder
 
@@ -281,6 +281,17 @@ def test_optimize_makes_one_file_of_many_and_keeps_rows_order_and_statistics(tab
     with pq.ParquetFile(table.path_of(file)) as source:
         assert source.read().column("offset").to_pylist() == list(range(60))
     assert optimize(table).files_before == 0
+
+
+def test_gather_joins_many_small_files_at_once_and_leaves_few_alone(table: Table) -> None:
+    for start in range(0, 40, 10):
+        table.commit_append(PIPELINE, [part(table, start, start + 10)])
+    assert gather(table, files_min=5) == 0
+    version = table.version()
+    assert gather(table, files_min=4) == 3
+    assert table.version() == version + 1
+    assert offsets_of(table) == list(range(40))
+    assert not table.added_since(version), "whoever follows sees no news"
 
 
 def test_vacuum_sweeps_orphans_once_they_are_old_and_never_a_live_file(table: Table) -> None:

@@ -33,7 +33,7 @@ from tidelog.bench.pipeline_cases import WrongRows
 from tidelog.bench.uplink_parties import PartyFailed
 from tidelog.errors import WaitTimedOut
 from tidelog.pipeline.engine import EngineOptions, start_engine, stop_engine
-from tidelog.pipeline.runner import PipelineRunner
+from tidelog.pipeline.runner import ENGINE_SETTINGS, PipelineRunner
 from tidelog.pipeline.settings import PipelineSettings, load_pipeline
 from tidelog.pipeline.tables.table import Table
 from tidelog.units import US_PER_S
@@ -72,7 +72,9 @@ def run(*, quick: bool = False, folder: str | None = None, sizes: Sizes | None =
         names = [f"boat-{number:03d}" for number in range(1, sizes.boats + 1)]
         with boat_cluster(place, boats=names, nodes=sizes.nodes) as sea, _boats(place, sea, names, sizes) as boats:
             settings = _settings(sea, place, sizes)
-            options = EngineOptions(master=settings.master, name="tidelog-bench", scratch=str(place / "spark"))
+            options = EngineOptions(
+                master=settings.master, name="tidelog-bench", scratch=str(place / "spark"), settings=ENGINE_SETTINGS
+            )
             spark = start_engine(options)
             try:
                 with PipelineRunner(spark, settings) as runner:

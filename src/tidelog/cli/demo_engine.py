@@ -3,24 +3,21 @@
 It is started by a thread of its own, so that a signal never finds a Java that is half started and that nobody could
 end.
 
-DE1  After `close`, however it came to it, no Java of ours and no worker runs, so the folder can be removed.
+DE1  After `close`, however it came to it, no Java of ours and no worker runs (EN2), so the folder can be removed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidelog.pipeline.engine import EngineOptions, all_settings, start_engine, stop_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_JAVA_ENDS_S: Final = 20
 _OPTIONS: Final = EngineOptions(master="local[2]", name="tidelog-demo", driver_memory="1g", shuffle_partitions=2)
 _JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """A Java that runs for half a minute is quicker without its second compiler; and it leaves no file elsewhere."""
@@ -57,11 +54,7 @@ class DemoEngine:
             return
         self._started.wait()
         if self._session is not None:
-            context = self._session.sparkContext
-            # A signal to the whole group may have ended Java before us: then there is nothing left to stop.
-            with contextlib.suppress(Exception):
-                stop_engine()
-            _end_java(context)
+            stop_engine()
 
     def _start(self) -> None:
         try:
@@ -78,22 +71,3 @@ class DemoEngine:
             self._failure = error
         finally:
             self._started.set()
-
-
-def _end_java(context: Any) -> None:
-    """Spark leaves its Java running until this process ends: too late for a folder that is to be gone by then."""
-    kind, gateway = type(context), context._gateway
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    kind._gateway = kind._jvm = None  # the next session of this process begins anew
-    if process is None:
-        return
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # that is what it waits for
-    try:
-        process.wait(_JAVA_ENDS_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

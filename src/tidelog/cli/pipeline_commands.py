@@ -62,6 +62,9 @@ _OUT: Final = Setting(flag="out", key="", kind=FILE, default="report.html", grou
 _DRY_RUN: Final = Setting(
     flag="dry-run", key="", kind=SWITCH, default=False, group=GENERAL, help="Only say what would be removed."
 )
+_YES: Final = Setting(
+    flag="yes", key="", kind=SWITCH, default=False, group=GENERAL, help="Delete them; else they are only shown."
+)
 
 
 @click.group()
@@ -109,9 +112,13 @@ def _require(loaded: Loaded) -> None:
 @contextmanager
 def _engine(settings: PipelineSettings) -> Iterator[SparkSession]:
     from tidelog.pipeline.engine import EngineOptions, start_engine, stop_engine
+    from tidelog.pipeline.runner import ENGINE_SETTINGS
 
     options = EngineOptions(
-        master=settings.master, name=f"tidelog-{settings.name}", driver_memory=settings.driver_memory
+        master=settings.master,
+        name=f"tidelog-{settings.name}",
+        driver_memory=settings.driver_memory,
+        settings=ENGINE_SETTINGS,
     )
     _say(f"starting spark master={settings.master}")
     spark = start_engine(options)
@@ -268,6 +275,23 @@ def _vacuum(settings: PipelineSettings, values: dict[str, Any]) -> None:
     rows = [[name, f"{len(paths):,}"] for name, paths in swept.items()]
     title = "would be removed" if values["dry-run"] else "removed"
     print_table(title, ["table", "files"], rows, left=frozenset({"table"}))
+
+
+@_command("forget", _JSON, _YES)
+def _forget(settings: PipelineSettings, values: dict[str, Any]) -> None:
+    """Delete the cursors of a pipeline that nobody runs any more, so that the log is held for it no longer."""
+    from tidelog.pipeline.cursors import cursor_name, delete_cursors, held_cursors
+
+    address, name = settings.frames.address, settings.name
+    held = held_cursors(address, name, settings.frames.channels)
+    if values["yes"]:
+        delete_cursors(address, name, held)
+    if values["json"]:
+        print_json({"cursor": cursor_name(name), "channels": held, "deleted": values["yes"]})
+        return
+    rows = [[channel, f"{offset:,}"] for channel, offset in held.items()]
+    title = f"cursor {cursor_name(name)}, {'deleted' if values['yes'] else 'not deleted: give -yes'}"
+    print_table(title, ["channel", "holds the log from"], rows, left=frozenset({"channel"}))
 
 
 # --- helpers -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ What is compared:
 
 AU1  Equal means every frame was read on both sides, from its bytes, in this run; nothing is taken from statistics.
 AU2  A difference is never swallowed: past the limit on detail it is still counted and told by stretch.
+AU3  Of the log every offset is read once, whatever it is compared with, as long as all is equal.
 """
 
 from __future__ import annotations
@@ -146,11 +147,13 @@ def audit(
 ) -> AuditResult:
     """Compare whatever is named. `journals` are by channel; `replicas` by node, each with all its channels."""
     auditor = _Auditor(spark)
+    journals = journals or {}
     logs = log.open()
     try:
         ends = {one.channel: one for one in logs.channels(channels)}
     finally:
         logs.close()
+    held: dict[str, tuple[int, int]] = {}
     if table is not None:
         positions = table.positions(pipeline, [one.channel_id for one in ends.values()])
         held = {
@@ -158,13 +161,52 @@ def audit(
             for one in ends.values()
             if one.channel_id in positions
         }
-        auditor.compare_equal(
-            (LOG, log_shares(log, [ends[name] for name in held], held)), (TABLE, table_shares(table, held))
-        )
-    for channel, address in (journals or {}).items():
-        auditor.compare_journal(channel, address, log, ends.get(channel))
+    # What the table is compared with counts for the journals too; they need the rest of their channels besides (AU3).
+    rest = {
+        name: (max(one.log_start, held[name][1]) if name in held else one.log_start, one.committed_end)
+        for name, one in ends.items()
+        if name in journals
+    }
+    below = beyond = _Side(name=LOG, shares=())
+    if journals:
+        beyond = auditor.side(LOG, log_shares(log, [ends[name] for name in rest], rest))
+    if table is not None:
+        below = auditor.side(LOG, log_shares(log, [ends[name] for name in held], held))
+        auditor.compare_equal(below, auditor.side(TABLE, table_shares(table, held)))
+    for channel, address in journals.items():
+        auditor.compare_journal(channel, address, _joined(channel, below, beyond))
     auditor.compare_replicas(replicas or {}, channels)
     return auditor.result
+
+
+@dataclass(slots=True, kw_only=True)
+class _Side:
+    """One side of a comparison: how to read it, and what it said when it was read."""
+
+    name: str
+    shares: Sequence[Share]
+    sums: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """Frames and checksum of every stretch."""
+    newest: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    """The last place of each channel and lineage."""
+
+    def add(self, key: Key, frames: int, checksum: int, last: int) -> None:
+        known = self.sums.get(key, (0, 0))
+        self.sums[key] = known[0] + frames, (known[1] + checksum) % _MODULUS
+        self.newest[key[:2]] = max(last, self.newest.get(key[:2], last))
+
+
+def _joined(channel: str, *sides: _Side) -> _Side:
+    """What several parts of one side say of a channel."""
+    shares = [
+        share for side in sides for share in side.shares if isinstance(share, LogShare) and share.channel == channel
+    ]
+    joined = _Side(name=sides[0].name, shares=shares)
+    for side in sides:
+        for key, (frames, checksum) in side.sums.items():
+            if key[0] == channel:
+                joined.add(key, frames, checksum, side.newest[key[:2]])
+    return joined
 
 
 class _Auditor:
@@ -172,38 +214,35 @@ class _Auditor:
         self._spark = spark
         self.result = AuditResult()
 
-    def compare_equal(self, left: tuple[str, list[Share]], right: tuple[str, list[Share]]) -> None:
-        (left_name, left_shares), (right_name, right_shares) = left, right
-        ours, theirs = self._sums(left_name, left_shares), self._sums(right_name, right_shares)
-        self.result.compared.append((left_name, right_name))
+    def compare_equal(self, left: _Side, right: _Side) -> None:
+        ours, theirs = left.sums, right.sums
+        self.result.compared.append((left.name, right.name))
         unlike = sorted((key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)), key=_sortable)
         detailed = unlike[:_STRETCHES_IN_DETAIL]
-        left_frames, right_frames = self._frames_of(left_shares, detailed), self._frames_of(right_shares, detailed)
+        left_frames, right_frames = self._frames_of(left.shares, detailed), self._frames_of(right.shares, detailed)
         for key in detailed:
             mine, other = left_frames.get(key, []), right_frames.get(key, [])
             for name, against, here, there in (
-                (left_name, right_name, mine, other),
-                (right_name, left_name, other, mine),
+                (left.name, right.name, mine, other),
+                (right.name, left.name, other, mine),
             ):
                 self._tell("missing", key, name, against, _places(there) - _places(here))
                 self._tell("twice", key, name, against, _doubled(here))
-            self._tell("different", key, right_name, left_name, _changed(mine, other))
+            self._tell("different", key, right.name, left.name, _changed(mine, other))
         for key in unlike[_STRETCHES_IN_DETAIL:]:
-            self._tell_stretch(key, left_name, right_name)
+            self._tell_stretch(key, left.name, right.name)
 
-    def compare_journal(self, channel: str, address: LogsAddress, log: LogsAddress, ends: ChannelEnds | None) -> None:
+    def compare_journal(self, channel: str, address: LogsAddress, log: _Side) -> None:
         """All of the journal is in the log; the log may know more of the same lineages."""
-        name = f"journal of {channel}"
         logs = address.open()
         try:
             shares = log_shares(address, logs.channels(("*",)), None, channel=channel)
         finally:
             logs.close()
-        log_side = log_shares(log, [ends], None) if ends is not None else []
-        ours, theirs = self._sums(name, shares), self._sums(LOG, log_side)
-        self.result.compared.append((name, LOG))
+        journal = self.side(f"journal of {channel}", shares)
+        ours, theirs, newest = journal.sums, log.sums, log.newest
+        self.result.compared.append((journal.name, LOG))
         lineages = {key[1] for key in ours}
-        newest = self._newest(theirs, log_side)
         self.result.not_shipped[channel] = sum(
             count for key, (count, _) in ours.items() if key[2] << STRETCH_BITS > newest.get(key[:2], -1)
         )
@@ -215,19 +254,19 @@ class _Auditor:
             key=_sortable,
         )
         detailed = unlike[:_STRETCHES_IN_DETAIL]
-        held, shipped = self._frames_of(shares, detailed), self._frames_of(log_side, detailed)
+        held, shipped = self._frames_of(shares, detailed), self._frames_of(log.shares, detailed)
         for key in detailed:
             mine, other = held.get(key, []), shipped.get(key, [])
             absent = _places(mine) - _places(other)
             ahead = {place for place in absent if place > newest[key[:2]]}
             self.result.not_shipped[channel] += len(ahead)
             self.result.only_in_log[channel] += len(_places(other) - _places(mine))
-            self._tell("missing", key, LOG, name, absent - ahead)
-            self._tell("different", key, LOG, name, _changed(mine, other))
-            self._tell("twice", key, LOG, name, _doubled(other))
-            self._tell("twice", key, name, LOG, _doubled(mine))
+            self._tell("missing", key, LOG, journal.name, absent - ahead)
+            self._tell("different", key, LOG, journal.name, _changed(mine, other))
+            self._tell("twice", key, LOG, journal.name, _doubled(other))
+            self._tell("twice", key, journal.name, LOG, _doubled(mine))
         for key in unlike[_STRETCHES_IN_DETAIL:]:
-            self._tell_stretch(key, name, LOG)
+            self._tell_stretch(key, journal.name, LOG)
 
     def compare_replicas(self, replicas: Mapping[str, LogsAddress], channels: Sequence[str]) -> None:
         """Each with the first one, over what both hold of a channel."""
@@ -247,24 +286,22 @@ class _Auditor:
                     channel: (max(one.log_start for one in pair), min(one.committed_end for one in pair)),
                 }
                 self.compare_equal(
-                    (f"replica on {first}", log_shares(replicas[first], [pair[0]], common)),
-                    (f"replica on {other}", log_shares(replicas[other], [pair[1]], common)),
+                    self.side(f"replica on {first}", log_shares(replicas[first], [pair[0]], common)),
+                    self.side(f"replica on {other}", log_shares(replicas[other], [pair[1]], common)),
                 )
 
     # --- reading ---------------------------------------------------------------------------------------
 
-    def _sums(self, name: str, shares: list[Share]) -> dict[Key, tuple[int, int]]:
-        """Frames and checksum of every stretch that a side has."""
-        frames: Counter[Key] = Counter()
-        checksums: Counter[Key] = Counter()
+    def side(self, name: str, shares: Sequence[Share]) -> _Side:
+        """Read a side, every frame of it."""
+        side = _Side(name=name, shares=shares)
         for row in _run(self._spark, shares, None):
-            key = row["channel"], row["lineage"], row["stretch"]
-            frames[key] += row["frames"]
-            checksums[key] = (checksums[key] + row["checksum"]) % _MODULUS
-        self.result.frames[name] = self.result.frames.get(name, 0) + frames.total()
-        return {key: (frames[key], checksums[key]) for key in frames}
+            side.add((row["channel"], row["lineage"], row["stretch"]), row["frames"], row["checksum"], row["last"])
+        read = sum(frames for frames, _ in side.sums.values())
+        self.result.frames[name] = self.result.frames.get(name, 0) + read
+        return side
 
-    def _frames_of(self, shares: list[Share], stretches: Sequence[Key]) -> dict[Key, list[tuple[int, int]]]:
+    def _frames_of(self, shares: Sequence[Share], stretches: Sequence[Key]) -> dict[Key, list[tuple[int, int]]]:
         """Place and hash of every frame in these stretches."""
         if not stretches:
             return {}
@@ -273,15 +310,6 @@ class _Auditor:
             key = row["channel"], row["lineage"], row["place"] >> STRETCH_BITS
             found.setdefault(key, []).append((row["place"], row["hash"]))
         return found
-
-    def _newest(self, sums: Iterable[Key], shares: list[Share]) -> dict[tuple[str, str | None], int]:
-        """The last place that a side has of each lineage; its last stretch is read again for it."""
-        last: dict[tuple[str, str | None], Key] = {}
-        for key in sums:
-            known = last.get(key[:2])
-            last[key[:2]] = key if known is None or known[2] < key[2] else known
-        frames = self._frames_of(shares, list(last.values()))
-        return {key[:2]: max(_places(rows)) for key, rows in frames.items()}
 
     # --- telling ---------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ FINGERPRINT_SCHEMA: Final = pa.schema(
         ("stretch", pa.int64()),
         ("frames", pa.int64()),
         ("checksum", pa.int64()),
+        ("last", pa.int64()),  # the largest place of the stretch that has a frame
     ]
 )
 
@@ -62,7 +63,7 @@ def fingerprints(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows for a batch in the layout of the table `frames`: one per channel, lineage and stretch."""
     rows: list[dict[str, Any]] = []
     for channel, lineage, frames in _groups(batch):
-        stretches, counts, sums = stretch_sums(frames)
+        stretches, counts, sums, lasts = stretch_sums(frames)
         rows.extend(
             {
                 "channel": channel,
@@ -70,8 +71,9 @@ def fingerprints(batch: pa.RecordBatch) -> pa.RecordBatch:
                 "stretch": int(stretch),
                 "frames": int(count),
                 "checksum": int(total),
+                "last": int(last),
             }
-            for stretch, count, total in zip(stretches, counts, sums.view(np.int64), strict=True)
+            for stretch, count, total, last in zip(stretches, counts, sums.view(np.int64), lasts, strict=True)
         )
     return pa.RecordBatch.from_pylist(rows, schema=FINGERPRINT_SCHEMA)
 
@@ -108,8 +110,8 @@ def _groups(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, FrameArray
         yield channels.dictionary[channel].as_py(), names[lineage], _arrays(chosen)
 
 
-def stretch_sums(frames: FrameArrays) -> tuple[_UInt64s, npt.NDArray[np.int64], _UInt64s]:
-    """Stretches that hold frames, how many, and their checksums; sums wrap modulo 2**64."""
+def stretch_sums(frames: FrameArrays) -> tuple[_UInt64s, npt.NDArray[np.int64], _UInt64s, _UInt64s]:
+    """Stretches that hold frames, how many, their checksums and last places; sums wrap modulo 2**64."""
     hashes = frame_hashes(frames)
     stretches = frames.places >> np.uint64(STRETCH_BITS)
     order = np.argsort(stretches, kind="stable")
@@ -119,7 +121,8 @@ def stretch_sums(frames: FrameArrays) -> tuple[_UInt64s, npt.NDArray[np.int64], 
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(ordered))[: len(starts)]
     running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes[order], dtype=np.uint64)])
-    return ordered[starts], (ends - starts).astype(np.int64), running[ends] - running[starts]
+    lasts: _UInt64s = np.maximum.reduceat(frames.places[order], starts) if len(starts) else ordered
+    return ordered[starts], (ends - starts).astype(np.int64), running[ends] - running[starts], lasts
 
 
 def frame_hashes(frames: FrameArrays) -> _UInt64s:

@@ -15,7 +15,7 @@ FJ1  A record is in the table once, whatever died and was run again (T1 to T4).
 FJ2  The named cursor of a channel moves only after the table has committed what is below it (R12, P1).
 FJ3  What cannot go on without a loss or a double is refused before anything is read: see `require_fitting`.
 FJ4  A few control records make no version: moving a cursor writes one into the log, and would be answered by a version,
-     by a cursor that moves, and so on for ever.
+     by a cursor that moves, and so on for ever. What they say of lost ranges is kept all the same (LR1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidelog.errors import (
     ChannelRecreated,
@@ -37,7 +37,8 @@ from tidelog.errors import (
     LogError,
     SourceChanged,
 )
-from tidelog.pipeline.frames_tasks import FramesOrder, WrittenFile, write_pieces
+from tidelog.pipeline.cursors import cursor_name
+from tidelog.pipeline.frames_tasks import FramesOrder, PiecesWritten, write_pieces
 from tidelog.pipeline.logs import (
     FAIL,
     FRAME_KINDS,
@@ -49,9 +50,11 @@ from tidelog.pipeline.logs import (
     Piece,
     trimmed,
 )
+from tidelog.pipeline.lost_ranges import LostRanges
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
-from tidelog.pipeline.tables.table import OffsetRange, Position, RangeFiles, Table, cluster_mark
+from tidelog.pipeline.tables.table import DataFile, OffsetRange, Position, RangeFiles, Table, cluster_mark
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out
 from tidelog.wire.files import translated
 
 if TYPE_CHECKING:
@@ -63,7 +66,6 @@ _TASK_RECORDS_MIN: Final = 250_000
 _FRAMELESS_MIN: Final = 1_000
 """Records without frames that are worth a version: a channel of messages moves on in such steps."""
 IDENTITY_NAME: Final = "tidelog.json"
-CURSOR_PREFIX: Final = "pipeline."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class FramesOptions:
     """Records of one batch: the bound of what a crash costs and of what one transaction names."""
     task_records_max: int = 2_000_000
     """Records of one task."""
+    driver_records_max: int = DRIVER_RECORDS_MAX
+    """Batches up to so many records are written by the driver itself, without a job (see `task_runs`)."""
     keep_cursor: bool = True
 
 
@@ -107,6 +111,7 @@ class FramesJob:
         self._spark = spark
         self.options = options
         self.table: Table = open_table(options.tables, FRAMES_LAYOUT, table_format=options.table_format)
+        self.lost = LostRanges(options.tables, pipeline=options.pipeline, table_format=options.table_format)
         self._logs: Logs | None = None
         self.progress = FramesProgress()
         self.failure: BaseException | None = None
@@ -176,9 +181,11 @@ class FramesJob:
         options = self.options
         stored = self.table.positions(options.pipeline, {piece.channel_id for piece in pieces})
         left, ranges = cut(pieces, stored)
-        files: dict[int, list[Any]] = defaultdict(list)
-        for written in self._written(left):
+        files: dict[int, list[DataFile]] = defaultdict(list)
+        results = self._written(left)
+        for written in (one for result in results for one in result.files):
             files[written.channel_id].append(written.file)
+        self.lost.add([one for result in results for one in result.said])
         parts = [
             RangeFiles(range=one, files=tuple(files[one.channel_id]))
             for one in ranges
@@ -200,8 +207,8 @@ class FramesJob:
             )
         self._move_cursors({one.channel: one.end for one in commit.ranges})
 
-    def _written(self, pieces: Sequence[Piece]) -> list[WrittenFile]:
-        """The files of these pieces, written by tasks; only those of attempts that won."""
+    def _written(self, pieces: Sequence[Piece]) -> list[PiecesWritten]:
+        """What tasks made of these pieces; only of attempts that won."""
         context = self._spark.sparkContext
         orders = [
             FramesOrder(
@@ -213,10 +220,13 @@ class FramesJob:
             )
             for dealt in deal(pieces, tasks=context.defaultParallelism, records_max=self.options.task_records_max)
         ]
-        if not orders:
-            return []
-        results: list[list[WrittenFile]] = context.parallelize(orders, len(orders)).map(write_pieces).collect()
-        return [one for result in results for one in result]
+        return carried_out(
+            self._spark,
+            orders,
+            write_pieces,
+            records=sum(piece.end - piece.start for piece in pieces),
+            driver_records_max=self.options.driver_records_max,
+        )
 
     def _move_cursors(self, offsets: Mapping[str, int]) -> None:
         """FJ2. A cursor that stays behind costs the log space, never data, so the next commit tries again."""
@@ -225,7 +235,7 @@ class FramesJob:
         problem = ""
         for channel, offset in offsets.items():
             try:
-                self._open().set_cursor(CURSOR_PREFIX + self.options.pipeline, channel, offset)
+                self._open().set_cursor(cursor_name(self.options.pipeline), channel, offset)
             except LogError as error:
                 problem = f"{channel}: {error}"
         self.progress = replace(self.progress, cursor_problem=problem)

@@ -5,6 +5,7 @@ lineage, path) are handed on as dictionaries: written out per row they would cos
 
 FT1  Every committed frame of the pieces is in exactly one of the files that are returned, in offset order per file.
 FT2  Memory does not grow with the length of a piece.
+FT3  What the control records among them say of lost and void ranges is returned too, whether frames follow or not.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.blocks.block import Block
-from tidelog.blocks.header import NO_PRODUCER
+from tidelog.blocks.header import NO_PRODUCER, BlockKind
 from tidelog.blocks.header import Path as BlockPath
 from tidelog.pipeline.columns import batches
 from tidelog.pipeline.logs import FAIL, FRAME_KINDS, BlockFilter, LogsAddress, Piece
+from tidelog.pipeline.lost_ranges import ControlWatch, SaidRange
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, constant
 from tidelog.pipeline.tables.table import DataFile
@@ -33,6 +35,7 @@ _BATCH_ROWS: Final = 1 << 17
 _DAY_US: Final = 86_400 * 1_000_000
 _PER_BLOCK: Final = frozenset({"channel", "lineage", "path", "append_day"})
 _READ: Final = tuple(name for name in FRAMES_LAYOUT.schema.names if name not in _PER_BLOCK)
+_WANTED: Final = BlockFilter(kinds=FRAME_KINDS | {int(BlockKind.CONTROL)})
 _PATH_NAMES: Final = {BlockPath.LIVE: "live", BlockPath.BACKFILL: "backfill", BlockPath.PUBLISH: "publish"}
 
 
@@ -55,20 +58,28 @@ class WrittenFile:
     file: DataFile
 
 
-def write_pieces(order: FramesOrder) -> list[WrittenFile]:
+@dataclass(slots=True, kw_only=True)
+class PiecesWritten:
+    """What a task made of its pieces."""
+
+    files: list[WrittenFile] = field(default_factory=list)
+    said: list[SaidRange] = field(default_factory=list)
+
+
+def write_pieces(order: FramesOrder) -> PiecesWritten:
     """Read, check, decode and write the pieces of one task."""
     logs = order.address.open_shared()
-    wanted = BlockFilter(kinds=FRAME_KINDS)
-    done: list[WrittenFile] = []
+    done = PiecesWritten()
     for channel_id in dict.fromkeys(piece.channel_id for piece in order.pieces):
+        pieces = [piece for piece in order.pieces if piece.channel_id == channel_id]
+        control = ControlWatch(pieces[0].channel)
         with PartitionedWriter(Path(order.folder), FRAMES_LAYOUT) as writer:
-            for piece in order.pieces:
-                if piece.channel_id != channel_id:
-                    continue
-                runs = logs.blocks(piece, wanted=wanted, on_trimmed=order.on_trimmed, on_damaged=order.on_damaged)
-                for day, batch in frame_rows(runs, piece):
+            for piece in pieces:
+                runs = logs.blocks(piece, wanted=_WANTED, on_trimmed=order.on_trimmed, on_damaged=order.on_damaged)
+                for day, batch in frame_rows(control.watched(runs), piece):
                     writer.write(batch, (day, piece.channel))
-            done += [WrittenFile(channel_id=channel_id, file=file) for file in writer.close()]
+            done.files += [WrittenFile(channel_id=channel_id, file=file) for file in writer.close()]
+        done.said += control.said()
     return done
 
 

@@ -2,15 +2,25 @@
 
 Once: all that is there now goes through `frames`, `signals` and the gold tables, then it is over. Running: a stream
 fills `frames` at every trigger, decoding follows each of its commits, gold and the rewriting of small files have times
-of their own. A stage that fails is started again after growing pauses (`supervisor`); the others go on meanwhile.
+and a thread of their own. A stage that fails is started again after growing pauses (`supervisor`); the others go on
+meanwhile.
 
 Every stage may be killed at any moment, on its own or with the process: the tables say where to go on.
+
+Threads of a running pipeline: Spark's callbacks run the batches of `frames`, the caller's thread decodes and looks
+after the stream, and `slow_stages` has the rest. An opened table and a supervisor belong to one of them each; tables
+meet on disk alone, where the rules of `table` decide. `progress` of the jobs is replaced whole, so that anybody may
+read it.
+
+PR1  However long gold and rewriting take, the stream is looked after and decoding follows its commits.
+PR2  What ends a stage for good ends `run_until` with that error, whichever thread it was in.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,18 +31,38 @@ from tidelog.pipeline.gold.gold_job import GoldOptions, gold_status, run_gold
 from tidelog.pipeline.gold.schemas import LAYOUTS as GOLD_LAYOUTS
 from tidelog.pipeline.settings import PipelineSettings
 from tidelog.pipeline.signals_job import SignalsJob
+from tidelog.pipeline.slow_stages import SlowStage, SlowStages, now_ms
 from tidelog.pipeline.supervisor import Supervisor, failure_of
 from tidelog.pipeline.tables import open_table
-from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
-from tidelog.pipeline.tables.maintenance import Optimized, optimize, vacuum
+from tidelog.pipeline.tables.layouts import (
+    DEVICES_LAYOUT,
+    FRAMES_LAYOUT,
+    LOST_RANGES_LAYOUT,
+    SIGNALS_LAYOUT,
+    UNDECODED_LAYOUT,
+)
+from tidelog.pipeline.tables.maintenance import Optimized, gather, optimize, vacuum
 from tidelog.pipeline.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LAYOUTS: Final = (FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT, DEVICES_LAYOUT)
+_LAYOUTS: Final = (FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT, DEVICES_LAYOUT)
 _LOOK_S: Final = 0.1
+_SLOW_POOL: Final = "tidelog-slow"
+ENGINE_SETTINGS: Final = {
+    # Else the stream's jobs wait behind all that gold has asked for (PR1).
+    "spark.scheduler.mode": "FAIR",
+    # Gold reads files that the table's log names, hundreds of small ones between two rewrites. Above 32 Spark would
+    # look each of them up in a task of its own.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # And it would give a few megabytes of them to many tasks. One task leaves the other core to the stream; what is
+    # large is still cut, at 128 MiB.
+    "spark.sql.files.openCostInBytes": "65536",
+    "spark.sql.files.minPartitionNum": "1",
+}
+"""For the session of a pipeline that runs."""
 _MS_PER_HOUR: Final = 3_600_000
 
 
@@ -69,9 +99,7 @@ class PipelineRunner:
         self.close()
 
     def close(self) -> None:
-        query, self._query = self._query, None
-        if query is not None:
-            query.stop()
+        self._stop_streaming()
         self.frames.close()
 
     def run_once(self, *, gold: bool = True) -> RunSummary:
@@ -92,26 +120,66 @@ class PipelineRunner:
         )
 
     def run_until(self, stop: threading.Event, *, on_look: Callable[[PipelineRunner], None] | None = None) -> None:
-        """Run until `stop` is set, or raise when a stage cannot go on."""
-        settings = self.settings
-        gold_due_ms = _now_ms()
-        optimize_due_ms = _now_ms() + (settings.optimize_every_ms or 0)
-        while not stop.is_set():
-            self._keep_streaming()
-            self._attempt("signals", lambda: self.signals.run(), news=self._has_new_frames())
-            now_ms = _now_ms()
-            if settings.gold_every_ms is not None and now_ms >= gold_due_ms:
-                self._attempt("gold", lambda: run_gold(self._spark, gold_options(settings)))
-                gold_due_ms = now_ms + settings.gold_every_ms
-            if settings.optimize_every_ms is not None and now_ms >= optimize_due_ms:
-                self._attempt("optimize", lambda: keep_fit(settings))
-                optimize_due_ms = now_ms + settings.optimize_every_ms
-            if on_look is not None:
-                on_look(self)
-            stop.wait(_LOOK_S)
+        """Run until `stop` is set, or raise when a stage cannot go on (PR2)."""
+        slow = self._slow_stages()
+        slow.start()
+        try:
+            while not stop.is_set():
+                slow.raise_failure()
+                self._keep_streaming()
+                self._attempt("signals", lambda: self.signals.run(), news=self._has_new_frames())
+                if on_look is not None:
+                    on_look(self)
+                stop.wait(_LOOK_S)
+        finally:
+            try:
+                self._stop_streaming()
+            finally:
+                slow.stop()
+        slow.raise_failure()
         self.close()
 
     # --- stages --------------------------------------------------------------------------------------
+
+    def _slow_stages(self) -> SlowStages:
+        settings, context = self.settings, self._spark.sparkContext
+        wanted: list[tuple[str, Callable[[], object], int | None, int]] = [
+            ("gold", self._gold_while_filled, settings.gold_every_ms, 0),
+            ("optimize", lambda: keep_fit(settings), settings.optimize_every_ms, settings.optimize_every_ms or 0),
+        ]
+        stages = [
+            SlowStage(work=work, every_ms=every_ms, supervisor=self._supervisors[name], due_ms=now_ms() + first_ms)
+            for name, work, every_ms, first_ms in wanted
+            if every_ms is not None
+        ]
+
+        # A group of its own for every run: once it is given up, jobs of that name are refused for good.
+        group = f"{_SLOW_POOL}-{uuid.uuid4().hex[:8]}"
+
+        def begin() -> None:
+            # Of the thread that calls it. Pools count only where Spark was told to be fair.
+            context.setJobGroup(group, "gold tables", interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", _SLOW_POOL)
+
+        def give_up() -> None:
+            # Not cancelJobGroup, which PySpark has: between two jobs it would cancel nothing.
+            context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+        return SlowStages(stages, begin=begin, give_up=give_up)
+
+    def _gold_while_filled(self) -> None:
+        """Gold over tables that a stream fills: it opens each file several times, so small ones are joined first."""
+        settings = self.settings
+        for layout in (FRAMES_LAYOUT, SIGNALS_LAYOUT):
+            table = open_table(settings.tables, layout, table_format=settings.table_format)
+            if table.exists():
+                gather(table)
+        run_gold(self._spark, gold_options(settings))
+
+    def _stop_streaming(self) -> None:
+        query, self._query = self._query, None
+        if query is not None:
+            query.stop()
 
     def _frames_once(self) -> None:
         query = self.frames.start()
@@ -131,14 +199,14 @@ class PipelineRunner:
         if query is not None and not query.isActive:
             self._query = None
             error = query.exception() or RuntimeError("the stream ended by itself")
-            supervisor.failed(failure_of(self.frames.failure, error), _now_ms())
+            supervisor.failed(failure_of(self.frames.failure, error), now_ms())
         elif query is not None and self.frames.progress.commits > self._commits_seen:
             supervisor.succeeded()
-        if self._query is None and _now_ms() >= supervisor.due_ms:
+        if self._query is None and now_ms() >= supervisor.due_ms:
             try:
                 self._query = self.frames.start(interval_s=self.settings.trigger_ms / 1000)
             except Exception as error:
-                supervisor.failed(failure_of(error), _now_ms())
+                supervisor.failed(failure_of(error), now_ms())
 
     def _has_new_frames(self) -> bool:
         """Whether the stream has committed since decoding last looked, or decoding failed and is due again."""
@@ -150,14 +218,14 @@ class PipelineRunner:
     def _attempt(self, stage: str, work: Callable[[], Any], *, news: bool = True) -> None:
         """Do a stage's work if it is due; what fails in passing is left for later."""
         supervisor = self._supervisors[stage]
-        if not news or _now_ms() < supervisor.due_ms:
+        if not news or now_ms() < supervisor.due_ms:
             return
         try:
             work()
         except (StageFailed, StageRefused):
             raise
         except Exception as error:
-            supervisor.failed(failure_of(error), _now_ms())
+            supervisor.failed(failure_of(error), now_ms())
         else:
             supervisor.succeeded()
 
@@ -168,8 +236,8 @@ class PipelineRunner:
                 result = work()
             except Exception as error:
                 behind = self.frames.failure if stage == "frames" else None
-                due_ms = supervisor.failed(failure_of(behind, error), _now_ms())
-                time.sleep(max(0, due_ms - _now_ms()) / 1000)
+                due_ms = supervisor.failed(failure_of(behind, error), now_ms())
+                time.sleep(max(0, due_ms - now_ms()) / 1000)
             else:
                 supervisor.succeeded()
                 return result
@@ -265,7 +333,3 @@ def _table_status(table: Table) -> dict[str, Any]:
         "bytes": sum(file.bytes for file in files),
         "committed_at": None if committed_at is None else committed_at.isoformat(),
     }
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

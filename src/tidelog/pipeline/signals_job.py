@@ -27,6 +27,7 @@ from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import AddedFile, DataFile, Step, Table
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,8 @@ class SignalsOptions:
     tables: str
     table_format: str = DELTA
     step_frames_max: int = 20_000_000
+    driver_frames_max: int = DRIVER_RECORDS_MAX
+    """Steps up to so many frames are decoded by the driver itself, without a job (see `task_runs`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +146,13 @@ class SignalsJob:
             )
             for group in deal_channels(self.frames, files, tasks=context.defaultParallelism)
         ]
-        if not orders:
-            return []
-        results: list[SignalsWritten] = context.parallelize(orders, len(orders)).map(write_signals).collect()
-        return results
+        return carried_out(
+            self._spark,
+            orders,
+            write_signals,
+            records=sum(file.rows for file in files),
+            driver_records_max=self.options.driver_frames_max,
+        )
 
     # --- the tables beside -----------------------------------------------------------------------------
 

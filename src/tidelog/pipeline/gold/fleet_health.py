@@ -5,12 +5,15 @@ missing between two frames is spread over the time between them, for nobody know
 lineage had before its first frame here is not counted: it has no time at all.
 
 A missing frame is a hole until the log says that its range is lost (it can no longer be had) or void (it never
-was). Those ranges come from the control records of the log, by whoever reads them: `lost_ranges` has the columns
-channel, lineage, seq_start, seq_end (half-open) and kind ("lost" | "void"). Without them every missing frame is a hole.
+was). Those ranges come from the control records of the log, in the table `lost_ranges`: channel, lineage, seq_start,
+seq_end (half-open) and kind ("lost" | "void"). They may overlap and be said more than once. Without them every missing
+frame is a hole.
 
 FH1  Holes, lost and void of a lineage sum to exactly what is missing between its first and its last frame: a clock
      that steps can put a hole into the wrong hour, and never makes one up.
-FH2  Data beats lost: only what is missing can be lost (F4).
+FH2  Data beats lost: only what is missing can be lost (F4). Which seqs of an hour are missing nobody knows here, so
+     where a part of a lost range came after all, other frames missing in its hours may count in its place.
+FH3  However often and in whichever pieces a seq is said to be lost or void, it counts once; said both, it is void.
 """
 
 from __future__ import annotations
@@ -106,25 +109,35 @@ def _judged(missing: DataFrame, lost_ranges: DataFrame | None) -> DataFrame:
     """Which of the missing frames are lost and which never were; the rest are holes."""
     if lost_ranges is None:
         return missing.withColumn("lost", F.lit(0).cast("bigint")).withColumn("holes", F.col("missing"))
-    said = lost_ranges.select(
-        *_LINEAGE, "kind", *(F.col(f"seq_{end}").alias(f"said_{end}") for end in ("start", "end"))
+    # Any word about a seq, and the word that it is void: what is left between the two is lost (FH3).
+    said = _disjoint(lost_ranges.withColumn("kind", F.lit("any"))).unionByName(
+        _disjoint(lost_ranges.filter(F.col("kind") == "void"))
     )
     overlap = F.least("seq_end", "said_end") - F.greatest("seq_start", "said_start")
     inside = F.when(overlap > 0, overlap).otherwise(0)
-    keys = [name for name in missing.columns if name != "kind"]
+    keys = missing.columns
     found = (
         missing.join(said, list(_LINEAGE), "left")
         .groupBy(*keys)
         .agg(
             *(
                 F.sum(F.when(F.col("kind") == kind, inside).otherwise(0)).alias(f"said_{kind}")
-                for kind in ("lost", "void")
+                for kind in ("any", "void")
             )
         )
     )
     void = F.least("missing", "said_void")
-    lost = F.least(F.col("missing") - void, F.col("said_lost"))
+    lost = F.least(F.col("missing") - void, F.col("said_any") - F.col("said_void"))
     return found.withColumn("lost", lost).withColumn("holes", F.col("missing") - void - lost)
+
+
+def _disjoint(ranges: DataFrame) -> DataFrame:
+    """The same seqs in ranges that do not overlap: lineage, kind, said_start, said_end."""
+    in_order = Window.partitionBy(*_LINEAGE).orderBy("seq_start", "seq_end")
+    covered = F.max("seq_end").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    start = F.greatest("seq_start", F.coalesce(covered, "seq_start"))
+    cut = ranges.select(*_LINEAGE, "kind", start.alias("said_start"), F.col("seq_end").alias("said_end"))
+    return cut.filter(F.col("said_start") < F.col("said_end"))
 
 
 def _by_hour(judged: DataFrame) -> DataFrame:

@@ -4,9 +4,13 @@ Every gold table stores which version of the table below it has consumed, in the
 asks what was added since, rebuilds the (day, channel) partitions this touches and commits once. Killed anywhere,
 it starts again from what is stored; files of the attempt are nobody's and `vacuum` sweeps them.
 
+`fleet_health` is made from `coverage` and `lost_ranges`, `trips` from `tracks` too. Rows that come while a run is under
+way may be in one and not in the other yet; so these two follow only as far as the table they are made from has come.
+
 GJ1  Late backfill changes exactly the partitions it touches, and of these only those whose rows differ.
 GJ2  A run without news commits nothing; news that change no row move the position alone.
 GJ3  Where the table below no longer remembers what was added, everything counts as touched: slower, never wrong.
+GJ4  A table that is made from another gold table never says it has consumed more than that one.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tidelog.errors import HistoryGone
@@ -36,12 +39,10 @@ from tidelog.pipeline.gold.schemas import (
     GoldLayout,
 )
 from tidelog.pipeline.gold.tracks import build_tracks
+from tidelog.pipeline.lost_ranges import read_lost_ranges
 from tidelog.pipeline.tables import DELTA, open_table
-from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
+from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.table import DataFile, Partition, Step, Table
-
-LostRanges = Callable[[Collection[str]], pa.Table | None]
-"""Channels -> what the control records of their logs say (see `fleet_health`); None where nobody can tell."""
 
 _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
     TRACKS: build_tracks,
@@ -73,7 +74,7 @@ class GoldOutcome:
     """Whether anything was committed, if only the position."""
 
 
-def run_gold(spark: SparkSession, options: GoldOptions, *, lost_ranges: LostRanges | None = None) -> list[GoldOutcome]:
+def run_gold(spark: SparkSession, options: GoldOptions) -> list[GoldOutcome]:
     """Bring every gold table up to date, once; tables whose source does not exist yet are left out."""
     job = _GoldJob(spark, options)
     outcomes = []
@@ -82,7 +83,7 @@ def run_gold(spark: SparkSession, options: GoldOptions, *, lost_ranges: LostRang
         outcomes.append(job.follow(TRIPS, job.trips))
     if job.frames.exists():
         outcomes.append(job.follow(COVERAGE, job.coverage))
-        outcomes.append(job.follow(FLEET_HEALTH, job.fleet_health(lost_ranges)))
+        outcomes.append(job.follow(FLEET_HEALTH, job.fleet_health))
     return outcomes
 
 
@@ -109,6 +110,7 @@ class _GoldJob:
         self._options = options
         self.signals = open_table(options.tables, SIGNALS_LAYOUT, table_format=options.table_format)
         self.frames = open_table(options.tables, FRAMES_LAYOUT, table_format=options.table_format)
+        self.lost = open_table(options.tables, LOST_RANGES_LAYOUT, table_format=options.table_format)
 
     def open(self, layout: GoldLayout) -> Table:
         return open_table(self._options.tables, layout.table, table_format=self._options.table_format)
@@ -117,21 +119,34 @@ class _GoldJob:
         return self.frames if layout in (COVERAGE, FLEET_HEALTH) else self.signals
 
     def follow(self, layout: GoldLayout, rebuild: _Rebuild) -> GoldOutcome:
-        source, table = self.source_of(layout), self.open(layout)
+        table, pipeline = self.open(layout), self._options.pipeline
         table.create()
-        upstream, pipeline = source.layout.name, self._options.pipeline
-        consumed = table.consumed(pipeline, upstream)
-        # The version first: rows that come after it are built in perhaps, and looked at again next time.
-        version = source.version()
-        if consumed == version:
+        steps: list[Step] = []
+        added: list[DataFile] = []
+        # The versions first: rows that come after them are built in perhaps, and looked at again next time.
+        for source, version in self._versions(layout):
+            consumed = table.consumed(pipeline, source.layout.name)
+            if consumed != version:
+                added += _added(source, consumed, version)
+            steps.append(Step(upstream=source.layout.name, start=consumed, end=version))
+        if all(step.start == step.end for step in steps):
             return _outcome(layout, 0, Changes(), table.version(), is_new=False)
         changes = Changes()
-        added = _added(source, consumed)
         touched = rebuild(table, layout, changes, added) if added else 0
-        step = Step(upstream=upstream, start=consumed, end=version)
         before = table.version()
-        commit = table.commit_following(pipeline, [step], changes.files, replaced=changes.replaced)
+        commit = table.commit_following(pipeline, steps, changes.files, replaced=changes.replaced)
         return _outcome(layout, touched, changes, commit.version, is_new=commit.version > before)
+
+    def _versions(self, layout: GoldLayout) -> list[tuple[Table, int]]:
+        """What a table follows, and up to which version it may (GJ4)."""
+        source = self.source_of(layout)
+        below = {FLEET_HEALTH: COVERAGE, TRIPS: TRACKS}.get(layout)
+        reached = self.open(below).consumed(self._options.pipeline, source.layout.name) if below else source.version()
+        assert reached is not None, "the table below is brought up to date first"
+        found = [(source, reached)]
+        if layout is FLEET_HEALTH and self.lost.exists():
+            found.append((self.lost, self.lost.version()))
+        return found
 
     def by_day(self, build: Callable[[DataFrame], DataFrame]) -> _Rebuild:
         """For tables whose partitions depend on `signals` of the same day and channel alone (G2)."""
@@ -160,18 +175,16 @@ class _GoldJob:
             compare(changes, table, layout, some, rows)
         return len(touched)
 
-    def fleet_health(self, lost_ranges: LostRanges | None) -> _Rebuild:
-        def rebuild(table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
-            channels = {channel for _, channel in (file.partition for file in added) if channel is not None}
-            said = None if lost_ranges is None else lost_ranges(channels)
-            rows = health_steps.health_of(self._session(), self.open(COVERAGE), channels, said)
-            held = {file.partition for file in table.files() if file.partition[1] in channels}
-            partitions = held | health_steps.partitions_of(rows)
-            for some in batches(partitions):
-                compare(changes, table, layout, some, rows)
-            return len(partitions)
-
-        return rebuild
+    def fleet_health(self, table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
+        # The channel is the last column that `frames` and `lost_ranges` are split by.
+        channels = {channel for *_, channel in (file.partition for file in added) if channel is not None}
+        said = read_lost_ranges(self.lost, channels) if self.lost.exists() else None
+        rows = health_steps.health_of(self._session(), self.open(COVERAGE), channels, said)
+        held = {file.partition for file in table.files() if file.partition[1] in channels}
+        partitions = held | health_steps.partitions_of(rows)
+        for some in batches(partitions):
+            compare(changes, table, layout, some, rows)
+        return len(partitions)
 
     def _read(self, table: Table, partitions: Collection[Partition]) -> DataFrame:
         return read_files(self._session(), table, table.files(partitions))
@@ -181,10 +194,10 @@ class _GoldJob:
         return self._spark
 
 
-def _added(source: Table, consumed: int | None) -> list[DataFile]:
-    """The files that are new since then; all of them where nobody remembers (GJ3)."""
+def _added(source: Table, consumed: int | None, version: int) -> list[DataFile]:
+    """The files that came since then, up to this version; all of them where nobody remembers (GJ3)."""
     try:
-        return [one.file for one in source.added_since(consumed)]
+        return [one.file for one in source.added_since(consumed) if one.version <= version]
     except HistoryGone:
         return source.files()
 

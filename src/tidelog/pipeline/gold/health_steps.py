@@ -8,24 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidelog.pipeline.gold.coverage import build_coverage, bus_micros
+from tidelog.pipeline.gold.coverage import CLOCK_AHEAD_US_MAX, CLOCK_US_MIN, build_coverage, bus_micros
 from tidelog.pipeline.gold.fleet_health import build_fleet_health
-from tidelog.pipeline.gold.moments import day_of
+from tidelog.pipeline.gold.moments import SECOND_US, day_of
 from tidelog.pipeline.gold.partitions import read_files
 from tidelog.pipeline.tables.table import DataFile, Partition, Table
 
-_ONE_DAY = timedelta(days=1)
+_ONE_DAY: Final = timedelta(days=1)
+_CLOCK_MIN: Final = datetime.fromtimestamp(CLOCK_US_MIN / SECOND_US, UTC)
+_CLOCK_AHEAD_MAX: Final = timedelta(microseconds=CLOCK_AHEAD_US_MAX)
 
 
 def touched_days(spark: SparkSession, frames: Table, added: Collection[DataFile]) -> set[Partition]:
     """The (day, channel) partitions of `coverage` into which the frames of these files fall."""
-    found = read_files(spark, frames, added).select(day_of(bus_micros()).cast("string").alias("day"), "channel")
-    return partitions_of(found.distinct().toArrow())
+    touched: set[Partition] = set()
+    unclear = []
+    for file in added:
+        days = _days_of(file)
+        if days is None:
+            unclear.append(file)
+        else:
+            touched |= {(day.isoformat(), file.partition[1]) for day in days}
+    if unclear:
+        found = read_files(spark, frames, unclear).select(day_of(bus_micros()).cast("string").alias("day"), "channel")
+        touched |= partitions_of(found.distinct().toArrow())
+    return touched
 
 
 def coverage_of(spark: SparkSession, frames: Table, partitions: Collection[Partition]) -> pa.Table:
@@ -44,7 +57,7 @@ def coverage_of(spark: SparkSession, frames: Table, partitions: Collection[Parti
 def health_of(spark: SparkSession, coverage: Table, channels: Collection[str], lost: pa.Table | None) -> pa.Table:
     """The rows of `fleet_health` of these channels, all their days."""
     files = [file for file in coverage.files() if file.partition[1] in channels]
-    ranges = None if lost is None else spark.createDataFrame(lost)
+    ranges = spark.createDataFrame(lost) if lost is not None and lost.num_rows else None
     return build_fleet_health(read_files(spark, coverage, files), ranges).toArrow()
 
 
@@ -52,6 +65,19 @@ def partitions_of(rows: pa.Table) -> set[Partition]:
     """The partitions of rows that have a day and a channel."""
     pairs = rows.select(["day", "channel"]).group_by(["day", "channel"]).aggregate([])
     return {(str(row["day"]), row["channel"]) for row in pairs.to_pylist()}
+
+
+def _days_of(file: DataFile) -> set[date] | None:
+    """The days on which the frames of a file were on the bus, if its bounds alone tell: those of a live file do."""
+    earliest, latest = file.minimums.get("time"), file.maximums.get("time")
+    appended = file.minimums.get("append_time")
+    if earliest is None or latest is None or appended is None or file.nulls.get("time"):
+        return None
+    earliest, latest = _in_utc(earliest), _in_utc(latest)
+    if earliest < _CLOCK_MIN or latest > _in_utc(appended) + _CLOCK_AHEAD_MAX:
+        return None  # some clock may be wrong, and its frames count on the day of their arrival
+    days = {earliest.date(), latest.date()}
+    return days if latest.date() - earliest.date() <= _ONE_DAY else None
 
 
 def _may_hold(file: DataFile, wanted: dict[str, set[date]]) -> bool:

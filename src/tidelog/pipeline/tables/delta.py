@@ -10,6 +10,7 @@ our encodings, and its vacuum takes live files for orphans where a path holds a 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidelog.errors import DiskError, HistoryGone, TableDiffers
+from tidelog.errors import DiskError, DiskFull, HistoryGone, TableDiffers
 from tidelog.pipeline.tables.committing import Change, CommittedTable
 from tidelog.pipeline.tables.parquet_files import sync_path
 from tidelog.pipeline.tables.table import (
@@ -43,6 +44,8 @@ _CONFIGURATION: Final = {
     "delta.logRetentionDuration": "interval 7 days",
     "delta.checkpointInterval": "100",
 }
+_COLOUR: Final = re.compile(r"\x1b\[\d*m")
+_NO_SPACE: Final = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -120,12 +123,11 @@ class DeltaFolder(CommittedTable[DeltaTable]):
 
     def _try(self, state: DeltaTable, change: Change) -> int | None:
         try:
-            with translated("commit to", self.folder):
-                self._write(state, change)
+            self._write(state, change)
         except CommitFailedError:
             return None  # somebody else has the version
-        except DeltaError as error:
-            raise DiskError(operation="commit to", path=str(self.folder), reason=str(error)) from error
+        except (DeltaError, OSError) as error:
+            raise _disk_error("commit to", self.folder, error) from error
         version = self._version_of(state) + 1
         self._sync_commit(version)
         return version
@@ -249,6 +251,13 @@ class DeltaFolder(CommittedTable[DeltaTable]):
 
     def _values(self, file: DataFile) -> dict[str, str | None]:
         return dict(zip(self.layout.partition_by, file.partition, strict=True))
+
+
+def _disk_error(operation: str, folder: Path, error: Exception) -> DiskError:
+    """The library tells over several lines, in colours, and gives no error number but in its words."""
+    words = " ".join(_COLOUR.sub("", str(error)).replace("\u21b3", "").split())
+    kind = DiskFull if _NO_SPACE.search(words) else DiskError
+    return kind(operation=operation, path=str(folder), reason=words)
 
 
 def _actions(commit: Path) -> Iterator[dict[str, Any]]:

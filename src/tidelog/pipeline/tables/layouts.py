@@ -1,4 +1,4 @@
-"""The tables that follow a log directly: `frames` from channels, and what is decoded from them.
+"""The tables that follow a log directly: `frames` and `lost_ranges` from channels, and what is decoded from frames.
 
 Gold tables describe themselves beside their builders.
 """
@@ -23,6 +23,20 @@ FRAMES_LAYOUT: Final = TableLayout(
     statistics=("seq", "offset", "time", "pgn", "source", "append_time"),
     rising=("seq", "offset", "time", "append_time"),
     plain=("data",),
+)
+LOST_RANGES_LAYOUT: Final = TableLayout(
+    name="lost_ranges",
+    schema=pa.schema(
+        [
+            ("channel", pa.string()),
+            ("lineage", pa.string()),
+            ("seq_start", pa.int64()),  # half-open
+            ("seq_end", pa.int64()),
+            ("kind", pa.string()),  # lost, or void
+        ]
+    ),
+    partition_by=("channel",),
+    statistics=("seq_start", "seq_end"),
 )
 SIGNALS_LAYOUT: Final = TableLayout(
     name="signals",

@@ -28,6 +28,9 @@ from tidelog.wire.files import translated
 
 TARGET_BYTES: Final = 128 * MIB
 KEEP_HOURS: Final = 24.0
+GATHER_BYTES: Final = 8 * MIB
+GATHER_FILES_MIN: Final = 8
+"""A partition with fewer small files is not worth a pass."""
 _READ_ROWS: Final = 1 << 16
 
 
@@ -82,6 +85,20 @@ def optimize(table: Table, *, target_bytes: int = TARGET_BYTES) -> Optimized:
         bytes_before=sum(file.bytes for file in before),
         bytes_after=sum(file.bytes for file in after),
     )
+
+
+def gather(table: Table, *, target_bytes: int = GATHER_BYTES, files_min: int = GATHER_FILES_MIN) -> int:
+    """Join the smallest files where there are many, in one transaction; how many files are gone by it.
+
+    For who is about to read a table several times while a stream fills it: to open a file costs Spark more than to read
+    what a trigger puts into one. Files that have grown to half of `target_bytes` are left to `optimize`.
+    """
+    groups = [group for group in plan_rewrites(table, target_bytes=target_bytes) if len(group) >= files_min]
+    taken = [file for group in groups for file in group]
+    files = [file for group in groups for file in rewrite(table, group)]
+    if not groups or not table.commit_rewrite(taken, files):
+        return 0
+    return len(taken) - len(files)
 
 
 def vacuum(table: Table, *, keep_hours: float = KEEP_HOURS, dry_run: bool = False) -> list[str]:

@@ -1,0 +1,129 @@
+"""Stages that take their time: nobody waits for them, their failures are the pipeline's, and they end when told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tidelog.errors import ChannelRecreated, StageFailed, StageRefused
+from tidelog.pipeline.slow_stages import SlowStage, SlowStages, now_ms
+from tidelog.pipeline.supervisor import Supervisor
+
+DEADLINE_S = 60.0
+
+
+def stage(work: Callable[[], object], *, every_ms: int = 1, restarts_max: int = 10) -> SlowStage:
+    supervisor = Supervisor(stage="gold", restarts_max=restarts_max, wait_max_ms=1)
+    return SlowStage(work=work, every_ms=every_ms, supervisor=supervisor, due_ms=now_ms())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.005)
+
+
+def test_work_is_done_again_and_again_until_it_is_stopped() -> None:
+    done: list[int] = []
+    slow = SlowStages([stage(lambda: done.append(1))])
+    slow.start()
+    wait_for(lambda: len(done) >= 3)
+    assert slow.stop()
+    count = len(done)
+    slow.raise_failure()
+    assert len(done) == count
+
+
+def test_what_is_not_due_is_not_done() -> None:
+    done: list[int] = []
+    later = stage(lambda: done.append(2), every_ms=1)
+    later.due_ms = now_ms() + 3_600_000
+    slow = SlowStages([stage(lambda: done.append(1)), later])
+    slow.start()
+    wait_for(lambda: len(done) >= 2)
+    assert slow.stop()
+    assert set(done) == {1}
+
+
+def test_a_passing_failure_is_tried_again_and_forgotten() -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError("not now")
+
+    one = stage(work)
+    slow = SlowStages([one])
+    slow.start()
+    wait_for(lambda: len(calls) >= 4)
+    assert slow.stop()
+    slow.raise_failure()
+    assert one.supervisor.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (ChannelRecreated(channel="boat-1", expected_id=1, found_id=2), StageRefused),
+        (OSError("never"), StageFailed),
+    ],
+)
+def test_what_ends_a_stage_for_good_is_raised_where_the_pipeline_runs(
+    error: Exception, ending: type[Exception]
+) -> None:
+    def work() -> None:
+        raise error
+
+    slow = SlowStages([stage(work, restarts_max=0)])
+    slow.start()
+
+    def looked() -> bool:
+        slow.raise_failure()
+        return False
+
+    with pytest.raises(ending):
+        wait_for(looked)
+    assert slow.stop()
+
+
+def test_work_that_blocks_is_given_up_after_a_while_and_is_no_failure() -> None:
+    entered, given_up = threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        assert given_up.wait(DEADLINE_S)
+        raise OSError("the job was cancelled")
+
+    slow = SlowStages([stage(work, restarts_max=0)], give_up=given_up.set)
+    slow.start()
+    assert entered.wait(DEADLINE_S)
+    assert slow.stop(wait_s=0.01, give_up_wait_s=DEADLINE_S)
+    assert given_up.is_set()
+    slow.raise_failure()
+
+
+def test_work_that_never_ends_is_left_behind() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        release.wait(DEADLINE_S)
+
+    slow = SlowStages([stage(work)])
+    slow.start()
+    assert entered.wait(DEADLINE_S)
+    assert not slow.stop(wait_s=0.01, give_up_wait_s=0.01)
+    release.set()
+    assert slow.stop()
+
+
+def test_without_stages_there_is_no_thread() -> None:
+    slow = SlowStages([])
+    slow.start()
+    slow.raise_failure()
+    assert slow.stop()
