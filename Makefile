@@ -78,6 +78,8 @@ lock: ## Refresh requirements/*.txt from pyproject.toml
 	    -o requirements/dev.txt
 	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	    --python-version 3.11 --universal requirements/jre.in -o requirements/jre.txt
+	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	    --python-version 3.11 --universal requirements/liftbridge-client.in -o requirements/liftbridge-client.txt
 	rm -rf $(VENV)-lock
 
 clean: ## Remove what setup made

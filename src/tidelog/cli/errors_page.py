@@ -8,7 +8,19 @@ from __future__ import annotations
 import inspect
 
 from tidelog import errors
-from tidelog.errors import catalog, channels, client, embedded, identity, link, pipeline, raft, replication, storage
+from tidelog.errors import (
+    catalog,
+    channels,
+    client,
+    doors,
+    embedded,
+    identity,
+    link,
+    pipeline,
+    raft,
+    replication,
+    storage,
+)
 
 _HEADING = """\
 # Errors
@@ -30,7 +42,7 @@ def error_classes() -> list[type[errors.LogError]]:
     """Every error a caller can meet, in the order in which its module tells of it."""
     return [
         value
-        for module in (storage, replication, identity, link, raft, catalog, channels, client, embedded, pipeline)
+        for module in (storage, replication, identity, link, raft, catalog, channels, client, embedded, pipeline, doors)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, errors.LogError) and value is not errors.LogError
     ]

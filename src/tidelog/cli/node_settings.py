@@ -21,6 +21,7 @@ from tidelog.cli.common_settings import (
     ROTATE_SETTINGS,
     http_options,
 )
+from tidelog.cli.door_settings import DOOR_SETTINGS, check_doors
 from tidelog.cli.setting_checks import check_certificates, check_folder, check_http, check_pair, check_revocations
 from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting, split_address
 
@@ -226,6 +227,7 @@ NODE_SETTINGS: Final[tuple[Setting, ...]] = (
     *_CLUSTER_SETTINGS,
     *_TIMING_SETTINGS,
     *_UPLINK_SETTINGS,
+    *DOOR_SETTINGS,
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
     *LIMIT_SETTINGS,
@@ -264,6 +266,7 @@ def check_node(loaded: Loaded) -> None:
         if link_at[1] and link_at[1] == http_at[1] and (link_at[0] == http_at[0] or not (link_at[0] and http_at[0])):
             loaded.problems.append("-listen and -http-listen are the same port; give each its own")
     _check_uplink(loaded)
+    check_doors(loaded)
     check_http(loaded)
 
 

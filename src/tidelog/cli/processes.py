@@ -23,6 +23,7 @@ import click
 from tidelog import __version__
 from tidelog.cli.boat_settings import BOAT_FILES, BOAT_SETTINGS, boat_options, check_boat, open_source
 from tidelog.cli.cloud_settings import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
+from tidelog.cli.door_settings import with_door
 from tidelog.cli.node_settings import NODE_FILES, NODE_SETTINGS, check_node, node_options
 from tidelog.cli.setting_checks import require_free
 from tidelog.cli.settings_page import render_help
@@ -179,17 +180,22 @@ async def _run_node(values: dict[str, Any]) -> Run:
     from tidelog.cluster.node import Node
 
     _allow_many_files()
-    for flag in ("listen", "grpc-listen", "http-listen"):
+    for flag in ("listen", "grpc-listen", "http-listen", "liftbridge-listen"):
         if values[flag]:
             require_free(values[flag], flag)
-    running = Node(node_options(values), log=_say)
+    options, door = with_door(values, node_options(values), _say)
+    running = Node(options, log=_say)
     stopping = asyncio.Event()
 
     async def work() -> None:
         await running.start()
         try:
+            if door is not None:
+                await door.start(running)
             await _first_of(stopping.wait(), running.wait_stopped())
         finally:
+            if door is not None:
+                await door.stop()
             await running.stop()
 
     return stopping.set, work()

@@ -100,6 +100,8 @@ class NodeProcessOptions:
     """Small channels stay in the write-ahead file: thousands of them cost no file each."""
     uplink: UplinkOptions | None = None
     """How boats are served; None serves none."""
+    other_doors: tuple[tuple[str, str], ...] = ()
+    """Addresses of what serves in front of this node, by door: the catalog is told of them too."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert, self.tls_key, self.tls_ca)

@@ -1,7 +1,7 @@
 """Where a node is reached, and by whom: what the catalog is told of it, and others dial.
 
 `link` is for nodes, operators and clients, `uplink` for boats and for nodes that pass their calls on, `http` (a URL)
-for nodes that pass requests of readers on.
+for nodes that pass requests of readers on. Doors in front of a node (`liftbridge`) bring theirs along.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Addresses = tuple[tuple[str, str], ...]
 def own_addresses(node: Node) -> Addresses:
     """Of a node whose ports are bound, sorted."""
     options = node.options
-    found: dict[str, str] = {}
+    found = dict(options.other_doors)
     link = options.advertise or options.peers.get(options.node)
     if options.listen is not None:
         host, _, port = options.listen.rpartition(":")

@@ -60,6 +60,7 @@ from tidelog.errors.channels import (
     WrongCause,
 )
 from tidelog.errors.client import ClientClosed, CommittedLost, OffsetTrimmed
+from tidelog.errors.doors import BadEnvelope, BadLiftbridgeRecord, BadSubject, PayloadTooSmall
 from tidelog.errors.embedded import (
     Lagged,
     ReplicationNotEnabled,
@@ -170,11 +171,14 @@ __all__ = [
     "AddressTaken",
     "AuthorityError",
     "BadBlock",
+    "BadEnvelope",
     "BadFrame",
     "BadIdentity",
     "BadJournalFile",
+    "BadLiftbridgeRecord",
     "BadMessage",
     "BadRevocationList",
+    "BadSubject",
     "BlockCorrupt",
     "BlockTooLarge",
     "BlockTruncated",
@@ -248,6 +252,7 @@ __all__ = [
     "OffsetTrimmed",
     "OutOfSequence",
     "OutcomeUnknown",
+    "PayloadTooSmall",
     "PeerRefused",
     "PeerUnreachable",
     "PlacementRefused",

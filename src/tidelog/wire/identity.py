@@ -39,7 +39,7 @@ from tidelog.units import format_time_us
 
 Kind = Literal["boat", "node", "operator", "client"]
 """An operator is a person or a tool that reads over HTTP and runs `tidelog cluster`; a client is an application that
-may do what its grants say, over the link only. No gRPC door is open to either."""
+may do what its grants say, over the link or through a door in front of a node. The uplink is open to neither."""
 
 CERTIFICATE_BYTES_MAX = 64 * 1024
 """Of one certificate or a chain of them. Ours take about 1 KiB."""

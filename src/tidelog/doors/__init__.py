@@ -1,0 +1,1 @@
+"""Doors: other systems' protocols, spoken by a node for their clients."""

@@ -1,0 +1,208 @@
+"""Streams created, deleted, paused, made readonly, and their cursors: what administers, done by the native client.
+
+LA1  A stream is created from its highest partition down to 0, and deleted from 0 up: it exists only while all of it
+     does. A retry finishes what a crash left half done.
+LA2  Partitions that a deletion left behind are not made part of a new stream while they hold messages.
+LA3  Nothing is done before the caller's grants for every channel concerned were looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidelog.client import Client
+from tidelog.client.admin import Created
+from tidelog.client.records import holds_data
+from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
+from tidelog.core.catalog import ChannelConfig, NodeState
+from tidelog.doors.liftbridge_names import (
+    RESERVED,
+    Place,
+    WantedStream,
+    channel_of,
+    configs_of,
+    cursor_name,
+    place_of,
+)
+from tidelog.doors.liftbridge_refusals import RefusedError, Status
+from tidelog.doors.liftbridge_streams import Streams
+from tidelog.errors import ConfigMismatch, LogError
+from tidelog.wire.client_codec import NUMBER_MAX
+from tidelog.wire.proto import liftbridge_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node import Node
+
+_LEADERS_S: Final = 5.0
+_LOOK_S: Final = 0.02
+_EMPTY_OFFSETS_MAX: Final = 4_096
+"""A partition that nobody wrote to holds control records alone, and few."""
+_CURSOR_BYTES_MAX: Final = 1_024
+
+
+class Administration:
+    """One for each door."""
+
+    def __init__(self, node: Node, *, client: Client, streams: Streams, access: ClientAccess) -> None:
+        self._node = node
+        self._client = client
+        self._streams = streams
+        self._access = access
+
+    # --- create and delete ---------------------------------------------------------------------------
+
+    async def create(self, request: pb.CreateStreamRequest, principal: str) -> pb.CreateStreamResponse:
+        nodes = [record for record in self._streams.catalog.nodes() if record.state is not NodeState.EXPECTED]
+        configs = configs_of(_wanted(request), nodes=len(nodes), creation=secrets.token_hex(8))
+        name = request.name
+        for partition in range(len(configs)):
+            self._access.require(principal, channel_of(name, partition), ADMIN)  # LA3
+        await self._node.doors.read_barrier()
+        if self._streams.partitions(name):
+            raise RefusedError(Status.ALREADY_EXISTS, f"stream {name!r} exists already")
+        higher = [channel_of(name, number) for number in range(len(configs) - 1, 0, -1)]
+        await self._create_higher(name, higher, configs)
+        try:
+            created = await self._client.create_channel(name, configs[0])
+        except ConfigMismatch as error:
+            # Somebody else was faster: its creation mark is another.
+            raise RefusedError(Status.ALREADY_EXISTS, f"stream {name!r} exists already") from error
+        await self._wait_led([*higher, created.name])
+        return pb.CreateStreamResponse()
+
+    async def _create_higher(self, stream: str, names: Sequence[str], configs: Sequence[ChannelConfig]) -> None:
+        if not names:
+            return
+        left = [name for name in names if self._streams.catalog.channel(name) is not None]
+        for name in left:
+            if await self._holds_messages(name):
+                raise RefusedError(
+                    Status.ALREADY_EXISTS,
+                    f"partition {name!r} is left of a stream that was not deleted to the end; delete {stream!r} again",
+                )
+        for outcome in await self._client.create_channels(names, configs[1]):
+            if isinstance(outcome, ConfigMismatch):
+                raise RefusedError(
+                    Status.ALREADY_EXISTS,
+                    f"a partition of {stream!r} exists with other settings; delete {stream!r}, then create it",
+                ) from outcome
+            if isinstance(outcome, LogError):
+                raise outcome
+            assert isinstance(outcome, Created)
+
+    async def _holds_messages(self, name: str) -> bool:
+        """Whether anybody wrote to it (LA2)."""
+        offsets = await self._client.offsets(name)
+        if offsets.committed_end - offsets.log_start > _EMPTY_OFFSETS_MAX:
+            return True
+        span = range(offsets.log_start, offsets.committed_end)
+        if not span:
+            return False
+        async for block in self._client.fetch(name, span):
+            if holds_data(block):
+                return True
+        return False
+
+    async def _wait_led(self, names: Sequence[str]) -> None:
+        """As Liftbridge does: a while, until leaders are up; a client that comes too early asks again."""
+        try:
+            async with asyncio.timeout(_LEADERS_S):
+                await self._node.doors.read_barrier()
+                while not all(map(self._is_led, names)):  # noqa: ASYNC110 - the catalog has no event for it
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            pass  # the stream exists, which is what was asked for
+
+    def _is_led(self, name: str) -> bool:
+        record = self._streams.catalog.channel(name)
+        if record is None or record.leader is None:
+            return False
+        here = self._node.core.channels.replicas.replica(record.channel_id)
+        return record.leader != self._node.doors.node or (here is not None and here.serves)
+
+    async def delete(self, request: pb.DeleteStreamRequest, principal: str) -> pb.DeleteStreamResponse:
+        await self._node.doors.read_barrier()
+        names = self._all_of(request.name)
+        for name in names or [request.name]:
+            self._access.require(principal, name, ADMIN)
+        if not names or request.name in RESERVED:
+            raise RefusedError(Status.NOT_FOUND, f"there is no stream {request.name[:80]!a}")
+        for name in names:
+            await self._client.delete(name)
+        return pb.DeleteStreamResponse()
+
+    def _all_of(self, stream: str) -> list[str]:
+        """Partitions in order; also those that are left of a stream whose partition 0 is gone (LA1)."""
+        found = [record.name for record in self._streams.partitions(stream)]
+        if found:
+            return found
+        left = [place_of(record.name) for record in self._streams.catalog.channels()]
+        return [channel_of(*place) for place in sorted(left) if place.stream == stream and place.partition > 0]
+
+    # --- change --------------------------------------------------------------------------------------
+
+    async def pause(self, request: pb.PauseStreamRequest, principal: str) -> pb.PauseStreamResponse:
+        for name in await self._chosen(request.name, request.partitions, principal):
+            await self._client.pause(name)
+        return pb.PauseStreamResponse()
+
+    async def set_readonly(self, request: pb.SetStreamReadonlyRequest, principal: str) -> pb.SetStreamReadonlyResponse:
+        for name in await self._chosen(request.name, request.partitions, principal):
+            await self._client.set_readonly(name, request.readonly)
+        return pb.SetStreamReadonlyResponse()
+
+    async def _chosen(self, stream: str, partitions: Sequence[int], principal: str) -> list[str]:
+        self._access.require(principal, stream, ADMIN)
+        records = await self._streams.require_partitions(stream, partitions)
+        for record in records:
+            self._access.require(principal, record.name, ADMIN)
+        return [record.name for record in records]
+
+    # --- cursors -------------------------------------------------------------------------------------
+
+    async def set_cursor(self, request: pb.SetCursorRequest, principal: str) -> pb.SetCursorResponse:
+        channel = await self._cursor_channel(request.stream, request.partition, request.cursorId, principal)
+        name = cursor_name(request.cursorId)
+        if not -1 <= request.offset < NUMBER_MAX:
+            raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor cannot stand at {request.offset}; -1 is none")
+        if request.offset == -1:
+            await self._client.delete_cursor(channel, name)
+        else:
+            await self._client.set_cursor(channel, name, request.offset)
+        return pb.SetCursorResponse()
+
+    async def fetch_cursor(self, request: pb.FetchCursorRequest, principal: str) -> pb.FetchCursorResponse:
+        channel = await self._cursor_channel(request.stream, request.partition, request.cursorId, principal)
+        cursors = await self._client.cursors(channel)
+        return pb.FetchCursorResponse(offset=cursors.get(cursor_name(request.cursorId), -1))
+
+    async def _cursor_channel(self, stream: str, partition: int, cursor: str, principal: str) -> str:
+        self._access.require(principal, channel_of(stream, partition), READ)
+        if not cursor or len(cursor) > _CURSOR_BYTES_MAX:
+            raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor id has 1 to {_CURSOR_BYTES_MAX} characters")
+        return (await self._streams.require(Place(stream, partition))).name
+
+
+def _wanted(request: pb.CreateStreamRequest) -> WantedStream:
+    """What has a meaning here. Intervals and sizes of Liftbridge's own cleaning have none: cleaning is ours."""
+
+    def number(field: str) -> int | None:
+        return int(getattr(request, field).value) if request.HasField(field) else None
+
+    return WantedStream(
+        name=request.name,
+        subject=request.subject,
+        group=request.group,
+        replication_factor=request.replicationFactor,
+        partitions=request.partitions,
+        retention_bytes=number("retentionMaxBytes"),
+        retention_messages=number("retentionMaxMessages"),
+        retention_age_ms=number("retentionMaxAge"),
+        compacts=request.compactEnabled.value,
+        encrypts=request.encryption.value,
+        checks_offsets=request.optimisticConcurrencyControl.value,
+        min_isr=number("minIsr"),
+    )

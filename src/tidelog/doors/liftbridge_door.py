@@ -1,0 +1,212 @@
+"""The door itself: a gRPC server on Liftbridge's port, in front of a running node.
+
+The door is a client of its own cluster: it publishes and administers through the native client, so that any node takes
+what any client asks for, and reads from the node's own replicas. Towards the cluster it shows a certificate of its
+own, a client's or an operator's: a node's would take the place of the node's own link to a peer.
+
+What a caller must keep: `bind` before the node starts, so that the catalog hears the address; `start` once it runs;
+`stop` before the node does.
+
+LD1  Nobody is served before the node is registered: calls wait for it, and are refused when that takes too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from tidelog.client import Client, ClientOptions, LinkTls, LinkTlsFiles
+from tidelog.cluster.client_access import ClientAccess
+from tidelog.cluster.node_addresses import own_addresses, reached_host
+from tidelog.cluster.tls_reload import TlsFiles, TlsReloader
+from tidelog.doors.liftbridge_admin import Administration
+from tidelog.doors.liftbridge_callers import Callers
+from tidelog.doors.liftbridge_producers import Producers
+from tidelog.doors.liftbridge_publish import Publishing
+from tidelog.doors.liftbridge_service import LiftbridgeService
+from tidelog.doors.liftbridge_streams import DOOR, Streams
+from tidelog.doors.liftbridge_subscribe import Subscriptions
+from tidelog.errors import InvalidConfig
+from tidelog.storage.writer import wall_clock_us
+from tidelog.units import MIB
+from tidelog.wire.identity import identity_of
+from tidelog.wire.revocation import RevocationList
+from tidelog.wire.tls_files import read_pem
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node import Node
+
+PORT: Final = 9292
+"""Liftbridge's."""
+_MESSAGE_BYTES_MAX: Final = 8 * MIB
+"""Above what may be published, so that what is too large is refused in words."""
+_STOP_S: Final = 1.0
+_SERVER_OPTIONS: Final = (
+    # Without this a second node on the same port would start silently and take half of the clients.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    # Idle PublishAsync streams are kept for ever; a client that vanished is noticed within a minute.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+_KINDS: Final = ("client", "operator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiftbridgeOptions:
+    """How one node serves Liftbridge's clients."""
+
+    listen: str
+    advertise: str | None = None
+    """What clients are told to dial; the node's host and the port of `listen` by default."""
+    insecure_dev: bool = False
+    tls_cert: Path | None = None
+    """What clients see; the node's own by default."""
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    """The nodes' authority, which signs clients too."""
+    link_cert: Path | None = None
+    """As whom the door speaks to its cluster: a certificate of a client or an operator."""
+    link_key: Path | None = None
+    anonymous: str | None = None
+    """The client as whom all callers count, without certificates. None: each shows its own."""
+    revocations: Path | None = None
+    fleet: str | None = None
+
+    def __post_init__(self) -> None:
+        files = (self.tls_cert, self.tls_key, self.tls_ca, self.link_cert, self.link_key)
+        if not self.insecure_dev and None in files:
+            problem = (
+                "the door needs a certificate for its clients, the nodes' authority, and a certificate of an operator "
+                "or a client to speak to the cluster (`tidelog ca issue liftbridge --operator`)"
+            )
+            raise InvalidConfig(section="liftbridge", problems=[problem])
+
+
+class LiftbridgeDoor:
+    """Started and stopped once. `port` is the one that was bound, for a listen address ending in :0."""
+
+    def __init__(self, options: LiftbridgeOptions, *, log: Callable[[str], None] = lambda _: None) -> None:
+        self._options = options
+        self._log = log
+        self._server: grpc.aio.Server | None = None
+        self._client: Client | None = None
+        self._producers: Producers | None = None
+        self.subscriptions: Subscriptions | None = None
+        self.port = 0
+
+    def bind(self) -> None:
+        """Take the port; nobody is served yet."""
+        options = self._options
+        server = self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        address = options.listen if not options.listen.startswith(":") else f"0.0.0.0{options.listen}"
+        try:
+            if options.insecure_dev:
+                self.port = int(server.add_insecure_port(address))
+            else:
+                self.port = int(server.add_secure_port(address, self._credentials()))
+        except RuntimeError as error:
+            problem = f"cannot listen on {address}: {error}"
+            raise InvalidConfig(section="liftbridge.listen", problems=[problem]) from error
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        options = self._options
+        assert options.tls_cert is not None
+        assert options.tls_key is not None
+        assert options.tls_ca is not None
+        if options.anonymous is not None:
+            # gRPC asks either everybody for a certificate or nobody.
+            return grpc.ssl_server_credentials([(read_pem(options.tls_key), read_pem(options.tls_cert))])
+        files = TlsFiles(certificate=options.tls_cert, key=options.tls_key, client_authority=options.tls_ca)
+        return TlsReloader(files, log=self._log).credentials()
+
+    def address(self, host: str) -> tuple[str, str]:
+        """For the catalog: this door, and where clients find it; `host` is where the node is found otherwise."""
+        options = self._options
+        return DOOR, options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
+
+    async def start(self, node: Node) -> None:
+        """Serve in front of a node that was started (LD1)."""
+        assert self._server is not None, "bind() first"
+        options = self._options
+        access = ClientAccess(
+            catalog=lambda: node.doors.catalog, now_ms=node.doors.wall_ms, insecure_dev=options.insecure_dev
+        )
+        revocations = None
+        if options.revocations is not None:
+            revocations = RevocationList(options.revocations, now_us=wall_clock_us())
+        callers = Callers(
+            access,
+            insecure_dev=options.insecure_dev,
+            anonymous=options.anonymous,
+            fleet=options.fleet,
+            revocations=revocations,
+        )
+        client = self._client = self._connected(node)
+        producers = self._producers = Producers(client, node=node.options.node)
+        streams = Streams(node)
+        self.subscriptions = Subscriptions(node, client=client, streams=streams, access=access)
+        service = LiftbridgeService(
+            callers=callers,
+            streams=streams,
+            administration=Administration(node, client=client, streams=streams, access=access),
+            publishing=Publishing(
+                client=client,
+                producers=producers,
+                streams=streams,
+                access=access,
+                rng=random.Random(random.SystemRandom().getrandbits(64)),
+            ),
+            subscriptions=self.subscriptions,
+            node=node,
+        )
+        self._server.add_generic_rpc_handlers(service.handlers())
+        await self._server.start()
+        self._log(f"liftbridge door up port={self.port}")
+
+    def _connected(self, node: Node) -> Client:
+        """A client of the cluster; it dials when it is needed."""
+        options = self._options
+        own = dict(own_addresses(node)).get("link")
+        others = [address for peer, address in node.options.peers.items() if peer != node.options.node and address]
+        addresses = [address for address in (own, *others) if address]
+        if not addresses:
+            problem = "the door speaks to its node over the link; give the node an address to listen on"
+            raise InvalidConfig(section="liftbridge", problems=[problem])
+        client_options = ClientOptions(timeout_ms=10_000)
+        if options.insecure_dev:
+            return Client(addresses, insecure_dev=True, name="liftbridge", kind="operator", options=client_options)
+        assert options.link_cert is not None
+        assert options.link_key is not None
+        assert options.tls_ca is not None
+        identity = identity_of(read_pem(options.link_cert), fleet=options.fleet)
+        if identity.kind not in _KINDS:
+            problem = f"{options.link_cert} is the certificate of {identity}; use one of an operator or a client"
+            raise InvalidConfig(section="liftbridge", problems=[problem])
+        files = LinkTlsFiles(
+            certificate=options.link_cert, key=options.link_key, authority=options.tls_ca, revoked=options.revocations
+        )
+        tls = LinkTls(files, fleet=options.fleet, log=self._log)
+        return Client(addresses, tls=tls, name=identity.name, kind=identity.kind, options=client_options)
+
+    async def stop(self) -> None:
+        """End all calls, wait for what was published, hang up."""
+        if self.subscriptions is not None:
+            self.subscriptions.close()
+        if self._server is not None:
+            await self._server.stop(_STOP_S)
+        if self._producers is not None:
+            try:
+                async with asyncio.timeout(_STOP_S):
+                    await self._producers.close()
+            except TimeoutError:
+                pass  # nobody is left to be told: their calls have ended
+        if self._client is not None:
+            await self._client.close(flush=False)

@@ -1,0 +1,155 @@
+"""The way into the log for messages of Liftbridge clients: a native producer for each channel and ack policy.
+
+Messages of all clients of this node that go to one channel share its producers, so that single messages become blocks.
+Memory is bounded for the whole door: beyond `bytes_max` whoever publishes waits, and so does its connection.
+
+LP1  A message is answered once: with its offset when its ack policy is satisfied, or with a typed error.
+LP2  Messages of one connection with one ack policy are in a partition in the order they were sent. NONE shares the
+     producer of LEADER; between that and ALL there is no order, as there is none between two connections.
+LP3  At most `producers_max` producers are open that have nothing to wait for; the one unused longest makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from tidelog.client import Client, ManyReceipt, Producer, Receipt
+from tidelog.core.catalog import ChannelRecord
+from tidelog.errors import InvalidRecord, LogError, QueueFull
+from tidelog.units import MIB
+from tidelog.wire.proto import liftbridge_pb2 as pb
+
+MESSAGE_BYTES_MAX: Final = MIB
+"""Liftbridge's own default: key, value and headers together."""
+_RECORD_BYTES: Final = 128
+"""More than a record costs beyond its bytes, so that the door's count is never below the producer's."""
+_TIMEOUT_MS: Final = 10_000
+
+Answered = Callable[[int, LogError | None], None]
+"""Told the offset, or why there is none."""
+
+
+class Outgoing(NamedTuple):
+    """One message on its way into a channel."""
+
+    value: bytes
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    expected_offset: int | None = None
+
+    @property
+    def size(self) -> int:
+        size = len(self.value) + len(self.key or b"")
+        return size + sum(len(name) * 4 + len(content) + _RECORD_BYTES for name, content in self.headers)
+
+
+class Producers:
+    """One for each door."""
+
+    def __init__(self, client: Client, *, node: str, bytes_max: int = 64 * MIB, producers_max: int = 1_024) -> None:
+        self._client = client
+        # The same name after a restart: the catalog does not grow with every start of a node.
+        self._name = hashlib.sha256(node.encode()).hexdigest()[:16]
+        self._bytes_max = bytes_max
+        self._producers_max = producers_max
+        self._open: OrderedDict[tuple[int, str], Producer] = OrderedDict()
+        self._unanswered: Counter[Producer] = Counter()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.bytes = 0
+        """Taken and not answered yet."""
+
+    async def wait_room(self) -> None:
+        """Until `send` may be called."""
+        while self.bytes >= self._bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    def send(self, record: ChannelRecord, policy: int, message: Outgoing, answered: Answered) -> None:
+        """Take one message; `answered` is called once, later, unless this raises."""
+        size = message.size
+        if size > MESSAGE_BYTES_MAX:
+            raise InvalidRecord(problem=f"a message of {size} bytes is over the limit of {MESSAGE_BYTES_MAX}; split it")
+        acks = "all" if policy == pb.ALL else "leader"
+        key = (record.channel_id, acks)
+        try:
+            producer = self._producer(key, record.name)
+            receipt = self._give(producer, message)
+        except (InvalidRecord, QueueFull):
+            raise
+        except LogError:
+            # It ended with an error that its last messages were told. A new one may fare better.
+            self._open.pop(key).abort()
+            producer = self._producer(key, record.name)
+            receipt = self._give(producer, message)
+        self.bytes += size + _RECORD_BYTES
+        self._unanswered[producer] += 1
+
+        def done() -> None:
+            self._settled(producer, size + _RECORD_BYTES)
+            try:
+                result = receipt.result()
+            except LogError as error:
+                answered(-1, error)
+            else:
+                answered(result if isinstance(result, int) else result[0].start, None)
+
+        receipt.when_done(done)
+
+    def _settled(self, producer: Producer, size: int) -> None:
+        self.bytes -= size
+        self._room.set()
+        self._unanswered[producer] -= 1
+        if not self._unanswered[producer]:
+            del self._unanswered[producer]
+
+    @staticmethod
+    def _give(producer: Producer, message: Outgoing) -> Receipt | ManyReceipt:
+        if message.expected_offset is None:
+            return producer.send(message.value, message.key, message.headers)
+        if message.key is not None or message.headers:
+            raise InvalidRecord(problem="an expected offset goes with a value alone, without key and headers, so far")
+        return producer.send_many([message.value], expected_offset=message.expected_offset)
+
+    def _producer(self, key: tuple[int, str], channel: str) -> Producer:
+        producer = self._open.get(key)
+        if producer is not None and not producer.is_closed:
+            self._open.move_to_end(key)
+            return producer
+        if len(self._open) >= self._producers_max:
+            self._make_room()
+        acks = key[1]
+        producer = self._open[key] = self._client.producer(
+            channel,
+            name=f"liftbridge-{acks}-{self._name}",
+            acks=acks,
+            in_flight_max_bytes=2 * self._bytes_max,
+            timeout_ms=_TIMEOUT_MS,
+        )
+        return producer
+
+    def _make_room(self) -> None:
+        """One that still waits for answers stays: under its name the next would fence it. There are then more than
+        wanted, as many as messages that wait (LP3)."""
+        for key, producer in self._open.items():
+            if producer not in self._unanswered:
+                producer.abort()
+                del self._open[key]
+                return
+
+    async def close(self) -> None:
+        """Everything that was taken is answered, or has an error."""
+        producers = list(self._open.values())
+        self._open.clear()
+        await asyncio.gather(*map(_closed, producers))
+
+
+async def _closed(producer: Producer) -> None:
+    try:
+        await producer.close()
+    except LogError:
+        pass  # whoever sent what failed was told (LP1)
