@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,29 @@ from tidelog.bench.cluster_kit import HOST, free_port
 from tidelog.pipeline.engine import find_java
 
 START_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProcess:
+    number: int
+    parent: int
+    command: str
+
+
+def running_processes() -> list[RunningProcess]:
+    """What runs on this machine now, without what ended and was not waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it ended while we looked
+        if state != "Z":
+            found.append(RunningProcess(number=int(entry.name), parent=int(parent), command=command))
+    return found
 
 
 class SparkCluster:
@@ -70,6 +94,26 @@ class SparkCluster:
         process = self._processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
+
+    def executors(self) -> list[int]:
+        """Java processes that run tasks, on whichever worker."""
+        return [process.number for process in self._below() if "CoarseGrainedExecutorBackend" in process.command]
+
+    def python_workers(self) -> list[int]:
+        """Processes in which the tasks' Python runs: children of an executor's daemon."""
+        below = self._below()
+        daemons = {process.number for process in below if "pyspark.daemon" in process.command}
+        return [process.number for process in below if process.number in daemons and process.parent in daemons]
+
+    def _below(self) -> list[RunningProcess]:
+        """All that the workers have started. By descent: Spark's daemons of Python leave the process group."""
+        below = {process.pid for name, process in self._processes.items() if name in self._workers}
+        left, found = running_processes(), []
+        while children := [process for process in left if process.parent in below]:
+            found += children
+            below |= {process.number for process in children}
+            left = [process for process in left if process.number not in below]
+        return found
 
     def said(self, name: str) -> str:
         path = self._folder / f"{name}.log"

@@ -1,4 +1,7 @@
-"""kill -9 of the driver, with all that hangs on it, at moments nobody chose: every frame once, orphans swept."""
+"""kill -9 of a driver that does everything on its own machine, from a folder of logs: every frame once, orphans swept.
+
+`test_cluster_kill` does it to each party of a real cluster; this is the other way to run a pipeline, and quick.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ folder, rows = sys.argv[1], int(sys.argv[2])
 spark = start_engine(EngineOptions(master="local[2]", driver_memory="1g", shuffle_partitions=2))
 job = FramesJob(spark, FramesOptions(
     address=LogsAddress(path=folder + "/logs"), tables=folder + "/tables", checkpoint=folder + "/checkpoint",
-    batch_records_max=rows))
+    batch_records_max=rows, driver_records_max=0))
 query = job.start()
 query.awaitTermination()
 spark.stop()
@@ -87,12 +90,6 @@ def rounds_of_kills(folder: Path, rounds: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    rounds_of_kills(tmp_path, rounds=1, seed=20)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_twenty_drivers_killed_one_after_the_other_lose_and_double_nothing(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
-    rounds_of_kills(tmp_path, rounds=20, seed=seed)
+@pytest.mark.timeout(900)
+def test_drivers_killed_one_after_the_other_lose_and_double_nothing(tmp_path: Path) -> None:
+    rounds_of_kills(tmp_path, rounds=3, seed=random.SystemRandom().randrange(1 << 30))
