@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.table_kit import START, frames_batch, frames_table, offsets_of, part, written
-from tidelog.errors import CheckpointAhead, HistoryGone, LogError, PositionMoved, TableDiffers
+from tidelog.errors import ChannelTaken, CheckpointAhead, HistoryGone, LogError, PositionMoved, TableDiffers
 from tidelog.pipeline.tables import FORMATS, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT
 from tidelog.pipeline.tables.maintenance import gather, optimize, vacuum
@@ -266,6 +266,14 @@ def test_a_follower_of_forgotten_versions_is_told_what_to_do(tmp_path: Path) -> 
     (table.folder / "_delta_log" / f"{1:020d}.json").unlink()
     with pytest.raises(HistoryGone, match="built anew"):
         table.added_since(0)
+
+
+def test_a_channel_that_one_pipeline_fills_is_refused_to_another(table: Table) -> None:
+    table.commit_append(PIPELINE, [part(table, 0, 10)])
+    with pytest.raises(ChannelTaken, match=r"boat-1.*another pipeline than 'other'"):
+        table.commit_append("other", [part(table, 0, 10)])
+    table.commit_append(PIPELINE, [part(table, 10, 20)])
+    assert offsets_of(table) == list(range(20))
 
 
 # --- maintenance -----------------------------------------------------------------------------------

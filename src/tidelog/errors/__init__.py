@@ -97,6 +97,7 @@ from tidelog.errors.link import (
 )
 from tidelog.errors.pipeline import (
     ChannelRecreated,
+    ChannelTaken,
     CheckpointAhead,
     CheckpointForeign,
     EngineMissing,
@@ -194,6 +195,7 @@ __all__ = [
     "ChannelPaused",
     "ChannelReadonly",
     "ChannelRecreated",
+    "ChannelTaken",
     "CheckpointAhead",
     "CheckpointForeign",
     "ClientClosed",

@@ -32,8 +32,8 @@ class HistoryRewritten(LogError):
     def __init__(self, *, channel: str, offset: int, leader_epoch: int, found_epoch: int) -> None:
         super().__init__(
             f"channel {channel!r} was read under leader epoch {leader_epoch}, and from offset {offset} on it may hold "
-            f"other records of epoch {found_epoch}: an unclean election lies between; audit what was read from there "
-            "on, then start again at that offset"
+            f"other records of epoch {found_epoch}: an unclean election lies between; compare what was read with the "
+            "channel, then read it anew: a pipeline into other tables"
         )
         self.channel = channel
         self.offset = offset
@@ -67,6 +67,22 @@ class SourceChanged(LogError):
     def __init__(self, *, problem: str) -> None:
         super().__init__(f"this checkpoint does not fit: {problem}; use the one that was made here, or a new one")
         self.problem = problem
+
+
+class ChannelTaken(LogError):
+    """The tables hold this channel for another pipeline: filled by two, they would hold every row twice. Nothing was
+    read. Go on under the other pipeline's name, or give this one tables of its own."""
+
+    code = "channel_taken"
+
+    def __init__(self, *, channel: str, pipeline: str, tables: str) -> None:
+        super().__init__(
+            f"channel {channel!r} is in {tables} already, brought there by another pipeline than {pipeline!r}; go on "
+            "under that one's -name, or give this one other -tables"
+        )
+        self.channel = channel
+        self.pipeline = pipeline
+        self.tables = tables
 
 
 class SinkRefused(LogError):

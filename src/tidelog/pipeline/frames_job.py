@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.errors import (
     ChannelRecreated,
+    ChannelTaken,
     CheckpointForeign,
     CommittedLost,
     HistoryRewritten,
@@ -53,7 +54,7 @@ from tidelog.pipeline.logs import (
 from tidelog.pipeline.lost_ranges import LostRanges
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
-from tidelog.pipeline.tables.table import DataFile, OffsetRange, Position, RangeFiles, Table, cluster_mark
+from tidelog.pipeline.tables.table import DataFile, OffsetRange, Position, RangeFiles, Table, text_mark
 from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out
 from tidelog.wire.files import translated
 
@@ -125,6 +126,8 @@ class FramesJob:
         require_cluster(self.table, self.options.pipeline, logs.identity)
         positions = self.table.positions(self.options.pipeline, [ends.channel_id for ends in found])
         for ends in found:
+            if self.table.owner_mark(ends.channel) not in (None, text_mark(self.options.pipeline)):
+                raise ChannelTaken(channel=ends.channel, pipeline=self.options.pipeline, tables=str(self.table.folder))
             known = self.table.channel_id(self.options.pipeline, ends.channel)
             require_fitting(ends, positions.get(ends.channel_id), known, self.options)
         self._require_checkpoint(logs.identity)
@@ -307,7 +310,7 @@ def require_fitting(ends: ChannelEnds, position: Position | None, known_id: int 
 def require_cluster(table: Table, pipeline: str, cluster: str) -> None:
     """Channel ids are small numbers that another cluster gives out too."""
     mark = table.cluster_mark(pipeline)
-    if mark is not None and mark != (cluster_mark(cluster) if cluster else None):
+    if mark is not None and mark != (text_mark(cluster) if cluster else None):
         raise SourceChanged(
             problem=f"table {table.layout.name!r} in {table.folder} was filled from another cluster than "
             f"{cluster or 'a folder'}"

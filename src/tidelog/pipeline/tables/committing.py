@@ -4,7 +4,8 @@ A format gives five things: its latest state, numbers stored under names in it, 
 at writing a change. The rest, with the rules T1 to T5 of `table`, is here.
 
 Names: `tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
-`tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version.
+`tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version,
+`tidelog/owner/<channel name>` whose channel it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from tidelog.errors import TableBusy
+from tidelog.errors import ChannelTaken, TableBusy
 from tidelog.pipeline.tables.table import (
     Commit,
     DataFile,
@@ -26,9 +27,9 @@ from tidelog.pipeline.tables.table import (
     RangeFiles,
     Step,
     Table,
-    cluster_mark,
     judge_ranges,
     judge_steps,
+    text_mark,
 )
 
 ATTEMPTS_MAX: Final = 20
@@ -84,6 +85,9 @@ class CommittedTable(Table, Generic[State]):
     def cluster_mark(self, pipeline: str) -> int | None:
         return self._stored(self._latest(), f"tidelog/{pipeline}/cluster")
 
+    def owner_mark(self, channel: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/owner/{channel}")
+
     def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
         return self._live(self._latest(), partitions)
 
@@ -95,12 +99,13 @@ class CommittedTable(Table, Generic[State]):
                 return None
             stores: dict[str, int] = {}
             if cluster:
-                stores[f"tidelog/{pipeline}/cluster"] = cluster_mark(cluster)
+                stores[f"tidelog/{pipeline}/cluster"] = text_mark(cluster)
             for part in new:
                 name = f"tidelog/{pipeline}/{part.range.channel_id}"
                 stores[name] = part.range.end
                 stores[f"{name}/epoch"] = part.range.leader_epoch
                 stores[f"tidelog/{pipeline}/channel/{part.range.channel}"] = part.range.channel_id
+                stores |= self._owned(state, pipeline, part.range.channel)
             return Change(
                 adds=[file for part in new for file in part.files],
                 stores=stores,
@@ -108,6 +113,14 @@ class CommittedTable(Table, Generic[State]):
             )
 
         return self._commit(decide)
+
+    def _owned(self, state: State, pipeline: str, channel: str) -> dict[str, int]:
+        """What is to be stored so that no other pipeline brings this channel's rows a second time."""
+        name, mark = f"tidelog/owner/{channel}", text_mark(pipeline)
+        held = self._stored(state, name)
+        if held not in (None, mark):
+            raise ChannelTaken(channel=channel, pipeline=pipeline, tables=str(self.folder))
+        return {} if held == mark else {name: mark}
 
     def commit_following(
         self,

@@ -165,7 +165,11 @@ class Table(ABC):
 
     @abstractmethod
     def cluster_mark(self, pipeline: str) -> int | None:
-        """`cluster_mark` of the cluster whose channels these are: another one may use the same ids."""
+        """`text_mark` of the cluster whose channels these are: another one may use the same ids."""
+
+    @abstractmethod
+    def owner_mark(self, channel: str) -> int | None:
+        """`text_mark` of the pipeline that brings this channel's rows; no other may."""
 
     @abstractmethod
     def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
@@ -211,9 +215,9 @@ class Table(ABC):
         return self.folder / file.path
 
 
-def cluster_mark(cluster: str) -> int:
-    """A number for a cluster's identity: positions are numbers in some formats."""
-    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:7], "big")
+def text_mark(text: str) -> int:
+    """A number for a cluster's identity or a pipeline's name: what is stored are numbers in some formats."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def partition_folder(partition: Partition) -> str:
