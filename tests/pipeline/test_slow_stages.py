@@ -49,6 +49,24 @@ def test_what_is_not_due_is_not_done() -> None:
     assert set(done) == {1}
 
 
+def test_a_stage_rests_longer_than_it_took() -> None:
+    """SL3"""
+    moments: list[float] = []
+
+    def work() -> None:
+        moments.append(time.monotonic())
+        time.sleep(0.05)
+        moments.append(time.monotonic())
+
+    slow = SlowStages([stage(work)])
+    slow.start()
+    wait_for(lambda: len(moments) >= 4)
+    assert slow.stop()
+    first_start, first_end, second_start, *_ = moments
+    assert second_start - first_end > 3.9 * (first_end - first_start)
+    assert slow.runs("gold") >= 1
+
+
 def test_a_passing_failure_is_tried_again_and_forgotten() -> None:
     calls: list[int] = []
 

@@ -90,6 +90,7 @@ class PipelineRunner:
             for stage in ("frames", "signals", "gold", "optimize")
         }
         self._query: StreamingQuery | None = None
+        self._slow: SlowStages | None = None
         self._commits_seen = 0
 
     def __enter__(self) -> PipelineRunner:
@@ -121,7 +122,7 @@ class PipelineRunner:
 
     def run_until(self, stop: threading.Event, *, on_look: Callable[[PipelineRunner], None] | None = None) -> None:
         """Run until `stop` is set, or raise when a stage cannot go on (PR2)."""
-        slow = self._slow_stages()
+        self._slow = slow = self._slow_stages()
         slow.start()
         try:
             while not stop.is_set():
@@ -241,6 +242,11 @@ class PipelineRunner:
             else:
                 supervisor.succeeded()
                 return result
+
+    @property
+    def gold_runs(self) -> int:
+        """Of `run_until`, so far."""
+        return 0 if self._slow is None else self._slow.runs("gold")
 
     def failures(self) -> dict[str, str]:
         """Of the stages that are waiting to be started again: why."""

@@ -151,11 +151,11 @@ PIPELINE_SETTINGS: Final = (
         flag="gold-every",
         key="pipeline.gold-every",
         kind=DURATION,
-        default=60_000,
+        default=300_000,
         at_least=1_000,
         zero_is_off=True,
         group=RUNNING,
-        help="How often a running pipeline brings the gold tables up to date; 0 leaves them.",
+        help="How often at most a running pipeline brings the gold tables up to date; 0 leaves them.",
     ),
     Setting(
         flag="batch-records",
@@ -205,7 +205,7 @@ class PipelineSettings:
     master: str = "local[*]"
     driver_memory: str = "2g"
     trigger_ms: int = 2_000
-    gold_every_ms: int | None = 60_000
+    gold_every_ms: int | None = 300_000
     optimize_every_ms: int | None = 3_600_000
     file_bytes: int = 128 * MIB
     keep_files_ms: int = 24 * 3_600_000

@@ -8,6 +8,7 @@ stages while the thread runs (reading them is fine). `stop` before the Spark ses
 
 SL1  Whatever a stage does, the caller's thread waits for it in `stop` alone, and there no longer than is said.
 SL2  An error that ends the pipeline ends the thread, and is raised in the caller's thread by `raise_failure`.
+SL3  A stage rests for four times as long as it took, so that however much there is to do others have most of the time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from tidelog.pipeline.supervisor import Supervisor, failure_of
 STOP_WAIT_S: Final = 20.0
 """How long a stage that runs may take to its end when the pipeline is stopped; then it is told to give up."""
 GIVE_UP_WAIT_S: Final = 10.0
+REST: Final = 4
+"""Times the length of its last run (SL3)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class SlowStage:
     every_ms: int
     supervisor: Supervisor
     due_ms: int
+    runs: int = 0
+    """That succeeded."""
 
 
 class SlowStages:
@@ -57,6 +62,10 @@ class SlowStages:
     def start(self) -> None:
         if self._stages:
             self._thread.start()
+
+    def runs(self, stage: str) -> int:
+        """How often it has come to its end."""
+        return sum(one.runs for one in self._stages if one.supervisor.stage == stage)
 
     def raise_failure(self) -> None:
         """Raise what ended the thread, if anything did (SL2)."""
@@ -100,6 +109,9 @@ class SlowStages:
             stage.due_ms = stage.supervisor.failed(failure_of(error), now_ms())
         else:
             stage.supervisor.succeeded()
+            stage.runs += 1
+            ended_ms = now_ms()
+            stage.due_ms = max(stage.due_ms, ended_ms + REST * (ended_ms - began_ms))
 
 
 def now_ms() -> int:
