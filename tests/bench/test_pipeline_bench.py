@@ -64,7 +64,8 @@ print(json.dumps(run(folder=sys.argv[1], sizes=sizes)))
 TINY_FRESHNESS = """
 import json, sys
 from tidelog.bench.freshness_bench import Sizes, run
-sizes = Sizes(boats=2, frames_per_s=50, nodes=1, warm_s=5.0, warm_commits=1, seconds=10.0, trigger_ms=1_000, gold_every_ms=0, warm_gold_runs=0)
+sizes = Sizes(boats=2, frames_per_s=50, nodes=1, warm_s=5.0, warm_commits=1, seconds=10.0, trigger_ms=1_000,
+              gold_every_ms=0, warm_gold_runs=0)
 print(json.dumps(run(folder=sys.argv[1], sizes=sizes)))
 """
 
