@@ -63,7 +63,7 @@ logger.hadoop.level = off
 """
 
 _ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java's Arrow checks bounds and owners at every value by default, which took a third of a scan. The batches come whole
+"""Java's Arrow checks bounds and owners at every value by default, which took a fifth of a scan. The batches come whole
 from a Python worker of the same task, laid out by Arrow itself, and Spark asks for no row beyond a batch's count."""
 
 SETTINGS: Final[Mapping[str, str]] = {
