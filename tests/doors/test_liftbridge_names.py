@@ -20,11 +20,11 @@ from tidelog.doors.liftbridge_names import (
     cursor_name,
     facts_of,
     name_problem,
-    partition_subject,
     place_of,
     subject_problem,
 )
 from tidelog.errors import InvalidConfig
+from tidelog.wire.nats_subjects import attached_subject
 
 STREAM_NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,150}", fullmatch=True)
 
@@ -68,7 +68,7 @@ def test_subjects_that_are_none(subject: str) -> None:
 
 
 def test_the_subject_of_a_further_partition_ends_in_its_number() -> None:
-    assert [partition_subject("a.b", number) for number in range(3)] == ["a.b", "a.b.1", "a.b.2"]
+    assert [attached_subject("a.b", number) for number in range(3)] == ["a.b", "a.b.1", "a.b.2"]
 
 
 def test_a_stream_keeps_its_subject_and_group_with_the_channel() -> None:

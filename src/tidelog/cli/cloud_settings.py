@@ -22,8 +22,15 @@ from tidelog.cli.common_settings import (
     http_options,
 )
 from tidelog.cli.lplex_settings import LPLEX_CLOUD_SETTINGS
-from tidelog.cli.setting_checks import check_certificates, check_folder, check_http, check_pair, check_revocations
-from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Setting, split_address
+from tidelog.cli.setting_checks import (
+    check_certificates,
+    check_folder,
+    check_http,
+    check_pair,
+    check_ports,
+    check_revocations,
+)
+from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Setting
 
 if TYPE_CHECKING:
     from tidelog.cluster.cloud import CloudOptions
@@ -148,10 +155,7 @@ def check_cloud(loaded: Loaded) -> None:
         loaded.problems.append(
             f"{loaded.named('fleet')} = {values['fleet']!r} is no fleet; use lower-case letters, digits, dots, dashes"
         )
-    if values["grpc-listen"] and values["http-listen"]:
-        grpc_at, http_at = split_address(values["grpc-listen"]), split_address(values["http-listen"])
-        if grpc_at[1] and grpc_at[1] == http_at[1] and (grpc_at[0] == http_at[0] or not (grpc_at[0] and http_at[0])):
-            loaded.problems.append("-grpc-listen and -http-listen are the same port; give each its own")
+    check_ports(loaded, "grpc-listen", "http-listen")
     check_http(loaded)
 
 

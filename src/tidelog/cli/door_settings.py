@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.cli.setting_checks import check_pair
+from tidelog.cli.setting_checks import check_pair, check_ports
 from tidelog.config import FILE, LISTEN, TARGET, Loaded, Setting, split_address
 
 if TYPE_CHECKING:
@@ -69,12 +69,7 @@ def check_doors(loaded: Loaded) -> None:
         )
     if values["liftbridge-anonymous"] and not is_name(values["liftbridge-anonymous"]):
         loaded.problems.append(f"{loaded.named('liftbridge-anonymous')} is no name of a client")
-    door_at = split_address(values["liftbridge-listen"])
-    for flag in ("listen", "http-listen", "grpc-listen"):
-        if values[flag]:
-            other = split_address(values[flag])
-            if door_at[1] and door_at[1] == other[1] and (door_at[0] == other[0] or not (door_at[0] and other[0])):
-                loaded.problems.append(f"-liftbridge-listen and -{flag} are the same port; give each its own")
+    check_ports(loaded, "liftbridge-listen", "listen", "http-listen", "grpc-listen")
 
 
 def liftbridge_options(values: dict[str, Any]) -> LiftbridgeOptions | None:

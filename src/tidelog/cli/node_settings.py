@@ -22,8 +22,15 @@ from tidelog.cli.common_settings import (
     http_options,
 )
 from tidelog.cli.door_settings import DOOR_SETTINGS, check_doors
-from tidelog.cli.setting_checks import check_certificates, check_folder, check_http, check_pair, check_revocations
-from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting, split_address
+from tidelog.cli.setting_checks import (
+    check_certificates,
+    check_folder,
+    check_http,
+    check_pair,
+    check_ports,
+    check_revocations,
+)
+from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -261,10 +268,7 @@ def check_node(loaded: Loaded) -> None:
     check_folder(loaded, "data-dir", needed_for="this node's data")
     _check_certificate(loaded)
     _check_timing(loaded)
-    if values["listen"] and values["http-listen"]:
-        link_at, http_at = split_address(values["listen"]), split_address(values["http-listen"])
-        if link_at[1] and link_at[1] == http_at[1] and (link_at[0] == http_at[0] or not (link_at[0] and http_at[0])):
-            loaded.problems.append("-listen and -http-listen are the same port; give each its own")
+    check_ports(loaded, "listen", "http-listen")
     _check_uplink(loaded)
     check_doors(loaded)
     check_http(loaded)
@@ -285,12 +289,7 @@ def _check_uplink(loaded: Loaded) -> None:
         )
     if bool(values["grpc-tls-cert"]) != bool(values["grpc-tls-key"]):
         loaded.problems.append("-grpc-tls-cert and -grpc-tls-key come together, or not at all")
-    grpc_at = split_address(values["grpc-listen"])
-    for flag in ("listen", "http-listen"):
-        if values[flag]:
-            other = split_address(values[flag])
-            if grpc_at[1] and grpc_at[1] == other[1] and (grpc_at[0] == other[0] or not (grpc_at[0] and other[0])):
-                loaded.problems.append(f"-grpc-listen and -{flag} are the same port; give each its own")
+    check_ports(loaded, "grpc-listen", "listen", "http-listen")
 
 
 def _check_names(loaded: Loaded) -> None:

@@ -67,6 +67,18 @@ def check_folder(loaded: Loaded, flag: str, *, needed_for: str) -> None:
             return
 
 
+def check_ports(loaded: Loaded, flag: str, *others: str) -> None:
+    """Listeners that are both wanted have a port each, unless each has a host of its own or any port will do."""
+    if not loaded.values[flag]:
+        return
+    host, port = split_address(loaded.values[flag])
+    for other in others:
+        if loaded.values[other]:
+            other_host, other_port = split_address(loaded.values[other])
+            if port and port == other_port and (host == other_host or not (host and other_host)):
+                loaded.problems.append(f"-{flag} and -{other} are the same port; give each its own")
+
+
 def check_pair(loaded: Loaded, *, certificate: str, key: str) -> x509.Certificate | None:
     """A certificate and its key, given together or not at all. The certificate if both are good."""
     if bool(loaded.values[certificate]) != bool(loaded.values[key]):

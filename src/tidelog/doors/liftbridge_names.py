@@ -90,10 +90,6 @@ def facts_of(channel: str, config: ChannelConfig) -> StreamFacts:
     )
 
 
-def partition_subject(subject: str, partition: int) -> str:
-    return subject if partition == 0 else f"{subject}.{partition}"
-
-
 def cursor_name(cursor: str) -> str:
     """The name of a cursor on its channel. What is no name there, or might be taken for one of ours, is hashed."""
     if SIMPLE_NAME.fullmatch(cursor) and not cursor.startswith(_HASHED):

@@ -20,11 +20,12 @@ from typing import Any, Final, NamedTuple
 from tidelog.client import Client
 from tidelog.cluster.client_access import ADMIN, WRITE, ClientAccess
 from tidelog.core.catalog import ChannelRecord
-from tidelog.doors.liftbridge_names import Place, partition_subject
+from tidelog.doors.liftbridge_names import Place
 from tidelog.doors.liftbridge_producers import Outgoing, Producers
 from tidelog.doors.liftbridge_refusals import RefusedError, Status, async_error_of
 from tidelog.doors.liftbridge_streams import Streams
 from tidelog.errors import ChannelPaused, ChannelReadonly, LogError
+from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 _UNANSWERED_MAX: Final = 8_192
@@ -118,7 +119,7 @@ class Publishing:
         if record is None or (target is not None and target.record is record):
             return None if record is None else target
         facts = self._streams.facts(stream)
-        target = Target(record, place, partition_subject(facts.subject, partition), facts.checks_offsets)
+        target = Target(record, place, attached_subject(facts.subject, partition), facts.checks_offsets)
         if len(self._targets) >= _TARGETS_MAX:
             self._targets.clear()
         self._targets[place] = target

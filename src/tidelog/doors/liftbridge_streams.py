@@ -24,10 +24,10 @@ from tidelog.doors.liftbridge_names import (
     StreamFacts,
     channel_of,
     facts_of,
-    partition_subject,
     place_of,
 )
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
+from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Streams:
             for stream in self._names():
                 facts = self.facts(stream)
                 for partition, _ in enumerate(self.partitions(stream)):
-                    fed = partition_subject(facts.subject, partition)
+                    fed = attached_subject(facts.subject, partition)
                     self._subjects.setdefault(fed, []).append(Place(stream, partition))
             self._subjects_index = catalog.applied_index
         return self._subjects.get(subject, [])

@@ -24,11 +24,12 @@ from tidelog.client.records import records_of
 from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
 from tidelog.core.catalog import ChannelRecord
 from tidelog.doors.liftbridge_logs import PartitionLog, Standing, log_of
-from tidelog.doors.liftbridge_names import Place, channel_of, partition_subject
+from tidelog.doors.liftbridge_names import Place, channel_of
 from tidelog.doors.liftbridge_positions import Span, span_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
 from tidelog.errors import ChannelPaused
+from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class _Subscription:
         self._place = place
         self._record = record
         self._is_leaders = is_leaders
-        self._subject = partition_subject(streams.facts(place.stream).subject, place.partition)
+        self._subject = attached_subject(streams.facts(place.stream).subject, place.partition)
         self._has_begun = False
 
     async def run(self, request: pb.SubscribeRequest, context: Any) -> None:
