@@ -94,10 +94,22 @@ def weather() -> Signals:
     return boat
 
 
+def without_seqs() -> Signals:
+    """A producer that numbers nothing: only moments tell its messages apart."""
+    boat = Signals("without-seqs")
+    for second, (speed, reference) in enumerate(
+        [(3.0, "Apparent"), (4.0, "Apparent"), (8.0, "True (boat referenced)")]
+    ):
+        boat.message(at(second), WIND, ("wind_data.wind_speed", speed, "m/s"), ("wind_data.reference", reference, None))
+    for row in boat.rows:
+        row["lineage"] = row["seq"] = None
+    return boat
+
+
 @pytest.fixture(scope="module")
 def hours(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
     """The rows of each table, in order."""
-    tables = pa.concat_tables([make().table() for make in (engines, batteries, weather)])
+    tables = pa.concat_tables([make().table() for make in (engines, batteries, weather, without_seqs)])
     signals = spark.createDataFrame(tables).cache()
     found = {}
     for layout, build in (
@@ -152,13 +164,18 @@ def test_batteries_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> Non
 
 
 def test_wind_counts_as_what_its_message_says_it_is(hours: dict[str, list[dict[str, Any]]]) -> None:
-    noon = hours["environment"][0]
+    noon = next(row for row in hours["environment"] if row["channel"] == "weather")
     assert [noon[f"apparent_wind_mps_{what}"] for what in ("min", "mean", "max")] == [5.0, 6.0, 7.0]
     assert noon["true_wind_mps_max"] == 9.0
 
 
+def test_messages_without_seqs_are_not_taken_for_one(hours: dict[str, list[dict[str, Any]]]) -> None:
+    (noon,) = [row for row in hours["environment"] if row["channel"] == "without-seqs"]
+    assert (noon["apparent_wind_mps_mean"], noon["true_wind_mps_mean"], noon["samples"]) == (3.5, 8.0, 3)
+
+
 def test_a_temperature_goes_where_its_source_says(hours: dict[str, list[dict[str, Any]]]) -> None:
-    noon = hours["environment"][0]
+    noon = next(row for row in hours["environment"] if row["channel"] == "weather")
     assert noon["water_temperature_c_mean"] == pytest.approx(15.0)
     assert noon["air_temperature_c_max"] == pytest.approx(20.0)
     assert noon["cabin_temperature_c_mean"] is None
@@ -166,7 +183,7 @@ def test_a_temperature_goes_where_its_source_says(hours: dict[str, list[dict[str
 
 
 def test_hours_end_on_the_hour(hours: dict[str, list[dict[str, Any]]]) -> None:
-    noon, later = hours["environment"]
+    noon, later = [row for row in hours["environment"] if row["channel"] == "weather"]
     assert (noon["hour"], later["hour"]) == (NOON, at(3600))
     assert [noon[f"depth_m_{what}"] for what in ("min", "mean", "max")] == [10.0, 14.5, 19.0]
     assert [later[f"depth_m_{what}"] for what in ("min", "mean", "max")] == [20.0, 24.5, 29.0]

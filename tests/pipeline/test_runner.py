@@ -204,7 +204,7 @@ def test_frames_and_signals_go_on_while_gold_takes_long(
 
     entered, release = threading.Event(), threading.Event()
 
-    def gold(*arguments: object) -> list[object]:
+    def gold(*arguments: object, **breath: object) -> list[object]:
         entered.set()
         release.wait(240)
         return []
@@ -239,7 +239,7 @@ def test_a_refusal_in_gold_ends_a_running_pipeline(
 ) -> None:
     from tidelog.pipeline import runner as module
 
-    def gold(*arguments: object) -> list[object]:
+    def gold(*arguments: object, **breath: object) -> list[object]:
         raise TableDiffers(folder="tables/trips", problem="its columns are others")
 
     monkeypatch.setattr(module, "run_gold", gold)

@@ -67,6 +67,36 @@ def test_a_stage_rests_longer_than_it_took() -> None:
     assert slow.runs("gold") >= 1
 
 
+def test_a_stage_that_breathes_waits_as_long_as_its_step_took() -> None:
+    """SL4"""
+    moments: list[float] = []
+    held: list[SlowStages] = []
+
+    def work() -> None:
+        moments.append(time.monotonic())
+        time.sleep(0.05)
+        moments.append(time.monotonic())
+        held[0].breathe()
+        moments.append(time.monotonic())
+
+    slow = SlowStages([stage(work)])
+    held.append(slow)
+    slow.start()
+    wait_for(lambda: len(moments) >= 4)
+    assert slow.stop()
+    began, worked, breathed, again, *_ = moments
+    assert breathed - worked >= 0.9 * (worked - began)
+    assert again - breathed > 3.9 * (worked - began), "SL3"
+
+
+def test_who_is_stopped_breathes_no_more() -> None:
+    slow = SlowStages([stage(lambda: None)])
+    slow.start()
+    assert slow.stop()
+    slow._step_began_ms = now_ms() - 3_600_000  # a step of an hour
+    slow.breathe()
+
+
 def test_a_passing_failure_is_tried_again_and_forgotten() -> None:
     calls: list[int] = []
 

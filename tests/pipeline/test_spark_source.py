@@ -64,6 +64,20 @@ def test_narrow_schemas_and_messages_and_sql_work(spark: SparkSession, folder: P
     assert spark.sql("SELECT count(*) FROM boats WHERE channel = 'boat-2'").collect()[0][0] == ROWS
 
 
+def test_what_cannot_be_null_is_declared_so_unless_asked_for_otherwise(spark: SparkSession, folder: Path) -> None:
+    whole = read(spark, folder)
+    assert [field.name for field in whole.schema.fields if field.nullable] == ["lineage", "seq", "path"]
+    narrow = spark.read.format("tidelog").option("path", str(folder))
+    assert (
+        narrow.schema("pgn int, offset bigint NOT NULL, seq bigint").load().filter("pgn IS NOT NULL").count()
+        == 2 * ROWS
+    )
+    notes = read(spark, folder, records="messages", channels="notes")
+    assert [field.name for field in notes.schema.fields if field.nullable] == ["seq", "key", "value", "headers"]
+    assert notes.filter("value IS NULL").count() > 0
+    assert "column 'seq' may be null" in refusal(lambda: narrow.schema("seq bigint NOT NULL").load().count())
+
+
 def test_filters_that_the_source_hears_of_choose_the_same_rows(spark: SparkSession, folder: Path) -> None:
     whole = read(spark, folder).cache()
     pgn = whole.filter("channel = 'boat-1' AND seq = 77").collect()[0].pgn

@@ -33,9 +33,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def reader(tmp_path: Path, store: Store) -> Callable[..., TidelogStreamReader]:
     def made(**options: str) -> TidelogStreamReader:
-        return TidelogStreamReader(
-            SourceOptions.parse({"path": str(tmp_path), **options}, streaming=True), FRAMES.names
-        )
+        return TidelogStreamReader(SourceOptions.parse({"path": str(tmp_path), **options}, streaming=True), FRAMES)
 
     return made
 
@@ -132,3 +130,9 @@ def test_pieces_are_cut_and_gathered_into_tasks(reader: Callable[..., TidelogStr
     pieces = [stream._piece(name, 1, 1, 0, size) for name, size in (("a", 3), ("b", 4), ("c", 25))]
     tasks = [[(piece.channel, piece.start, piece.end) for piece in task] for task in split(pieces, 10)]
     assert tasks == [[("a", 0, 3), ("b", 0, 4)], [("c", 0, 10)], [("c", 10, 20)], [("c", 20, 25)]]
+
+
+def test_tasks_grow_with_what_there_is_to_read(reader: Callable[..., TidelogStreamReader]) -> None:
+    stream = reader()
+    for records, tasks in ((400_000, 1), (10_000_000, 20), (64_000_000, 32), (200_000_000, 100)):
+        assert len(split([stream._piece("a", 1, 1, 0, records)], None)) == tasks

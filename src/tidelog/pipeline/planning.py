@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from tidelog.errors import OffsetOutOfRange
 from tidelog.pipeline.logs import FAIL, SKIP, BlockFilter, ChannelEnds, Logs, Piece, trimmed
 from tidelog.pipeline.source_options import LATEST, Place, micros
+
+TASKS: Final = 32
+"""Of a read, where their size is left to us: enough for some machines, and for a last task that is not long."""
+TASK_RECORDS_MIN: Final = 500_000
+TASK_RECORDS_MAX: Final = 2_000_000
 
 Pieces = tuple[Piece, ...]
 
@@ -55,8 +60,12 @@ def piece_between(ends: ChannelEnds, starting: Place, ending: Place, logs: Logs,
     )
 
 
-def split(pieces: Iterable[Piece], records_max: int) -> list[Pieces]:
-    """The pieces of each task: large ones are cut, small ones go together."""
+def split(pieces: Sequence[Piece], records_max: int | None) -> list[Pieces]:
+    """The pieces of each task: large ones are cut, small ones go together. None leaves it to us how many offsets."""
+    if records_max is None:
+        # Every task costs some 50 ms of Java and Python before its first row; few tasks leave processors without work.
+        everything = sum(piece.end - piece.start for piece in pieces)
+        records_max = min(TASK_RECORDS_MAX, max(TASK_RECORDS_MIN, everything // TASKS))
     tasks: list[Pieces] = []
     group: list[Piece] = []
     held = 0

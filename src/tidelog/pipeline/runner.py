@@ -170,12 +170,14 @@ class PipelineRunner:
 
     def _gold_while_filled(self) -> None:
         """Gold over tables that a stream fills: it opens each file several times, so small ones are joined first."""
-        settings = self.settings
+        settings, slow = self.settings, self._slow
+        assert slow is not None, "its thread calls this"
         for layout in (FRAMES_LAYOUT, SIGNALS_LAYOUT):
             table = open_table(settings.tables, layout, table_format=settings.table_format)
             if table.exists():
                 gather(table)
-        run_gold(self._spark, gold_options(settings))
+                slow.breathe()
+        run_gold(self._spark, gold_options(settings), breathe=slow.breathe)
 
     def _stop_streaming(self) -> None:
         query, self._query = self._query, None

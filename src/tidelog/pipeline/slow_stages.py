@@ -8,7 +8,9 @@ stages while the thread runs (reading them is fine). `stop` before the Spark ses
 
 SL1  Whatever a stage does, the caller's thread waits for it in `stop` alone, and there no longer than is said.
 SL2  An error that ends the pipeline ends the thread, and is raised in the caller's thread by `raise_failure`.
-SL3  A stage rests for four times as long as it took, so that however much there is to do others have most of the time.
+SL3  A stage rests for four times as long as it worked: however much there is to do, others have most of the time.
+SL4  Work that calls `breathe` between its steps takes half of the time at most while it is under way: what a step has
+     held up is made up for before the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ STOP_WAIT_S: Final = 20.0
 """How long a stage that runs may take to its end when the pipeline is stopped; then it is told to give up."""
 GIVE_UP_WAIT_S: Final = 10.0
 REST: Final = 4
-"""Times the length of its last run (SL3)."""
+"""Times the work of its last run (SL3)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class SlowStages:
         self._give_up = give_up
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
+        self._step_began_ms = self._worked_ms = 0
         # A thread that does not end must not keep the process: what it writes is nobody's until it is committed.
         self._thread = threading.Thread(target=self._run, name="slow-stages", daemon=True)
 
@@ -66,6 +69,13 @@ class SlowStages:
     def runs(self, stage: str) -> int:
         """How often it has come to its end."""
         return sum(one.runs for one in self._stages if one.supervisor.stage == stage)
+
+    def breathe(self) -> None:
+        """For the work of a stage, between two steps: waits for as long as the step took, or to the stop (SL4)."""
+        took_ms = now_ms() - self._step_began_ms
+        self._worked_ms += took_ms
+        self._stopping.wait(took_ms / 1000)
+        self._step_began_ms = now_ms()
 
     def raise_failure(self) -> None:
         """Raise what ended the thread, if anything did (SL2)."""
@@ -99,6 +109,7 @@ class SlowStages:
         if began_ms < stage.due_ms or self._stopping.is_set():
             return
         stage.due_ms = began_ms + stage.every_ms
+        self._step_began_ms, self._worked_ms = began_ms, 0
         try:
             stage.work()
         except (StageFailed, StageRefused):
@@ -111,7 +122,8 @@ class SlowStages:
             stage.supervisor.succeeded()
             stage.runs += 1
             ended_ms = now_ms()
-            stage.due_ms = max(stage.due_ms, ended_ms + REST * (ended_ms - began_ms))
+            worked_ms = self._worked_ms + ended_ms - self._step_began_ms
+            stage.due_ms = max(stage.due_ms, ended_ms + REST * worked_ms)
 
 
 def now_ms() -> int:

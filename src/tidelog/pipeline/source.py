@@ -4,7 +4,8 @@ Spark builds these objects in several processes: one that plans, without a Spark
 Nothing here keeps a connection; whoever needs the log opens it where it is (`LogsAddress.open_shared`).
 
 Columns are honoured as they are asked for: `.schema("offset bigint, time timestamp")` reads those two and opens no more
-of a block than they need. `channels`, `starting`, `ending` and `pgns` narrow what is read at all. With
+of a block than they need. A column that cannot be null is declared so, since Java then need not ask every value; one
+that is asked for as nullable stays that. `channels`, `starting`, `ending` and `pgns` narrow what is read at all. With
 `push_filters` the source also hears of the query's own filters on channel, offset, seq, time and pgn, leaves out whole
 channels, ranges and blocks by them, and Spark still applies them exactly. That is off by default, because Spark 4.3
 keeps one plan per DataFrame: after a filtered query the same DataFrame, unfiltered or filtered in
@@ -19,7 +20,7 @@ SO2  Tasks are planned once; what each reads is fixed by its pieces, so a task t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -60,6 +61,10 @@ DESCRIPTORS: Final = pa.schema(
         ("start", pa.int64()),
         ("end", pa.int64()),
     ]
+)
+
+_NEVER_NULL: Final = frozenset(
+    {"channel", "offset", "epoch", "time", "priority", "pgn", "source", "destination", "data", "append_time"}
 )
 
 # Planners have no session, so types are built by hand and not from DDL.
@@ -116,9 +121,9 @@ class TidelogSource(DataSource):
 class TidelogReader(DataSourceReader):
     """One batch: the channels as they stand when it is planned."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+    def __init__(self, options: SourceOptions, columns: pa.Schema) -> None:
         self._options = options
-        self._columns = list(columns)
+        self._columns = columns
         self._bounds: dict[str, Bounds] = {}
 
     def partitions(self) -> list[InputPartition]:
@@ -146,9 +151,9 @@ class FilteringReader(TidelogReader):
 
 
 def rows_of(
-    pieces: Pieces | None, options: SourceOptions, columns: Sequence[str], bounds: Mapping[str, Bounds]
+    pieces: Pieces | None, options: SourceOptions, columns: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task."""
+    """The rows of one task, in exactly these columns."""
     if pieces is None:
         return  # Spark runs one task even where nothing is planned
     if options.descriptors:
@@ -167,9 +172,10 @@ def rows_of(
     logs = options.address.open_shared()
     for piece in pieces:
         runs = logs.blocks(piece, wanted=wanted, on_trimmed=options.on_trimmed, on_damaged=options.on_damaged)
-        for batch in batches(runs, piece, columns, messages=messages, wanted=rows):
+        for batch in batches(runs, piece, columns.names, messages=messages, wanted=rows):
             if batch.num_rows:
-                yield batch
+                # The same arrays: Spark compares the schemas, with what may be null in each.
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=columns)
 
 
 def _chosen_pgns(chosen: frozenset[int] | None, bounds: Bounds | None) -> frozenset[int] | None:
@@ -180,12 +186,9 @@ def _chosen_pgns(chosen: frozenset[int] | None, bounds: Bounds | None) -> frozen
     return left if chosen is None else left & chosen
 
 
-def _descriptors(pieces: Pieces, columns: Sequence[str]) -> pa.RecordBatch:
-    values = {name: [getattr(piece, name) for piece in pieces] for name in DESCRIPTORS.names}
-    return pa.RecordBatch.from_arrays(
-        [pa.array(values[name], DESCRIPTORS.field(name).type) for name in columns],
-        schema=pa.schema([DESCRIPTORS.field(name) for name in columns]),
-    )
+def _descriptors(pieces: Pieces, columns: pa.Schema) -> pa.RecordBatch:
+    arrays = [pa.array([getattr(piece, field.name) for piece in pieces], field.type) for field in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
 # --- schemas -----------------------------------------------------------------------------------------
@@ -198,13 +201,16 @@ def arrow_schema(options: SourceOptions) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The same in Spark's types, every field nullable."""
-    return StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in schema])
+    """The same in Spark's types."""
+    return StructType(
+        [StructField(field.name, _SPARK_TYPES[field.type], field.name not in _NEVER_NULL) for field in schema]
+    )
 
 
-def chosen_columns(schema: StructType, options: SourceOptions) -> list[str]:
+def chosen_columns(schema: StructType, options: SourceOptions) -> pa.Schema:
     """The columns that were asked for; a column of another name or type is refused with what there is."""
-    offered: dict[str, Any] = {field.name: field.dataType for field in spark_schema(arrow_schema(options)).fields}
+    held = arrow_schema(options)
+    offered: dict[str, Any] = {field.name: field.dataType for field in spark_schema(held).fields}
     problems = []
     for field in schema.fields:
         if field.name not in offered:
@@ -212,6 +218,8 @@ def chosen_columns(schema: StructType, options: SourceOptions) -> list[str]:
         elif field.dataType != offered[field.name]:
             wanted, given = field.dataType.simpleString(), offered[field.name].simpleString()
             problems.append(f"column {field.name!r} is {given}, not {wanted}; read it as that and cast it")
+        elif not field.nullable and field.name not in _NEVER_NULL:
+            problems.append(f"column {field.name!r} may be null; ask for it without NOT NULL")
     if problems:
         raise InvalidConfig(section=SECTION, problems=problems)
-    return [field.name for field in schema.fields]
+    return pa.schema([held.field(field.name).with_nullable(field.nullable) for field in schema.fields])

@@ -69,8 +69,8 @@ class SourceOptions:
     (or view) next."""
     descriptors: bool = False
     """Give one row per piece of a channel instead of its records: for jobs whose tasks fetch for themselves."""
-    split_records: int = 500_000
-    """Offsets of one task, about."""
+    split_records: int | None = None
+    """Offsets of one task, about; None: as suits what there is to read."""
     on_trimmed: str = FAIL
     on_damaged: str = FAIL
     max_records_per_trigger: int | None = None
@@ -88,7 +88,7 @@ class SourceOptions:
             pgns=reader.numbers("pgns"),
             push_filters=reader.flag("push_filters"),
             descriptors=reader.flag("descriptors"),
-            split_records=reader.number("split_records") or 500_000,
+            split_records=reader.number("split_records"),
             on_trimmed=reader.choice("on_trimmed", (FAIL, SKIP)),
             on_damaged=reader.choice("on_damaged", (FAIL, SKIP)),
             max_records_per_trigger=reader.number("max_records_per_trigger"),

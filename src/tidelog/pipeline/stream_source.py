@@ -51,9 +51,9 @@ _BYTES_GUESSED: Final = 32
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark keeps one on the driver for the life of a query, and copies of it in the tasks."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+    def __init__(self, options: SourceOptions, columns: pa.Schema) -> None:
         self._options = options
-        self._columns = list(columns)
+        self._columns = columns
         self._target: dict[str, int] | None = None
         """Ends that a run for what is available now does not pass."""
         self._seen: set[str] = set()

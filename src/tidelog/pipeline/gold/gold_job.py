@@ -74,16 +74,25 @@ class GoldOutcome:
     """Whether anything was committed, if only the position."""
 
 
-def run_gold(spark: SparkSession, options: GoldOptions) -> list[GoldOutcome]:
-    """Bring every gold table up to date, once; tables whose source does not exist yet are left out."""
+def run_gold(
+    spark: SparkSession, options: GoldOptions, *, breathe: Callable[[], None] = lambda: None
+) -> list[GoldOutcome]:
+    """Bring every gold table up to date, once; tables whose source does not exist yet are left out.
+
+    `breathe` is called between two tables, where others may have to be let through.
+    """
     job = _GoldJob(spark, options)
-    outcomes = []
+    steps: list[tuple[GoldLayout, _Rebuild]] = []
     if job.signals.exists():
-        outcomes += [job.follow(layout, job.by_day(build)) for layout, build in _BY_DAY.items()]
-        outcomes.append(job.follow(TRIPS, job.trips))
+        steps += [(layout, job.by_day(build)) for layout, build in _BY_DAY.items()]
+        steps.append((TRIPS, job.trips))
     if job.frames.exists():
-        outcomes.append(job.follow(COVERAGE, job.coverage))
-        outcomes.append(job.follow(FLEET_HEALTH, job.fleet_health))
+        steps += [(COVERAGE, job.coverage), (FLEET_HEALTH, job.fleet_health)]
+    outcomes: list[GoldOutcome] = []
+    for layout, rebuild in steps:
+        if outcomes:
+            breathe()
+        outcomes.append(job.follow(layout, rebuild))
     return outcomes
 
 

@@ -76,7 +76,8 @@ def _by_column(measures: Sequence[Measure], value: Callable[[Measure], Column]) 
 def _values_by_frame(own: DataFrame, measures: Sequence[Measure]) -> DataFrame:
     """One row per message, so that a value meets the field that says what it is a value of.
 
-    Only numbers are aggregated: with a string among them Spark would sort instead of hash.
+    Only numbers are aggregated: with a string among them Spark would sort instead of hash. A message of a producer
+    that has no seqs is told from the others by its moment, its sender and its kind.
     """
     place = {measure: number for number, measure in enumerate(measures)}
     parts = [F.max(converted(measure)).alias(f"value_{number}") for measure, number in place.items()]
@@ -84,9 +85,8 @@ def _values_by_frame(own: DataFrame, measures: Sequence[Measure]) -> DataFrame:
         if measure.qualifier is not None:
             says = (F.col("signal") == measure.qualifier) & F.col("text").isin(list(measure.texts))
             parts.append(F.max(F.when(says, 1)).alias(f"counts_{number}"))
-    frames = own.groupBy("channel", "lineage", "seq").agg(
-        F.min(micros("time")).alias("us"), F.max("instance").alias("instance"), *parts
-    )
+    message = ("channel", "lineage", "seq", micros("time").alias("us"), "source", "pgn")
+    frames = own.groupBy(*message).agg(F.max("instance").alias("instance"), *parts)
 
     def value(measure: Measure) -> Column:
         number = place[measure]
