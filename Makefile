@@ -45,6 +45,7 @@ sim: setup ## Log, store, journal, uplink, metadata and whole clusters through 2
 	$(BIN)/tidelog sim uplink --seeds 2000
 	$(BIN)/tidelog sim metadata --seeds 2000
 	$(BIN)/tidelog sim cluster --seeds 2000
+	$(BIN)/tidelog sim cluster --transport nats --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench log --json
@@ -57,11 +58,12 @@ bench: setup ## Every benchmark, as JSON
 	$(BIN)/tidelog bench failover --json
 	$(BIN)/tidelog bench idle --json
 	$(BIN)/tidelog bench client --json
+	$(BIN)/tidelog bench doors --json
 	$(BIN)/tidelog bench catchup --json
 	$(BIN)/tidelog bench pipeline --json
 	$(BIN)/tidelog bench freshness --json
 
-chaos: setup ## Ten minutes of kills, pauses, cuts and full disks on clusters of real processes
+chaos: setup ## Kills, pauses, cuts and full disks on three clusters of real processes, five minutes each
 	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -s tests/cluster/test_channel_chaos.py -k minutes
 
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
@@ -74,7 +76,7 @@ lock: ## Refresh requirements/*.txt from pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
 	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	    --python-version 3.11 --universal --extra dev --extra spark --extra iceberg pyproject.toml requirements/build.in \
+	    --python-version 3.11 --universal --extra dev --extra spark --extra iceberg --extra nats pyproject.toml requirements/build.in \
 	    -o requirements/dev.txt
 	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	    --python-version 3.11 --universal requirements/jre.in -o requirements/jre.txt

@@ -67,7 +67,7 @@ def test_every_setting_of_a_channel_has_its_flag(cluster: FakeCluster, tidelog: 
         *("--on-under-capacity", "evict_oldest", "--replication-budget-fraction", "0.25"),
         *("--skip-threshold", "1MiB", "--fsync", "interval", "--fsync-interval-ms", "20"),
         *("--bandwidth-class", "background", "--retention-age", "1h", "--retention-bytes", "1GiB"),
-        *("--retention-events", "1000", "--memory", "--replicated"),
+        *("--retention-events", "1000", "--memory", "--replicated", "--subject", "sea.b", "--queue-group", "g"),
     )
     assert result.json == {
         "channels": [
@@ -93,12 +93,17 @@ def test_every_setting_of_a_channel_has_its_flag(cluster: FakeCluster, tidelog: 
         "bandwidth_class": "background",
         "retention": {"max_age_ms": 3_600_000, "max_bytes": 1 << 30, "max_events": 1000},
         "persistent": False,
+        "subject": "sea.b",
+        "queue_group": "g",
     }
     assert described["offsets"] == {"log_start": 0, "committed_end": 0}
     altered = tidelog(
         *("channel", "alter", "b", "--insecure-dev", "--json", "--leader-pinned", "none", "--retention-age", "none"),
+        *("--subject", "other", "--queue-group", "none"),
     ).json["channel"]
     assert altered["config"]["leader_pinned"] is None
+    assert altered["config"]["subject"] == "other"
+    assert "queue_group" not in altered["config"]
     assert altered["config"]["retention"]["max_age_ms"] is None
     assert altered["config"]["retention"]["max_bytes"] == 1 << 30
 

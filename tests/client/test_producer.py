@@ -20,6 +20,7 @@ from tidelog.errors import (
     ChannelReadonly,
     InvalidConfig,
     InvalidRecord,
+    LogError,
     NotChannelLeader,
     NotEnoughReplicas,
     OffsetConflict,
@@ -266,6 +267,41 @@ def test_a_conflict_about_the_expected_offset_is_told() -> None:
             assert error.actual == 2
             assert await producer.send_many([b"2"], expected_offset=2) == [range(2, 3)]
             assert await producer.send(b"3") == 3
+
+    run(work())
+
+
+def test_a_single_record_may_expect_its_offset_with_key_and_headers_or_without() -> None:
+    async def work() -> None:
+        async with fake_client("a") as (_, client):
+            producer = client.producer("a")
+            assert await producer.send(b"0", b"k", [("h", b"1")], expected_offset=0) == 0
+            sent = [producer.send(b"1"), producer.send(b"2", expected_offset=2), producer.send(b"3")]
+            assert [await receipt for receipt in sent] == [1, 2, 3], "others keep their places around it"
+            error = await refusal_of(producer.send(b"x", b"k", expected_offset=2))
+            assert isinstance(error, OffsetConflict)
+            assert await producer.send(b"4", expected_offset=4) == 4
+
+    run(work())
+
+
+def test_each_part_of_many_records_is_told_of_once_with_its_offsets() -> None:
+    async def work() -> None:
+        async with fake_client("a") as (_, client):
+            producer = client.producer("a", batch_records_max=4)
+            told: list[tuple[range, int, LogError | None]] = []
+            first = producer.send(b"before")
+            receipt = producer.send_many([b"%d" % number for number in range(10)])
+            receipt.when_each_done(lambda which, offset, error: told.append((which, offset, error)))
+            offsets = await receipt
+            assert await first == 0
+            assert [which.start for which, _, _ in told] == [0, 3, 7], "three joined the record before them"
+            assert [(offset, error) for _, offset, error in told] == [(1, None), (4, None), (8, None)]
+            assert [range(offset, offset + len(which)) for which, offset, _ in told] == offsets
+            await producer.close()
+            late = []
+            receipt.when_each_done(lambda which, offset, error: late.append(offset))
+            assert late == [1, 4, 8], "at once, where there is an answer"
 
     run(work())
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tests.cluster.chaos_load import ChaosLoad
-from tests.cluster.chaos_world import NEARLY_BYTES, ChaosWorld
+from tests.cluster.chaos_world import NATS, NEARLY_BYTES, ChaosWorld
 from tidelog.bench.cluster_load import ClusterCaller
 from tidelog.bench.fault_proxy import NOBODY
 from tidelog.errors import LogError
@@ -55,6 +55,8 @@ class Faults:
             "all killed": self.kill_all,
             "rolling restart": self.rolling_restart,
         }
+        if world.nats is not None:
+            self.kinds |= {"kill nats": self.kill_nats, "pause nats": self.pause_nats, "cut nats": self.cut_nats}
         if world.disks:
             self.kinds |= {"full disk": self.fill_disk, "nearly full disk": self.nearly_fill_disk}
 
@@ -169,6 +171,8 @@ class Faults:
         channel, leader = await self._leader()
         victim = self.rng.choice((leader, self.rng.choice(self.world.names)))
         others = self._others(victim)
+        if self.world.nats is not None and self.rng.random() < 0.5:
+            others.append(NATS)
         if self.rng.random() < 0.5:
             self._struck("two-way cut", f"{victim} reset ({channel} led by {leader})")
             self.world.proxy.cut([victim], others)
@@ -205,6 +209,35 @@ class Faults:
         channel, leader = await self._leader()
         self._struck("cut clients", f"{leader} ({channel})")
         self.world.proxy.stall((NOBODY, leader), (leader, NOBODY))
+        await self._hold()
+        self.world.proxy.heal()
+
+    # --- the NATS server -------------------------------------------------------------------------------------
+
+    async def kill_nats(self) -> None:
+        assert self.world.nats is not None
+        self._struck("kill nats", "and restarted")
+        self.world.nats.kill()
+        await self._hold()
+        self.world.nats.start()
+
+    async def pause_nats(self) -> None:
+        assert self.world.nats is not None
+        self._struck("pause nats", "the server")
+        self.world.nats.pause()
+        await self._hold()
+        self.world.nats.resume()
+
+    async def cut_nats(self) -> None:
+        """A node does not reach the server, and everybody else does; it knows or not."""
+        channel, leader = await self._leader()
+        victim = self.rng.choice((leader, self.rng.choice(self.world.names)))
+        if self.rng.random() < 0.5:
+            self._struck("cut nats", f"{victim} reset ({channel} led by {leader})")
+            self.world.proxy.cut([victim], [NATS])
+        else:
+            self._struck("cut nats", f"{victim} stalled ({channel} led by {leader})")
+            self.world.proxy.stall((victim, NATS), (NATS, victim))
         await self._hold()
         self.world.proxy.heal()
 

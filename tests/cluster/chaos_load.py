@@ -83,6 +83,8 @@ class ChaosLoad:
         self.seen: list[Seen] = []
         self.problems: list[str] = []
         self.troubles: dict[str, int] = {}
+        self.transports: dict[str, Any] = {}
+        """What nodes said of their transports, when all was well again."""
         self._rng = random.Random(seed)
         self._is_over = False
         self._open: dict[str, int] = {}

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.wire.nats_server import NatsServer
 from tidelog.bench.channel_kit import committed_end, describe, dial_node, fetch
 from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit
+from tidelog.bench.cluster_load import ClusterCaller
 from tidelog.bench.fault_proxy import FaultProxy
 from tidelog.blocks.block import iterate_blocks
 from tidelog.client import Client, LinkTlsFiles, connect
@@ -20,6 +22,8 @@ from tidelog.errors import LogError, NotChannelLeader
 from tidelog.units import MIB
 from tidelog.wire.link import Link
 
+NATS = "nats"
+"""The server's name at the proxy, among those of the nodes."""
 DISK = "192m"
 NEARLY_BYTES = 8 * MIB
 """Less than a node keeps in reserve: channels take nothing, the metadata still does."""
@@ -28,10 +32,14 @@ _STEP_BYTES = 4_096
 
 
 class ChaosWorld:
-    """`disks` is empty where no file system could be mounted: then no disk can be filled."""
+    """`disks` is empty where no file system could be mounted: then no disk can be filled. `nats` is the server that
+    replication goes over; None for the links."""
 
-    def __init__(self, kit: ClusterKit, proxy: FaultProxy, disks: dict[str, Path]) -> None:
+    def __init__(
+        self, kit: ClusterKit, proxy: FaultProxy, disks: dict[str, Path], nats: NatsServer | None = None
+    ) -> None:
         self.kit = kit
+        self.nats = nats
         self.proxy = proxy
         self.disks = disks
         self.doors = {name: f"{HOST}:{proxy.open_door(name, kit.nodes[name].port)}" for name in kit.names}
@@ -76,11 +84,20 @@ class ChaosWorld:
         self.proxy.heal()
         for name in self.disks:
             self.free(name)
+        if self.nats is not None:
+            if not self.nats.is_running:
+                self.nats.start()
+            self.nats.resume()
         for node in self.kit.nodes.values():
             if node.is_paused and node.is_running:
                 self.kit.resume(node.name)
             if not node.is_running:
                 self.kit.start(node.name)
+
+    async def transports(self, caller: ClusterCaller) -> dict[str, Any]:
+        """What each node says of what its replication goes over."""
+        statuses = {name: await self.kit.status(caller, name) for name in self.names}
+        return {name: status["transport"] for name, status in statuses.items() if status is not None}
 
     async def wait_whole(self, client: Client, *, deadline_s: float) -> None:
         """Until every channel is led and all its replicas are in sync."""
@@ -177,12 +194,17 @@ def standing(channel: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def chaos_world(folder: Path, *, nodes: int) -> Iterator[ChaosWorld]:
+def chaos_world(folder: Path, *, nodes: int, transport: str = "link") -> Iterator[ChaosWorld]:
     with contextlib.ExitStack() as stack:
-        kit = stack.enter_context(ClusterKit(folder / "kit", nodes=nodes))
+        kit: ClusterKit
         proxy = stack.enter_context(
             FaultProxy(lambda: {one.name: one.process.pid for one in kit.nodes.values() if one.process is not None})
         )
+        nats, settings = None, ["-transport", transport]
+        if transport == "nats":
+            nats = stack.enter_context(NatsServer(folder / NATS))
+            settings += ["-nats-servers", f"nats://{HOST}:{proxy.open_door(NATS, nats.port)}"]
+        kit = stack.enter_context(ClusterKit(folder / "kit", nodes=nodes, settings=settings))
         disks = {}
         for name in kit.names:
             place = folder / f"disk-{name}"
@@ -194,7 +216,7 @@ def chaos_world(folder: Path, *, nodes: int) -> Iterator[ChaosWorld]:
             kit.nodes[name].data = place / "data"
         # Nodes end before their disks go.
         stack.callback(kit.close)
-        yield ChaosWorld(kit, proxy, disks if len(disks) == nodes else {})
+        yield ChaosWorld(kit, proxy, disks if len(disks) == nodes else {}, nats)
 
 
 def _mounted(place: Path) -> bool:

@@ -73,6 +73,7 @@ async def under_faults(world: ChaosWorld, *, seed: int, kinds: Sequence[str] = (
                     await faults.run([rng.choice(list(faults.kinds))])
                 assert not load.problems, load.problems[:5]
                 await settle(world, load)
+                load.transports = await world.transports(caller)
                 await judge(world, load)
             except BaseException as error:
                 error.add_note(f"seed {seed}\n{story(world, load, faults)}")
@@ -159,6 +160,7 @@ def story(world: ChaosWorld, load: ChaosLoad, faults: Faults) -> str:
         f"what nodes said: {said}",
         f"records: {load.counts()}",
         f"what clients saw: {load.troubles}",
+        f"transports of the last processes: {load.transports}",
         f"problems: {load.problems[:10]}",
     ]
     return "\n".join(lines)
@@ -180,11 +182,11 @@ def test_acknowledged_records_survive_every_kind_of_fault(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(CHAOS_S + 1_200)
-@pytest.mark.parametrize("nodes", [3, 5])
-def test_acknowledged_records_survive_minutes_of_chaos(nodes: int, tmp_path: Path) -> None:
-    """TIDELOG_CHAOS_S seconds of faults in all, half of them on each cluster; `make chaos` says 600."""
+@pytest.mark.parametrize(("transport", "nodes"), [("link", 3), ("link", 5), ("nats", 3)])
+def test_acknowledged_records_survive_minutes_of_chaos(transport: str, nodes: int, tmp_path: Path) -> None:
+    """Half of TIDELOG_CHAOS_S seconds of faults on each cluster; `make chaos` says 600."""
     seed = seed_of_the_day(6_000 + nodes)
-    with chaos_world(tmp_path, nodes=nodes) as world:
+    with chaos_world(tmp_path, nodes=nodes, transport=transport) as world:
         asyncio.run(under_faults(world, seed=seed, lasting_s=CHAOS_S / 2))
 
 

@@ -185,7 +185,7 @@ def test_k2_random_bytes_are_no_change_and_no_snapshot(data: bytes) -> None:
 
 
 def test_every_kind_of_change_has_a_name_of_its_own() -> None:
-    assert len(KINDS) == 25
+    assert len(KINDS) == 32
     assert kind_of(AddGrant(principal="", scope="", channels="")) == "add_grant"
     assert KINDS["add_grant"] is AddGrant
 

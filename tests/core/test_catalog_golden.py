@@ -11,6 +11,7 @@ import hashlib
 
 import pytest
 
+from tests.core.golden_groups import ACTIVITY_CHANGES, GROUP_CHANGES
 from tidelog.core.catalog import Batch, Catalog, decode_change, encode_change, kind_of
 from tidelog.core.catalog.changes import KINDS
 
@@ -148,7 +149,7 @@ LATER_DIGEST = "21bd4595e6f8deab6cc8154cc54a7f4dffed47def97cf0f9175043be8839c346
 
 def test_version_1_changes_are_read_and_written_as_ever() -> None:
     seen = set()
-    for line in [*CHANGES, *LATER_CHANGES]:
+    for line in [*CHANGES, *LATER_CHANGES, *GROUP_CHANGES, *ACTIVITY_CHANGES]:
         change = decode_change(line)
         assert encode_change(change) == line
         seen.add(kind_of(change))

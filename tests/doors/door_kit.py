@@ -15,9 +15,11 @@ from typing import Any
 import grpc
 
 from tidelog.cluster.node import Node, NodeProcessOptions
+from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.doors.liftbridge_door import LiftbridgeDoor, LiftbridgeOptions
 from tidelog.storage.options import LogOptions
 from tidelog.storage.store import StoreOptions
+from tidelog.wire.nats_connection import NatsOptions
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -38,6 +40,9 @@ _UNARY = (
     "SetCursor",
     "FetchCursor",
     "JoinConsumerGroup",
+    "LeaveConsumerGroup",
+    "FetchConsumerGroupAssignments",
+    "ReportConsumerGroupCoordinator",
 )
 
 
@@ -124,8 +129,12 @@ class Api:
 class Cluster:
     """Nodes n1, n2, ... with a door each."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(
+        self, folder: Path, count: int, groups: GroupOptions | None = None, nats: NatsOptions | None = None
+    ) -> None:
         self._folder = folder
+        self._nats = nats
+        self._groups = groups or GroupOptions()
         self.peers = {f"n{number}": f"{HOST}:{free_port()}" for number in range(1, count + 1)}
         self.nodes: dict[str, Node] = {}
         self.doors: dict[str, LiftbridgeDoor] = {}
@@ -145,6 +154,7 @@ class Cluster:
         options = door_options or LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True)
         door = LiftbridgeDoor(options, log=self.lines.append)
         door.bind()
+        files = node_files or {}
         node = Node(
             NodeProcessOptions(
                 node=name,
@@ -152,8 +162,12 @@ class Cluster:
                 peers=self.peers,
                 data_dir=self._folder / name,
                 insecure_dev=options.insecure_dev,
-                **(node_files or {}),
+                tls_cert=files.get("tls_cert"),
+                tls_key=files.get("tls_key"),
+                tls_ca=files.get("tls_ca"),
                 store=StoreOptions(log=LogOptions(reserve_bytes=0)),
+                groups=self._groups,
+                nats=self._nats,
                 other_doors=(door.address(HOST),),
             ),
             log=self.lines.append,
@@ -224,8 +238,10 @@ async def dialled(port: int) -> AsyncIterator[Api]:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, count: int = 1) -> AsyncIterator[Cluster]:
-    cluster = Cluster(folder, count)
+async def opened(
+    folder: Path, count: int = 1, groups: GroupOptions | None = None, nats: NatsOptions | None = None
+) -> AsyncIterator[Cluster]:
+    cluster = Cluster(folder, count, groups, nats)
     try:
         await cluster.start()
         yield cluster

@@ -11,20 +11,17 @@ from hypothesis import strategies as st
 from tidelog.core.catalog.records import SIMPLE_NAME
 from tidelog.doors.liftbridge_names import (
     CREATION,
-    PARTITIONS_MAX,
-    Place,
+    PARTITION,
     StreamFacts,
     WantedStream,
-    channel_of,
     configs_of,
     cursor_name,
     facts_of,
     name_problem,
-    place_of,
-    subject_problem,
 )
 from tidelog.errors import InvalidConfig
 from tidelog.wire.nats_subjects import attached_subject
+from tidelog.wire.stream_names import PARTITIONS_MAX, Place, channel_of, place_of
 
 STREAM_NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,150}", fullmatch=True)
 
@@ -62,9 +59,19 @@ def test_names_that_a_stream_may_have(name: str) -> None:
     assert name_problem(name) is None
 
 
-@pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a.*", ">", "a\tb", "x" * 129, "ü"])
+@pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a.*", ">", "a\tb", "x" * 256, "$SYS.a"])
 def test_subjects_that_are_none(subject: str) -> None:
-    assert subject_problem(subject)
+    assert "subject" in problems(subject=subject)
+
+
+def test_a_subject_must_leave_room_for_the_number_of_a_partition() -> None:
+    configs(subject="x" * 255)
+    assert "longer than 255" in problems(subject="x" * 255, partitions=2)
+
+
+@pytest.mark.parametrize("group", ["a b", "a..b", "x" * 129])
+def test_groups_that_are_none(group: str) -> None:
+    assert "group" in problems(group=group)
 
 
 def test_the_subject_of_a_further_partition_ends_in_its_number() -> None:
@@ -74,6 +81,13 @@ def test_the_subject_of_a_further_partition_ends_in_its_number() -> None:
 def test_a_stream_keeps_its_subject_and_group_with_the_channel() -> None:
     (config,) = configs(subject="other", group="g", checks_offsets=True)
     assert facts_of("foo", config) == StreamFacts("other", "g", True)
+    assert (config.subject, config.queue_group) == ("other", "g")
+
+
+def test_every_partition_is_fed_from_its_own_subject_and_says_that_it_is_one() -> None:
+    found = configs(subject="a.b", partitions=3)
+    assert [config.subject for config in found] == ["a.b", "a.b.1", "a.b.2"]
+    assert [dict(config.placement_metadata).get(PARTITION) for config in found] == [None, "1", "2"]
 
 
 def test_a_channel_that_no_stream_was_created_for_has_its_name_as_subject() -> None:

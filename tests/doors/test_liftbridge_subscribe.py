@@ -150,7 +150,7 @@ def test_a_stop_that_lies_ahead_is_waited_for(tmp_path: Path) -> None:
         ({"stopPosition": 17}, INVALID),
         ({"startPosition": pb.OFFSET, "startOffset": 5, "stopPosition": pb.STOP_OFFSET, "stopOffset": 4}, INVALID),
         ({"consumer": pb.Consumer(groupId="g"), "readISRReplica": True}, INVALID),
-        ({"consumer": pb.Consumer(groupId="g")}, grpc.StatusCode.UNIMPLEMENTED),
+        ({"consumer": pb.Consumer(groupId="g", consumerId="c")}, grpc.StatusCode.NOT_FOUND),
         ({"stopPosition": pb.STOP_LATEST}, EXHAUSTED),
         ({"stopPosition": pb.STOP_TIMESTAMP, "stopTimestamp": 5}, EXHAUSTED),
     ],

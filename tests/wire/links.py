@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,11 +138,19 @@ class Tree:
     def authority(self) -> Path:
         return self.folder / "ca.crt"
 
-    def issue(self, name: str, *, kind: Kind = "node", now_us: int | None = None, days: int = 30) -> x509.Certificate:
+    def issue(
+        self,
+        name: str,
+        *,
+        kind: Kind = "node",
+        now_us: int | None = None,
+        days: int = 30,
+        server_names: Sequence[str] = (),
+    ) -> x509.Certificate:
         """Writes `<name>.crt` and `<name>.key`."""
         key = new_key()
         leaf = make_leaf(
-            LeafOptions(identity=Identity(kind, name), days=days),
+            LeafOptions(identity=Identity(kind, name), days=days, server_names=server_names),
             signer=self.signer,
             fleet="fleet",
             public_key=key.public_key(),

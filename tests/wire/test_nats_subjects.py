@@ -12,22 +12,21 @@ from tidelog.core.catalog.records import CHANNEL_NAME
 from tidelog.errors import BadSubject
 from tidelog.wire.nats_subjects import (
     DEFAULT_NAMESPACE,
-    PARTITION_MAX,
     PartitionSubject,
     Verb,
     attached_subject,
-    channel_of,
     check_attached_subject,
     check_namespace,
+    checked_channel,
     escape_part,
     notify_subject,
     parse_partition_subject,
     parse_reply_subject,
     partition_subject,
     reply_subject,
-    stream_of,
     unescape_part,
 )
+from tidelog.wire.stream_names import PARTITIONS_MAX, place_of
 
 NAMESPACE = "ns"
 channels = st.from_regex(CHANNEL_NAME, fullmatch=True)
@@ -42,8 +41,8 @@ verbs = st.sampled_from(list(Verb))
         ("Foo_bar-7", "ns.Foo_bar-7.0.replicate"),
         ("foo/0", "ns.foo%2F0.0.replicate"),
         ("foo/03", "ns.foo%2F03.0.replicate"),
-        ("foo/2147483647", "ns.foo.2147483647.replicate"),
-        ("foo/2147483648", "ns.foo%2F2147483648.0.replicate"),
+        ("foo/255", "ns.foo.255.replicate"),
+        ("foo/256", "ns.foo%2F256.0.replicate"),
         ("fleet/boat.one:a/12", "ns.fleet%2Fboat%2Eone%3Aa.12.replicate"),
         ("a/1/2", "ns.a%2F1.2.replicate"),
     ],
@@ -76,15 +75,15 @@ def test_any_name_is_one_plain_part_and_comes_back(name: str) -> None:
 
 @given(channel=channels)
 def test_stream_and_partition_are_the_channel_again(channel: str) -> None:
-    assert channel_of(*stream_of(channel)) == channel
+    assert checked_channel(*place_of(channel)) == channel
 
 
 @pytest.mark.parametrize(
-    ("stream", "partition"), [("", 0), ("", 1), ("foo", -1), ("foo", PARTITION_MAX + 1), ("foo/3", 0)]
+    ("stream", "partition"), [("", 0), ("", 1), ("foo", -1), ("foo", PARTITIONS_MAX), ("foo/3", 0)]
 )
 def test_a_partition_that_no_channel_can_be_is_refused(stream: str, partition: int) -> None:
     with pytest.raises(BadSubject):
-        channel_of(stream, partition)
+        checked_channel(stream, partition)
 
 
 @pytest.mark.parametrize(

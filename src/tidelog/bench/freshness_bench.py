@@ -41,6 +41,8 @@ from tidelog.units import US_PER_S
 
 _START_S: Final = 180.0
 _CATCH_UP_S: Final = 180.0
+_GOLD_S: Final = 240.0
+"""A run of gold with its pauses, and its rest before the next."""
 _NS_PER_US: Final = 1_000
 
 
@@ -152,13 +154,13 @@ class _Voyage:
         now_s, now_us = time.monotonic(), time.time_ns() // _NS_PER_US
         if self.sailed_s is None:
             self.sailed_s = now_s
-            self.give_up_s = now_s + self.sizes.warm_s + _START_S
+            self.give_up_s = now_s + self.sizes.warm_s + _START_S + self.sizes.warm_gold_runs * _GOLD_S
             self._say()
         elif self.from_us is None:
             if now_s - self.sailed_s >= self.sizes.warm_s and self._is_warm(runner):
                 self.from_us = now_us
                 self.gold_runs = runner.gold_runs
-                self.give_up_s = now_s + self.sizes.seconds + 2 * _CATCH_UP_S
+                self.give_up_s = now_s + self.sizes.seconds + 2 * _GOLD_S + _CATCH_UP_S
         elif (
             self.until_us is None and now_us - self.from_us >= self.sizes.seconds * US_PER_S and self._had_gold(runner)
         ):

@@ -14,7 +14,7 @@ from tidelog.cli.output import print_json, print_table
 
 @click.group(cls=LazyGroup)
 def bench() -> None:
-    """Measure the log, the journal, the uplink, a fleet, the metadata, the link, channels and the pipeline."""
+    """Measure the log, the journal, the uplink, a fleet, the metadata, the link, channels, doors and the pipeline."""
 
 
 _BENCHES = {
@@ -28,6 +28,7 @@ _BENCHES = {
     "failover": "A channel's leader is killed, stopped or cut off: how long until the next ack, and is anything lost?",
     "idle": "Thousands of replicated channels that nobody uses: processor time and memory of each node.",
     "client": "The native client: producing, fetching raw blocks against a bare TLS socket, publish to subscriber.",
+    "doors": "Liftbridge's API against the native client, and replication over NATS against the link.",
     "catchup": "A replica that was away is filled while the leader takes writes, within its budget.",
     "pipeline": "Blocks to tables and rows on Spark, against Spark doing the same with Parquet; decoding.",
     "freshness": "Ten boats, a cluster and a running pipeline: how old a row is when it can first be queried.",

@@ -316,6 +316,9 @@ def config_of(settings: dict[str, Any]) -> dict[str, Any]:
         config["pinned_nodes"] = names_in(settings["pinned_nodes"])
     if settings["leader_pinned"] is not None:
         config["leader_pinned"] = None if settings["leader_pinned"] == _NONE else settings["leader_pinned"]
+    for name in ("subject", "queue_group"):
+        if settings[name] is not None:
+            config[name] = None if settings[name] == _NONE else settings[name]
     if settings["placement_metadata"]:
         pairs = [text.partition("=") for text in settings["placement_metadata"]]
         problems += [f"--placement-metadata {key!r} is no KEY=VALUE" for key, equals, _ in pairs if not equals]

@@ -46,6 +46,8 @@ _SETTINGS = (
     click.option("--retention-bytes", metavar="SIZE", help="Trim beyond it; 'none' for no limit."),
     click.option("--retention-events", metavar="COUNT", help="Trim beyond it; 'none' for no limit."),
     click.option("--persistent/--memory", default=None, help="On disk, or in memory only. Fixed for life."),
+    click.option("--subject", help="The NATS subject that its leader feeds the channel from; 'none' takes it back."),
+    click.option("--queue-group", metavar="NAME", help="Channels of one group share a subject's messages; or 'none'."),
 )
 
 

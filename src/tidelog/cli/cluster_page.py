@@ -117,6 +117,9 @@ def _troubles(status: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[st
         yield "nobody leads: an election is under way, or no majority of the voters can be reached"
     if status.get("leader_problem"):
         yield f"the leader could not be asked, so lags and sessions are not known: {status['leader_problem']}"
+    transport = status.get("transport", {})  # nodes of an older version do not tell
+    if transport.get("transport") == "nats" and not transport["up"]:
+        yield f"{name} does not reach its NATS servers: replication goes over the links meanwhile"
     for node in best["nodes"]:
         if node["state"] == "fenced":
             yield f"{node['node']} is fenced: its session was lost, and it counts for nothing until it registers again"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cli.setting_checks import check_pair, check_ports
-from tidelog.config import FILE, LISTEN, TARGET, Loaded, Setting, split_address
+from tidelog.config import FILE, LISTEN, SWITCH, TARGET, Loaded, Setting, split_address
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import NodeProcessOptions
@@ -48,6 +48,14 @@ DOOR_SETTINGS: Final = (
         key="liftbridge.anonymous",
         group=LIFTBRIDGE,
         help="Ask no client for a certificate: all may do what the client of this name was granted. Off by default.",
+    ),
+    Setting(
+        flag="liftbridge-activity",
+        key="liftbridge.activity",
+        kind=SWITCH,
+        default=False,
+        group=LIFTBRIDGE,
+        help="Publish what happens to streams and groups as the stream __activity. The same on all nodes.",
     ),
 )
 
@@ -101,6 +109,7 @@ def liftbridge_options(values: dict[str, Any]) -> LiftbridgeOptions | None:
         anonymous=values["liftbridge-anonymous"] or None,
         revocations=revocations,
         fleet=values["fleet"] or None,
+        activity=values["liftbridge-activity"],
     )
 
 

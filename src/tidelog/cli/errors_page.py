@@ -14,6 +14,7 @@ from tidelog.errors import (
     client,
     doors,
     embedded,
+    groups,
     identity,
     link,
     pipeline,
@@ -40,9 +41,10 @@ Every error that Tidelog raises on purpose. This page is written from the code; 
 
 def error_classes() -> list[type[errors.LogError]]:
     """Every error a caller can meet, in the order in which its module tells of it."""
+    modules = (storage, replication, identity, link, raft, catalog, channels, client, groups, embedded, pipeline, doors)
     return [
         value
-        for module in (storage, replication, identity, link, raft, catalog, channels, client, embedded, pipeline, doors)
+        for module in modules
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, errors.LogError) and value is not errors.LogError
     ]

@@ -32,6 +32,8 @@ _COMMANDS = {
         "tidelog.cli.cluster_commands", "cluster", "Look at a cluster, and change who belongs to it."
     ),
     "channel": LazyCommand("tidelog.cli.channel_commands", "channel", "Create, look at, change and delete channels."),
+    "group": LazyCommand("tidelog.cli.group_commands", "group", "Look at consumer groups, and delete them."),
+    "cursor": LazyCommand("tidelog.cli.group_commands", "cursor", "Look at named cursors of channels, and move them."),
     "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write records to a channel."),
     "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read the records of a channel."),
     "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),

@@ -22,6 +22,8 @@ from tidelog.cli.common_settings import (
     http_options,
 )
 from tidelog.cli.door_settings import DOOR_SETTINGS, check_doors
+from tidelog.cli.group_settings import GROUP_SETTINGS, group_options
+from tidelog.cli.nats_settings import NATS_SETTINGS, check_nats, nats_options
 from tidelog.cli.setting_checks import (
     check_certificates,
     check_folder,
@@ -234,7 +236,9 @@ NODE_SETTINGS: Final[tuple[Setting, ...]] = (
     *_CLUSTER_SETTINGS,
     *_TIMING_SETTINGS,
     *_UPLINK_SETTINGS,
+    *NATS_SETTINGS,
     *DOOR_SETTINGS,
+    *GROUP_SETTINGS,
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
     *LIMIT_SETTINGS,
@@ -270,6 +274,7 @@ def check_node(loaded: Loaded) -> None:
     _check_timing(loaded)
     check_ports(loaded, "listen", "http-listen")
     _check_uplink(loaded)
+    check_nats(loaded)
     check_doors(loaded)
     check_http(loaded)
 
@@ -431,6 +436,10 @@ def node_options(values: dict[str, Any]) -> NodeProcessOptions:
         http=http_options(values, fleet=values["fleet"] or None),
         store=StoreOptions(log=log_options(values), carry_bytes_max=CARRY_BYTES_MAX),
         uplink=_uplink_options(values),
+        groups=group_options(values),
+        nats=nats_options(values),
+        nats_namespace=values["nats-namespace"],
+        transport=values["transport"],
     )
 
 

@@ -44,17 +44,30 @@ _WORLDS = {
 }
 
 
+_TRANSPORT = click.Option(
+    ["--transport"],
+    type=click.Choice(["link", "nats"]),
+    default="link",
+    show_default=True,
+    help="What replication goes over; a NATS server has faults of its own.",
+)
+
+
 def _add_world(name: str, description: str) -> None:
-    """Every world lies in `tidelog.sim.{name}_world` and is run by its `run_{name}_seeds`."""
+    """Every world lies in `tidelog.sim.{name}_world` and is run by its `run_{name}_seeds`, or over NATS by its
+    `run_nats_{name}_seeds`."""
 
     @sim.command(name, help=description)
     @click.option("--seeds", default=200, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
     @click.option("--seed", default=None, type=click.IntRange(min=0), help="First seed; alone, the only one.")
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     @click.pass_context
-    def command(context: click.Context, seeds: int, seed: int | None, as_json: bool) -> None:
-        module, function = f"tidelog.sim.{name}_world", f"run_{name}_seeds"
+    def command(context: click.Context, seeds: int, seed: int | None, as_json: bool, transport: str = "link") -> None:
+        module, function = f"tidelog.sim.{name}_world", f"run_{'nats_' if transport == 'nats' else ''}{name}_seeds"
         _run(context, module, function, seeds=seeds, seed=seed, as_json=as_json)
+
+    if name == "cluster":
+        command.params.append(_TRANSPORT)
 
 
 for _name, _description in _WORLDS.items():

@@ -9,12 +9,14 @@ from __future__ import annotations
 from tidelog.blocks.header import Codec
 from tidelog.client.admin import Created, Offsets
 from tidelog.client.client import Client, connect
-from tidelog.client.options import ClientOptions, ProducerOptions, ReaderOptions, Seq, Time
+from tidelog.client.group import Group, Rebalance
+from tidelog.client.group_feeds import GroupBatch
+from tidelog.client.options import ClientOptions, GroupReaderOptions, ProducerOptions, ReaderOptions, Seq, Time
 from tidelog.client.producer import Producer
 from tidelog.client.reader import Reader
 from tidelog.client.receipts import ManyReceipt, Receipt
 from tidelog.client.records import FrameRecord, Record
-from tidelog.client.sync import SyncClient, SyncProducer, SyncReader, connect_sync
+from tidelog.client.sync import SyncClient, SyncGroup, SyncProducer, SyncReader, connect_sync
 from tidelog.errors import ClientClosed, CommittedLost, OffsetTrimmed
 from tidelog.wire.link_tls import LinkTls, LinkTlsFiles
 
@@ -26,6 +28,9 @@ __all__ = [
     "CommittedLost",
     "Created",
     "FrameRecord",
+    "Group",
+    "GroupBatch",
+    "GroupReaderOptions",
     "LinkTls",
     "LinkTlsFiles",
     "ManyReceipt",
@@ -35,10 +40,12 @@ __all__ = [
     "ProducerOptions",
     "Reader",
     "ReaderOptions",
+    "Rebalance",
     "Receipt",
     "Record",
     "Seq",
     "SyncClient",
+    "SyncGroup",
     "SyncProducer",
     "SyncReader",
     "Time",

@@ -14,7 +14,7 @@ from tidelog.client.calls import Calls
 from tidelog.client.fetching import offset_at
 from tidelog.client.options import Start
 from tidelog.core.catalog.channel_config import ChannelConfig
-from tidelog.errors import BadMessage, LogError, UnknownChannel
+from tidelog.errors import BadMessage, LogError, UnknownChannel, UnknownGroup
 from tidelog.wire.client_codec import (
     ALTER,
     CREATE,
@@ -22,6 +22,8 @@ from tidelog.wire.client_codec import (
     CURSOR,
     DESCRIBE,
     DESCRIBE_MAX,
+    GROUP,
+    GROUP_ASK,
     REBALANCE,
     config_json,
     config_of_json,
@@ -239,6 +241,32 @@ class ChannelAdmin:
 
     async def delete_cursor(self, name: str, cursor: str, *, timeout_ms: int | None = None) -> None:
         await self._cursor(name, "delete", {"name": cursor}, timeout_ms)
+
+    # --- groups --------------------------------------------------------------------------------------
+
+    async def groups(self, *, timeout_ms: int | None = None) -> list[dict[str, Any]]:
+        """Consumer groups that the caller may know of, by name; at most 1,000."""
+        answer = await self._calls.ask(GROUP_ASK, {"op": "list"}, what="the groups", timeout_ms=timeout_ms)
+        groups: list[dict[str, Any]] = answer.get("groups") or []
+        return groups
+
+    async def describe_group(self, group: str, *, timeout_ms: int | None = None) -> dict[str, Any]:
+        """Members, what each reads, and who coordinates; `UnknownGroup` if nobody is a member."""
+        request = {"op": "describe", "group": group}
+        answer = await self._calls.ask(GROUP_ASK, request, what=f"group {group!r}", timeout_ms=timeout_ms)
+        found: dict[str, Any] = answer.get("group") or {}
+        return found
+
+    async def delete_group(self, group: str, *, timeout_ms: int | None = None) -> None:
+        """Expel all members at once. Those that run join again by themselves; positions stay."""
+        await self._calls.ask(
+            GROUP,
+            {"op": "delete", "group": group},
+            what=f"group {group!r} to be deleted",
+            timeout_ms=timeout_ms,
+            attempt_ms=self._calls.options.commit_ms,
+            settled=lambda error: isinstance(error, UnknownGroup),
+        )
 
     async def _cursor(self, name: str, op: str, more: Mapping[str, Any], timeout_ms: int | None) -> dict[str, Any]:
         return await self._calls.ask_leader(

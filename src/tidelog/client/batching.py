@@ -230,6 +230,18 @@ class Gathering:
         self._open = None
         return batch
 
+    def add_row_alone(self, row: Message, *, expected_offset: int, deadline_ms: int) -> Batch:
+        """One block of this record, wanted only at this offset."""
+        size = row_bytes(row)
+        _require_size(size)
+        batch = self._begin(deadline_ms, row.time_us)
+        batch.rows = []
+        batch.add_row(row, size)
+        batch.expected_offset = expected_offset
+        self.bytes += size
+        self._open = None
+        return batch
+
     def _begin(self, deadline_ms: int, time_us: int) -> Batch:
         batch = Batch(deadline_ms=deadline_ms, time_us=time_us)
         self._batches.append(batch)

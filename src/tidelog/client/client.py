@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,8 +23,9 @@ from tidelog.blocks.block import Block
 from tidelog.client.admin import ChannelAdmin
 from tidelog.client.calls import Calls
 from tidelog.client.fetching import fetch_blocks
+from tidelog.client.group import Group, Rebalance
 from tidelog.client.links import NodeLinks
-from tidelog.client.options import ClientOptions, ProducerOptions, ReaderOptions
+from tidelog.client.options import ClientOptions, GroupReaderOptions, ProducerOptions, ReaderOptions
 from tidelog.client.producer import Producer
 from tidelog.client.reader import Reader
 from tidelog.client.routes import Routes
@@ -67,6 +68,7 @@ class Client(ChannelAdmin):
         super().__init__(Calls(links=links, routes=routes, options=options, rng=random.Random(secrets.randbits(64))))
         self._producers: dict[int, Producer] = {}
         self._next_producer = 1
+        self._groups: list[Group] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,19 +83,22 @@ class Client(ChannelAdmin):
         return self._calls.is_closed
 
     async def close(self, *, flush: bool = True) -> None:
-        """Send what producers have taken, then hang up; raises the first error that nobody was told of. Without
-        `flush` what has no answer ends with an error of its own."""
+        """Send what producers have taken, leave groups, then hang up; raises the first error that nobody was told of.
+        Without `flush` what has no answer ends with an error of its own, and groups expel this member after a while."""
         if self._calls.is_closed:
             return
         try:
             if flush:
                 closing = [producer.close() for producer in self._producers.values()]
+                closing += [group.close() for group in self._groups]
                 outcomes = await asyncio.gather(*closing, return_exceptions=True)
                 for outcome in outcomes:
                     if isinstance(outcome, BaseException):
                         raise outcome
         finally:
             self._calls.is_closed = True
+            for group in self._groups:
+                await group.abandon()
             for producer in self._producers.values():
                 producer.abort()
             self._producers.clear()
@@ -121,6 +126,24 @@ class Client(ChannelAdmin):
         """A reader of one channel; the options are those of `ReaderOptions`."""
         self._calls.require_open()
         return Reader(self._calls, channel=channel, options=ReaderOptions(**options))
+
+    def group(
+        self,
+        name: str,
+        channels: Sequence[str],
+        *,
+        on_rebalance: Callable[[Rebalance], None] | None = None,
+        **options: Any,
+    ) -> Group:
+        """A member of a consumer group, which shares these channels (names, or beginnings of names and a star) with the
+        others; the options are those of `GroupReaderOptions`. `on_rebalance` is told what this member reads."""
+        self._calls.require_open()
+        names = (channels,) if isinstance(channels, str) else tuple(channels)
+        wanted = GroupReaderOptions(channels=names, **options)
+        member = wanted.member or f"member-{secrets.token_hex(8)}"
+        self._groups = [group for group in self._groups if not group.is_closed]
+        self._groups.append(Group(self._calls, group=name, member=member, options=wanted, on_rebalance=on_rebalance))
+        return self._groups[-1]
 
     def fetch(
         self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None

@@ -140,3 +140,41 @@ class ReaderOptions:
             problems.append("bytes_max must be from 1 to 2^32 - 1")
         if problems:
             raise InvalidConfig(section="reader", problems=problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReaderOptions:
+    """Of one member of a consumer group."""
+
+    channels: tuple[str, ...]
+    """Names, and beginnings of names with a star: `boats/*`."""
+    member: str | None = None
+    """By it the member is known; who joins under it again fences the one before. None: a random one."""
+    start: str = "earliest"
+    """In a channel where the group has no position yet: "earliest" or "latest"."""
+    commit: str = "after"
+    """"after": what a batch held is committed once the caller came back for another; "explicit": only by `commit`."""
+    commit_interval_ms: int = 1_000
+    on_trim: str = "raise"
+    """As of a reader."""
+    fetches_max: int = 32
+    """Channels that are asked for records at once, and batches that wait for the caller. Of more channels than that,
+    those without news are looked at in turn."""
+    idle_ms: int = 200
+    """Before such a channel is looked at again."""
+    bytes_max: int = MIB
+    """Of one answer."""
+
+    def __post_init__(self) -> None:
+        problems = [] if self.channels else ["name at least one channel, or the beginning of names and a star"]
+        if self.start not in ("earliest", "latest"):
+            problems.append(f'start is {self.start!r}; choose "earliest" or "latest"')
+        if self.commit not in ("after", "explicit"):
+            problems.append(f'commit is {self.commit!r}; choose "after" or "explicit"')
+        if self.on_trim not in ("raise", "skip"):
+            problems.append(f'on_trim is {self.on_trim!r}; choose "raise" or "skip"')
+        for name in ("commit_interval_ms", "fetches_max", "idle_ms", "bytes_max"):
+            if getattr(self, name) <= 0:
+                problems.append(f"{name} must be positive")
+        if problems:
+            raise InvalidConfig(section="group", problems=problems)

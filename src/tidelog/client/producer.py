@@ -108,10 +108,15 @@ class Producer:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         time_us: int | None = None,
+        *,
+        expected_offset: int | None = None,
     ) -> Receipt:
-        """Take one record; it leaves by itself. Raises `QueueFull` where there is no room (see `send_room`)."""
-        if type(value) is not bytes or key is not None or headers or time_us is not None:
-            return self._send_row(value, key, headers, time_us)
+        """Take one record; it leaves by itself. Raises `QueueFull` where there is no room (see `send_room`).
+
+        With `expected_offset` it becomes a block of its own, which is taken only at that offset (`OffsetConflict`).
+        """
+        if type(value) is not bytes or key is not None or headers or time_us is not None or expected_offset is not None:
+            return self._send_row(value, key, headers, time_us, expected_offset)
         size = len(value) + RECORD_BYTES
         if self._in_flight_bytes + size > self._options.in_flight_max_bytes or self._core.fatal is not None:
             self._require_room(size)
@@ -220,11 +225,17 @@ class Producer:
         key: bytes | None,
         headers: Sequence[tuple[str, bytes]],
         time_us: int | None,
+        expected_offset: int | None,
     ) -> Receipt:
         row = _checked_row(value, key, headers, time.time_ns() // 1000 if time_us is None else time_us)
         size = row_bytes(row)
         self._require_room(size)
-        batch, index = self._gathering.add_row(row, deadline_ms=now_ms() + self._timeout_ms)
+        deadline_ms = now_ms() + self._timeout_ms
+        if expected_offset is None:
+            batch, index = self._gathering.add_row(row, deadline_ms=deadline_ms)
+        else:
+            batch = self._gathering.add_row_alone(row, expected_offset=expected_offset, deadline_ms=deadline_ms)
+            index = 0
         self._in_flight_bytes += size
         self._pump_soon()
         return Receipt(batch, index)

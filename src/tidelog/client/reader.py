@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tidelog.blocks.block import Block
 from tidelog.client.calls import Calls, now_ms
 from tidelog.client.fetching import Answer, FetchPath, let_leave, offset_at
-from tidelog.client.options import ReaderOptions, Seq, Time
+from tidelog.client.options import ReaderOptions, Seq, Start, Time
 from tidelog.client.positions import Position
 from tidelog.client.records import AnyRecord, Floor, batches_of, records_of
 from tidelog.errors import BadMessage, ClientClosed, LogError, OffsetOutOfRange, OffsetTrimmed
@@ -207,28 +207,16 @@ class Reader:
         saved = None
         if self._options.cursor is not None:
             answer = await self._cursor("get", {})
-            saved = _offset_or_none(answer)
-        found = await offset_at(self._calls, self.channel, "latest" if saved is not None else self._options.start)
-        offset = found["offset"] if saved is None else saved
-        if isinstance(self._options.start, int) and saved is None:
-            offset = self._options.start
-        if not self._options.follow:
-            self._stop = found["committed_end"]
-        position = Position(
-            channel=self.channel,
-            channel_id=found["channel_id"],
-            offset=offset,
+            saved = offset_or_none(answer)
+        position, committed_end = await position_at(
+            self._calls,
+            self.channel,
+            saved=saved,
+            start=self._options.start,
             on_trim=self._options.on_trim,
         )
-        position.leader_epoch = found["leader_epoch"]
-        position.committed_end = found["committed_end"]
-        if offset > found["committed_end"]:
-            raise OffsetOutOfRange(offset=offset, log_start=found["log_start"], log_end=found["committed_end"])
-        if offset < found["log_start"]:
-            if self._options.on_trim == "raise":
-                raise OffsetTrimmed(channel=self.channel, offset=offset, log_start=found["log_start"])
-            position.skipped = found["log_start"] - offset
-            position.offset = found["log_start"]
+        if not self._options.follow:
+            self._stop = committed_end
         return position
 
     # --- the cursor --------------------------------------------------------------------------------
@@ -266,7 +254,29 @@ def _look(task: asyncio.Task[Answer]) -> None:
         task.exception()
 
 
-def _offset_or_none(answer: dict[str, Any]) -> int | None:
+async def position_at(
+    calls: Calls, channel: str, *, saved: int | None, start: Start, on_trim: str
+) -> tuple[Position, int]:
+    """Where reading begins: at a saved offset, else at `start`; and the committed end."""
+    found = await offset_at(calls, channel, "latest" if saved is not None else start)
+    offset = found["offset"] if saved is None else saved
+    if isinstance(start, int) and saved is None:
+        offset = start
+    position = Position(channel=channel, channel_id=found["channel_id"], offset=offset, on_trim=on_trim)
+    position.leader_epoch = found["leader_epoch"]
+    position.committed_end = found["committed_end"]
+    if offset > found["committed_end"]:
+        raise OffsetOutOfRange(offset=offset, log_start=found["log_start"], log_end=found["committed_end"])
+    if offset < found["log_start"]:
+        if on_trim == "raise":
+            raise OffsetTrimmed(channel=channel, offset=offset, log_start=found["log_start"])
+        position.skipped = found["log_start"] - offset
+        position.offset = found["log_start"]
+    return position, found["committed_end"]
+
+
+def offset_or_none(answer: dict[str, Any]) -> int | None:
+    """Where a cursor stands, as a node said it."""
     offset = answer.get("offset")
     if offset is not None and type(offset) is not int:
         raise BadMessage(problem="a cursor stands at what is no offset")

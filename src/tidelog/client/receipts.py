@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from tidelog.client.batching import Batch
+from tidelog.errors import LogError
 
 
 class Receipt:
@@ -70,6 +72,15 @@ class ManyReceipt:
             offsets.append(range(batch.first_offset + places.start, batch.first_offset + places.stop))
         return offsets
 
+    def when_each_done(self, callback: Callable[[range, int, LogError | None], None]) -> None:
+        """Called once for each part when it has its answer: which of the records it is, the offset of its first, or
+        the error that all of it ended with."""
+        start = 0
+        for batch, places in self._parts:
+            which = range(start, start + len(places))
+            start = which.stop
+            batch.when_done(partial(_tell_part, callback, which, batch, places.start))
+
     def when_done(self, callback: Callable[[], None]) -> None:
         waiting = [batch for batch, _ in self._parts if not batch.is_done]
         if not waiting:
@@ -90,6 +101,14 @@ class ManyReceipt:
         for batch, _ in self._parts:
             yield from _until_done(batch)
         return self.result()
+
+
+def _tell_part(
+    callback: Callable[[range, int, LogError | None], None], which: range, batch: Batch, first_place: int
+) -> None:
+    if batch.error is not None:
+        batch.is_seen = True
+    callback(which, batch.first_offset + first_place, batch.error)
 
 
 def _until_done(batch: Batch) -> Generator[Any, None, None]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from tidelog.blocks.block import Block
 from tidelog.client.admin import Created, Offsets
 from tidelog.client.client import Client, connect
+from tidelog.client.group import Group
+from tidelog.client.group_feeds import GroupBatch
 from tidelog.client.options import ClientOptions, Start
 from tidelog.client.producer import Producer
 from tidelog.client.reader import Reader
@@ -141,10 +143,12 @@ class SyncProducer:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         time_us: int | None = None,
+        *,
+        expected_offset: int | None = None,
     ) -> SyncReceipt[int]:
         async def send() -> Receipt:
             await self._producer.send_room(len(value or b"") + len(key or b""))
-            return self._producer.send(value, key, headers, time_us)
+            return self._producer.send(value, key, headers, time_us, expected_offset=expected_offset)
 
         return SyncReceipt(self._thread, self._thread.run(send()))
 
@@ -230,6 +234,44 @@ def _each(thread: _LoopThread, items: Any) -> Iterator[Any]:
         thread.run(items.aclose())
 
 
+class SyncGroup:
+    """Made by `SyncClient.group`. The heartbeat goes on in the background while the caller works on a batch, however
+    long that takes; `on_rebalance` is called there too."""
+
+    def __init__(self, thread: _LoopThread, group: Group) -> None:
+        self._thread = thread
+        self._group = group
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._group.join())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(is_done=error is None)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> GroupBatch:
+        return self.read()
+
+    def read(self) -> GroupBatch:
+        return self._thread.run(self._group.read())
+
+    def commit(self, batch: GroupBatch | None = None) -> None:
+        self._thread.run(self._group.commit(batch))
+
+    def close(self, *, is_done: bool = True) -> None:
+        self._thread.run(self._group.close(is_done=is_done))
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """That are assigned to this member now."""
+        return self._thread.call(lambda: self._group.channels)
+
+
 class SyncClient:
     """Made by `connect_sync`. The methods are those of `Client`, without await."""
 
@@ -259,6 +301,9 @@ class SyncClient:
 
     def reader(self, channel: str, **options: Any) -> SyncReader:
         return SyncReader(self._thread, self._thread.call(lambda: self._client.reader(channel, **options)))
+
+    def group(self, name: str, channels: Sequence[str], **options: Any) -> SyncGroup:
+        return SyncGroup(self._thread, self._thread.call(lambda: self._client.group(name, channels, **options)))
 
     def fetch(
         self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
@@ -325,6 +370,15 @@ class SyncClient:
 
     def delete_cursor(self, name: str, cursor: str, **options: Any) -> None:
         self._thread.run(self._client.delete_cursor(name, cursor, **options))
+
+    def groups(self, **options: Any) -> list[dict[str, Any]]:
+        return self._thread.run(self._client.groups(**options))
+
+    def describe_group(self, group: str, **options: Any) -> dict[str, Any]:
+        return self._thread.run(self._client.describe_group(group, **options))
+
+    def delete_group(self, group: str, **options: Any) -> None:
+        self._thread.run(self._client.delete_group(group, **options))
 
 
 def connect_sync(

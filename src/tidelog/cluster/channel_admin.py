@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
@@ -69,6 +69,7 @@ from tidelog.errors import (
 from tidelog.wire.client_codec import (
     ALTER,
     CREATE,
+    GROUP,
     OPEN_PRODUCER,
     REBALANCE,
     channel_json,
@@ -126,7 +127,15 @@ class AdminNode(Protocol):
 
 
 class ChannelAdmin:
-    def __init__(self, node: AdminNode, *, access: ClientAccess, rng: random.Random) -> None:
+    def __init__(
+        self,
+        node: AdminNode,
+        *,
+        access: ClientAccess,
+        rng: random.Random,
+        groups: Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]] | None = None,
+    ) -> None:
+        """`groups` carries out what is asked about consumer groups."""
         self._node = node
         self._access = access
         self._rng = rng
@@ -136,6 +145,8 @@ class ChannelAdmin:
             OPEN_PRODUCER: self._open_producer,
             REBALANCE: self._rebalance,
         }
+        if groups is not None:
+            self._deeds[GROUP] = groups
 
     async def ask(
         self, kind: int, request: dict[str, Any], *, principal: str, timeout_ms: int = REQUEST_MS

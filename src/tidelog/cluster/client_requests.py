@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from tidelog.core.catalog.records import CHANNEL_NAME, PRINCIPAL, SIMPLE_NAME
+from tidelog.core.catalog.records import CHANNEL_NAME, GROUP_PATTERNS_MAX, PRINCIPAL, SIMPLE_NAME, group_cursor
 from tidelog.errors import BadMessage
 from tidelog.wire.client_codec import CREATE_MAX, DESCRIBE_MAX, NUMBER_MAX
 from tidelog.wire.identity import is_name
@@ -35,6 +35,19 @@ class CursorOperation(Enum):
     GET = "get"
     LIST = "list"
     DELETE = "delete"
+
+
+class GroupOperation(Enum):
+    JOIN = "join"
+    LEAVE = "leave"
+    REPORT = "report"
+    DELETE = "delete"
+
+
+class GroupQuestion(Enum):
+    ASSIGNMENTS = "assignments"
+    DESCRIBE = "describe"
+    LIST = "list"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,41 @@ class CursorRequest:
     operation: CursorOperation
     name: str
     offset: int
+    claim: GroupClaim | None
+    """As whom: only a member that the channel is assigned to may then read and move its group's cursor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupClaim:
+    """Who somebody says it is in a group."""
+
+    group: str
+    member: str
+    life: int
+    epoch: int
+    """The newest of the group that it has seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest:
+    """What changes a group, or says that its coordinator is away."""
+
+    operation: GroupOperation
+    group: str
+    member: str
+    channels: tuple[str, ...]
+    streams: tuple[str, ...]
+    again: bool
+    life: int | None
+    coordinator: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAskRequest:
+    question: GroupQuestion
+    group: str
+    claim: GroupClaim | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +277,64 @@ def read_cursor(plain: dict[str, Any]) -> CursorRequest:
         operation=operation,
         name=fields.text("name", "" if listing else _MISSING),
         offset=fields.number("offset", _MISSING if setting else 0),
+        claim=_claim(fields.take("as", None)),
     )
     fields.end()
+    if request.claim is not None and (listing or request.name != group_cursor(request.claim.group)):
+        raise BadMessage(problem=f"as a member of a group one asks for its cursor, {group_cursor('<group>')!r}")
     if not listing and not SIMPLE_NAME.fullmatch(request.name):
         raise BadMessage(problem=f"{request.name[:80]!a} is not a name of a cursor: letters, digits, dots and dashes")
     return request
+
+
+def _claim(plain: Any) -> GroupClaim | None:
+    if plain is None:
+        return None
+    fields = _Fields(plain, "a claim to be a member of a group")
+    claim = GroupClaim(
+        group=fields.text("group"),
+        member=fields.text("member"),
+        life=fields.number("life"),
+        epoch=fields.number("epoch"),
+    )
+    fields.end()
+    return claim
+
+
+def read_group(plain: dict[str, Any]) -> GroupRequest:
+    fields = _Fields(plain, "a request about a group")
+    operation = fields.choice("op", GroupOperation)
+    joining, leaving = operation is GroupOperation.JOIN, operation is GroupOperation.LEAVE
+    life = fields.take("life", None) if leaving else None
+    if life is not None:
+        life = fields.number("life")
+    reporting = operation is GroupOperation.REPORT
+    request = GroupRequest(
+        operation=operation,
+        group=fields.text("group"),
+        member="" if operation is GroupOperation.DELETE else fields.text("member"),
+        channels=fields.texts("channels", GROUP_PATTERNS_MAX, optional=True) or () if joining else (),
+        streams=fields.texts("streams", GROUP_PATTERNS_MAX, optional=True) or () if joining else (),
+        again=fields.flag("again") if joining else False,
+        life=life,
+        coordinator=fields.text("coordinator") if reporting else "",
+        epoch=fields.number("epoch") if reporting else 0,
+    )
+    fields.end()
+    return request
+
+
+def read_group_ask(plain: dict[str, Any]) -> GroupAskRequest:
+    fields = _Fields(plain, "a question about groups")
+    question = fields.choice("op", GroupQuestion)
+    claim = None
+    if question is GroupQuestion.ASSIGNMENTS:
+        claim = _claim(fields.take("as"))
+        if claim is None:
+            fields.refuse("as")
+    group = fields.text("group") if question is GroupQuestion.DESCRIBE else ""
+    fields.end()
+    return GroupAskRequest(question=question, group=claim.group if claim is not None else group, claim=claim)
 
 
 def read_rebalance(plain: dict[str, Any]) -> RebalanceRequest:

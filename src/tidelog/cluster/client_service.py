@@ -34,6 +34,7 @@ from tidelog.cluster.client_publish import Publishing
 from tidelog.cluster.client_requests import (
     CursorOperation,
     DescribeRequest,
+    GroupClaim,
     Place,
     read_cursor,
     read_describe,
@@ -50,6 +51,8 @@ from tidelog.wire.client_codec import (
     CURSOR,
     DESCRIBE,
     FETCH,
+    GROUP,
+    GROUP_ASK,
     OFFSETS,
     OPEN_PRODUCER,
     PRODUCE,
@@ -66,7 +69,7 @@ from tidelog.wire.client_codec import (
 from tidelog.wire.link import Buffers, Link
 from tidelog.wire.publish_codec import PUBLISH
 
-_ADMINISTRATION: Final = frozenset({CREATE, ALTER, OPEN_PRODUCER, REBALANCE})
+_ADMINISTRATION: Final = frozenset({CREATE, ALTER, OPEN_PRODUCER, REBALANCE, GROUP})
 _DESCRIBED_PER_TURN: Final = 50
 
 
@@ -116,11 +119,28 @@ class ClientStatistics:
     requests_refused: int
 
 
+class GroupDoor(Protocol):
+    """What the node does for consumer groups (see `node_groups`)."""
+
+    async def ask(self, plain: dict[str, Any], principal: str) -> dict[str, Any]: ...
+
+    async def answer_node(self, plain: dict[str, Any]) -> dict[str, Any]: ...
+
+    async def require_reader(self, claim: GroupClaim, channel_id: int, principal: str) -> None: ...
+
+
 class ClientService:
     def __init__(
-        self, doors: ChannelDoors, *, admin: ChannelAdmin, access: ClientAccess, limits: ClientLimits | None = None
+        self,
+        doors: ChannelDoors,
+        *,
+        admin: ChannelAdmin,
+        access: ClientAccess,
+        limits: ClientLimits | None = None,
+        groups: GroupDoor | None = None,
     ) -> None:
         self._doors = doors
+        self._groups = groups
         self._admin = admin
         self._access = access
         self._limits = limits or ClientLimits()
@@ -132,6 +152,7 @@ class ClientService:
             DESCRIBE: self._describe,
             OFFSETS: self._offsets,
             CURSOR: self._cursor,
+            GROUP_ASK: self._group_ask,
         }
 
     @staticmethod
@@ -258,6 +279,10 @@ class ClientService:
         request = read_cursor(plain)
         self._readable(client, request.channel_id)
         key, name = request.channel_id, request.name
+        if request.claim is not None:
+            if self._groups is None:
+                raise UnknownMethod(kind=GROUP)
+            await self._groups.require_reader(request.claim, key, client.principal)
         match request.operation:
             case CursorOperation.SET:
                 await self._doors.set_cursor(key, name, request.offset)
@@ -270,6 +295,13 @@ class ClientService:
             case _:
                 found = await self._doors.cursors(key)
                 return {"cursors": [{"name": name, "offset": found[name]} for name in sorted(found)]}
+
+    async def _group_ask(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
+        if self._groups is None:
+            raise UnknownMethod(kind=GROUP_ASK)
+        if client.link.peer_kind == "node":
+            return await self._groups.answer_node(plain)
+        return await self._groups.ask(plain, client.principal)
 
     # --- what there is -------------------------------------------------------------------------------------------
 

@@ -17,48 +17,46 @@ import random
 import shutil
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog import __version__
+from tidelog.cluster.attach_feed import AttachFeed
 from tidelog.cluster.channel_admin import ChannelAdmin
 from tidelog.cluster.client_access import ClientAccess
 from tidelog.cluster.client_service import ClientService
+from tidelog.cluster.group_admin import GroupAdmin
 from tidelog.cluster.metadata_member import Failed, Output, Result
 from tidelog.cluster.metadata_writer import MetadataWriter
-from tidelog.cluster.node_addresses import own_addresses
+from tidelog.cluster.nats_transport import open_transport
+from tidelog.cluster.node_addresses import PeerAddresses, own_addresses
 from tidelog.cluster.node_asks import NodeAsks
-from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.node_core import NodeCore, NodeFacts
 from tidelog.cluster.node_doors import NodeDoors
+from tidelog.cluster.node_groups import NodeGroups
 from tidelog.cluster.node_handover import hand_over
 from tidelog.cluster.node_mender import NodeMender
+from tidelog.cluster.node_options import CARRY_BYTES_MAX, NodeProcessOptions
 from tidelog.cluster.node_status import node_status
 from tidelog.cluster.node_storage import NodeStorage
 from tidelog.cluster.replica_orders import StorageResult
 from tidelog.cluster.replicas import ReplicasOutput
-from tidelog.cluster.uplink_options import UplinkOptions
-from tidelog.core.catalog import NodeState
-from tidelog.core.node_messages import NodeMessage
+from tidelog.cluster.replication_transport import Messages, ReplicationTransport, ask_again
 from tidelog.core.raft import Snapshot
-from tidelog.errors import BadMessage, InvalidConfig, RequestRefused, WaitTimedOut
-from tidelog.http.server import HttpOptions
+from tidelog.errors import BadMessage, RequestRefused, WaitTimedOut
 from tidelog.storage.channel_logs import ChannelLogs
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import StoreOptions
 from tidelog.storage.writer import session_clock_us, wall_clock_us
-from tidelog.units import MIB
 from tidelog.wire.identity import Kind
 from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkListener, LinkTls, LinkTlsFiles
 from tidelog.wire.link_pool import LinkPool, PoolOptions
-from tidelog.wire.node_codec import (
-    decode_node_messages,
-    encode_node_messages,
-)
+from tidelog.wire.node_codec import decode_node_messages
 from tidelog.wire.revocation import RevocationList
 
 if TYPE_CHECKING:
     from tidelog.cluster.node_uplink import NodeUplink
+    from tidelog.wire.nats_connection import NatsConnection
+
+__all__ = ["CARRY_BYTES_MAX", "INTERNAL_FOLDER", "REQUEST_MS", "RETRY_MS", "Node", "NodeProcessOptions"]
 
 INTERNAL_FOLDER: Final = ".tidelog"
 REQUEST_MS: Final = 5_000
@@ -68,49 +66,8 @@ _ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator", "client"
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
 """A peer that comes back is found within a second, whoever dials."""
 _LOOK_MS: Final = 5
-CARRY_BYTES_MAX: Final = 16 * MIB
 _US_PER_S: Final = 1_000_000
 _TRANSFERS_MS: Final = 250
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProcessOptions:
-    node: str
-    listen: str | None
-    """None: nobody links to this node, and it has no peers; a cluster of one."""
-    peers: dict[str, str]
-    """Node to address; our own may be among them."""
-    data_dir: Path
-    advertise: str | None = None
-    """What other nodes dial; our entry in `peers`, or what we listen on."""
-    host: str = ""
-    """Replicas of a channel are kept on different hosts; the machine's name by default."""
-    tags: tuple[str, ...] = ()
-    capacity_bytes: int | None = None
-    """The size of the file system by default."""
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    revocations: Path | None = None
-    fleet: str | None = None
-    insecure_dev: bool = False
-    core: NodeOptions = field(default_factory=NodeOptions)
-    http: HttpOptions | None = None
-    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
-    """Small channels stay in the write-ahead file: thousands of them cost no file each."""
-    uplink: UplinkOptions | None = None
-    """How boats are served; None serves none."""
-    other_doors: tuple[tuple[str, str], ...] = ()
-    """Addresses of what serves in front of this node, by door: the catalog is told of them too."""
-
-    def __post_init__(self) -> None:
-        files = (self.tls_cert, self.tls_key, self.tls_ca)
-        if self.listen is None and set(self.peers) - {self.node}:
-            problem = "a node that listens for nobody cannot have peers; give it an address to listen on"
-            raise InvalidConfig(section="node", problems=(problem,))
-        if self.listen is not None and not self.insecure_dev and None in files:
-            problem = "a node needs its certificate, its key and the nodes' authority; or --insecure-dev on one machine"
-            raise InvalidConfig(section="node", problems=(problem,))
 
 
 class Node:
@@ -133,7 +90,11 @@ class Node:
         self._turn_ends = False
         """A link hands out what arrived, and `on_turn` follows."""
         self._pump_is_due = False
-        self._addresses: dict[str, str] = {}
+        self._addresses: PeerAddresses | None = None
+        self._transport: ReplicationTransport | None = None
+        self.nats: NatsConnection | None = None
+        """None where no NATS servers are configured."""
+        self.attach = AttachFeed(self, log=log)
         self._rates: dict[str, int] = {}
         """Bytes per second of the last large bodies from each peer, as noted."""
         self._wake_ms = self._looked_ms = self._transfers_due_ms = 0
@@ -146,8 +107,11 @@ class Node:
         access = ClientAccess(
             catalog=lambda: self.doors.catalog, now_ms=self.doors.wall_ms, insecure_dev=options.insecure_dev
         )
-        self.admin = ChannelAdmin(self.doors, access=access, rng=random.Random(random.SystemRandom().getrandbits(64)))
-        self.clients = ClientService(self.doors, admin=self.admin, access=access)
+        group_admin = GroupAdmin(self.doors, access=access, options=options.groups, now_ms=self.now_ms)
+        rng = random.Random(random.SystemRandom().getrandbits(64))
+        self.admin = ChannelAdmin(self.doors, access=access, rng=rng, groups=group_admin.carry_out)
+        self.groups = NodeGroups(self, options.groups, access=access)
+        self.clients = ClientService(self.doors, admin=self.admin, access=access, groups=self.groups)
         self.uplink: NodeUplink | None = None
 
     @staticmethod
@@ -186,6 +150,11 @@ class Node:
     def pool(self) -> LinkPool:
         assert self._pool is not None, "start() first"
         return self._pool
+
+    @property
+    def transport(self) -> ReplicationTransport:
+        assert self._transport is not None, "start() first"
+        return self._transport
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -251,17 +220,27 @@ class Node:
             now_us=wall_clock_us,
             watermark_of=self._storage.watermark,
         )
-        for peer, address in options.peers.items():
-            if peer != options.node:
-                self._set_address(peer, address)
+        await self._open_ways()
         self.mender = NodeMender(self)
         # Kept in `_mending`, and cancelled by `stop`.
         self._mending = asyncio.get_running_loop().create_task(self.mender.run())
+        self.groups.start()
         if self._listener is not None:
             self._log(f"node id={options.node} listen={options.listen} port={self.port} data={options.data_dir}")
         self._pump()
         if self.uplink is not None:
             await self.uplink.start()
+
+    async def _open_ways(self) -> None:
+        """To the other nodes: links, and NATS."""
+        self._addresses = PeerAddresses(self.pool)
+        for peer, address in self.options.peers.items():
+            if peer != self.options.node:
+                self._addresses.set(peer, address)
+        self._transport = open_transport(self, log=self._log)
+        if self.nats is not None:
+            await self.nats.start()
+            self.attach.start()
 
     def _identity(self) -> LinkIdentity:
         core = self._core
@@ -303,6 +282,7 @@ class Node:
         if self._core is not None and not self._has_failed:
             await hand_over(self)
         self._stopping = True
+        await self.groups.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._mending is not None:
@@ -311,6 +291,9 @@ class Node:
             await self._http.stop()
         if self._listener is not None:
             await self._listener.close()
+        if self.nats is not None:
+            self.attach.close()
+            await self.nats.close()
         if self._pool is not None:
             await self._pool.close()
         if self._pool_task is not None:
@@ -364,8 +347,28 @@ class Node:
         now_us = session_clock_us()
         now_ms = now_us // 1000
         for message in decode_node_messages(kind, body):
+            self.transport.heard_by_link(link.peer, message)
             self.core.receive(link.peer, message, now_ms, now_us)
         self._has_input = True
+
+    def take(self, messages: Messages) -> None:
+        """Messages of peers that came another way than by link."""
+        if self._core is None or self._stopping or self._has_failed:
+            return
+        now_us = session_clock_us()
+        try:
+            for peer, message in messages:
+                self._core.receive(peer, message, now_us // 1000, now_us)
+        except Exception as error:
+            self._fail(error)  # a bug, as in `_pump`
+            return
+        self.pump_soon()
+
+    def ask_again(self) -> None:
+        """A way to other nodes came or went (see `replication_transport.ask_again`)."""
+        if self._core is not None:
+            ask_again(self._core.channels.replicas, self.now_ms())
+            self.pump_soon()
 
     def on_turn(self) -> None:
         """A link has handed out all that arrived (see `LinkHandler`)."""
@@ -394,26 +397,6 @@ class Node:
         if self._core is not None:
             self._core.link_down(peer, self.now_ms())
 
-    def _set_address(self, peer: str, address: str) -> None:
-        if self._addresses.get(peer) != address:
-            self._addresses[peer] = address
-            self.pool.set_peer(peer, address)
-
-    def _follow_addresses(self) -> None:
-        """The catalog knows better than the configuration where a node is."""
-        for peer, address in self.core.addresses().items():
-            self._set_address(peer, address)
-        catalog = self.core.catalog
-        if catalog is not None:
-            for peer in [peer for peer in self._addresses if self._is_removed(peer)]:
-                del self._addresses[peer]
-                self.pool.remove_peer(peer)
-
-    def _is_removed(self, peer: str) -> bool:
-        catalog = self.core.catalog
-        record = None if catalog is None else catalog.node(peer)
-        return record is not None and record.state is NodeState.REMOVED
-
     # --- carrying out what it says ------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
@@ -427,6 +410,7 @@ class Node:
     def _pump_if_due(self) -> None:
         if self._pump_is_due:
             self._pump()
+            self.clients.flush()
 
     def _pump(self) -> None:
         self._pump_is_due = self._has_input = False
@@ -457,7 +441,7 @@ class Node:
                 self._log(line)
             # The links come first: the disk would keep them waiting.
             if output.messages:
-                self._send(output.messages)
+                self.transport.send(output.messages)
             if output.member is not None:
                 self._carry_out_member(output.member)
             if output.replicas is not None:
@@ -491,7 +475,12 @@ class Node:
         if output.produced:
             self.doors.answered(output.produced)
         if output.moved:
+            self.transport.moved(output.moved)
             self.doors.moved(output.moved)
+
+    def _follow_addresses(self) -> None:
+        assert self._addresses is not None
+        self._addresses.follow(self.core)
 
     def _note_transfers(self, now_ms: int) -> None:
         """What large bodies have shown of each link, for the proximity graph (R10)."""
@@ -501,14 +490,6 @@ class Node:
             if rate and self._rates.get(peer) != rate:
                 self._rates[peer] = rate
                 self.core.heartbeats.record_transfer(peer, rate, _US_PER_S, now_ms)
-
-    def _send(self, messages: Sequence[tuple[str, NodeMessage]]) -> None:
-        by_peer: dict[str, list[NodeMessage]] = {}
-        for peer, message in messages:
-            by_peer.setdefault(peer, []).append(message)
-        for peer, gathered in by_peer.items():
-            # What cannot be sent is lost like any message; the core sends again what matters.
-            self.pool.send(peer, encode_node_messages(gathered))
 
     def _arm_timer(self) -> None:
         """One that fires too early finds nothing to do and is set anew: cheaper than moving it every time. When the
@@ -582,6 +563,9 @@ class Node:
         if self._core is None:
             raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
         status = node_status(self.core, now_ms=self.now_ms())
+        status["transport"] = self.transport.status()
+        if self.nats is not None:
+            status["attach"] = self.attach.status()
         if self._writer is not None and status["metadata"] is not None:
             counts = self._writer.statistics
             status["metadata"] |= {

@@ -9,8 +9,12 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from tidelog.core.catalog import Catalog, NodeState
+
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
+    from tidelog.cluster.node_core import NodeCore
+    from tidelog.wire.link_pool import LinkPool
 
 Addresses = tuple[tuple[str, str], ...]
 
@@ -37,3 +41,31 @@ def reached_host(listen: str, host: str) -> str:
     """The host of an address that is listened on, or `host` where that is every interface."""
     named = listen.rpartition(":")[0]
     return host if named in ("", "0.0.0.0", "[::]", "::") else named
+
+
+class PeerAddresses:
+    """Which peers a node's links go to, and where those are."""
+
+    def __init__(self, pool: LinkPool) -> None:
+        self._pool = pool
+        self._addresses: dict[str, str] = {}
+
+    def set(self, peer: str, address: str) -> None:
+        if self._addresses.get(peer) != address:
+            self._addresses[peer] = address
+            self._pool.set_peer(peer, address)
+
+    def follow(self, core: NodeCore) -> None:
+        """The catalog knows better than the configuration where a node is."""
+        for peer, address in core.addresses().items():
+            self.set(peer, address)
+        catalog = core.catalog
+        if catalog is not None:
+            for peer in [peer for peer in self._addresses if _is_removed(catalog, peer)]:
+                del self._addresses[peer]
+                self._pool.remove_peer(peer)
+
+
+def _is_removed(catalog: Catalog, peer: str) -> bool:
+    record = catalog.node(peer)
+    return record is not None and record.state is NodeState.REMOVED

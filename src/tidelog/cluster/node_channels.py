@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from tidelog.cluster.channel_duties import ChannelDuties
 from tidelog.cluster.replicas import Replicas, ReplicasOutput
 from tidelog.core.catalog import Applied, Catalog, Change
+from tidelog.core.groups.office import GroupOffice
 from tidelog.core.liveness import LivenessConfig, PairHeartbeats, ProximityGraph
 from tidelog.core.liveness.measures import PEAK_BYTES_PER_S_FIRST
 from tidelog.core.replication.messages import (
@@ -64,6 +65,7 @@ class NodeChannels:
             wall_ms=lambda: wall_us() // 1000,
             say=say,
         )
+        self.office = GroupOffice(say=say)
 
     def _silence_of(self, peer: str, now_ms: int) -> int:
         if peer == self.node:
@@ -116,10 +118,12 @@ class NodeChannels:
         if catalog is None:
             if self._tends:
                 self.duties.step_down()
+                self.office.step_down()
             self._tends = False
             return []
         self._tends = True
         self.duties.tend(catalog, propose, now_ms)
+        self.office.tend(catalog, propose, now_ms)
         messages, self.duties.messages = self.duties.messages, []
         for node, message in messages:
             if node == self.node:

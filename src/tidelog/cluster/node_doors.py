@@ -19,12 +19,14 @@ from tidelog.cluster.client_requests import AtSeq, AtTime, Earliest, Place
 from tidelog.cluster.client_service import Offsets
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.replica import ChannelReplica
+from tidelog.cluster.replica_fold import CURSORS_MAX
 from tidelog.cluster.replicas import Produced as Outcome
 from tidelog.core.catalog import Catalog, Change, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
 from tidelog.core.liveness import ProximityGraph
 from tidelog.core.replication.placement import NodeLoad
 from tidelog.errors import (
+    CatalogFull,
     LogError,
     NoReplicaHere,
     NotLeader,
@@ -322,7 +324,10 @@ class NodeDoors:
 
     async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
         """A control record in the channel itself: replicated and durable like all others (F1, R12)."""
-        await self._folded(channel_id)
+        fold = (await self._folded(channel_id)).fold
+        assert fold is not None
+        if offset is not None and name not in fold.cursors and len(fold.cursors) >= CURSORS_MAX:
+            raise CatalogFull(what="cursors of one channel", count_max=CURSORS_MAX)
         record = CursorMoved(name=name, offset=-1 if offset is None else offset)
         made = encode_control([record], time_us=wall_clock_us())
         await self.append(channel_id, ProduceOrder(None, made, is_control=True), timeout_ms=CURSOR_MS)

@@ -90,6 +90,8 @@ def fill_node_metrics(metrics: Metrics, node: NodeView) -> None:
     _fill_node(metrics, status)
     _fill_raft(metrics, status)
     _fill_channels(metrics, status["channels"])
+    _fill_transport(metrics, status.get("transport", {}))
+    _fill_attach(metrics, status.get("attach"))
     if node.writer is not None:
         _fill_writer(metrics, node.writer.statistics)
     _fill_pairs(metrics, status["proximity"])
@@ -154,6 +156,45 @@ def _fill_channels(metrics: Metrics, counts: Mapping[str, int]) -> None:
     )
     for name, help_text, key in gauges:
         metrics.gauge(name, help_text, counts[key])
+
+
+def _fill_attach(metrics: Metrics, attach: Mapping[str, Any] | None) -> None:
+    """Of channels fed from NATS; a node without NATS servers has nothing to say here."""
+    if attach is None:
+        return
+    metrics.gauge("tidelog_attach_up", "Whether this node reaches its NATS servers.", int(attach["up"]))
+    metrics.gauge("tidelog_attach_subjects", "Subjects that channels led here are fed from.", attach["subjects"])
+    metrics.gauge(
+        "tidelog_attach_held_bytes", "Messages of subjects that wait or are being written.", attach["held_bytes"]
+    )
+    counters = (
+        ("messages_in", "Messages that came on attached subjects."),
+        ("plain", "Of them, without a good Liftbridge envelope."),
+        ("appended", "Messages of subjects that were written."),
+        ("acked", "Acks sent for them."),
+        ("acks_lost", "Acks that the connection did not take."),
+        ("refused", "Messages of subjects that could not be written; their publishers were told if they asked."),
+        ("dropped", "Messages of subjects that did not fit, or came when leadership ended."),
+    )
+    for field, help_text in counters:
+        metrics.counter(f"tidelog_attach_{field}_total", help_text, attach[field])
+
+
+def _fill_transport(metrics: Metrics, transport: Mapping[str, Any]) -> None:
+    """Of replication over NATS; a node on the links alone has nothing to say here."""
+    if transport.get("transport") != "nats":
+        return
+    metrics.gauge("tidelog_nats_up", "Whether replication goes over NATS now.", int(transport["up"]))
+    counters = (
+        ("sent", "Messages of replication sent over NATS."),
+        ("fallbacks", "Messages of replication that took the link instead."),
+        ("unheard", "Requests that nobody listened to on the server."),
+        ("parts_dropped", "Parts of answers that could not be joined."),
+    )
+    for field, help_text in counters:
+        metrics.counter(f"tidelog_nats_{field}_total", help_text, transport[field])
+    for code, count in sorted(transport["bad_messages"].items()):
+        metrics.counter("tidelog_nats_bad_messages_total", "Messages dropped as unusable.", count, {"code": code})
 
 
 def replication_text(node: NodeView) -> str:

@@ -579,7 +579,7 @@ class Leading:
             if self._host.active_incarnation(peer) is None:
                 continue
             busy = True
-            if progress.stands and progress.is_known:
+            if progress.stands and progress.is_known and progress.fetch_from < replica.log_end:
                 self._host.serve_soon(replica)
             elif now_ms - progress.notified_ms >= options.repeat_ms and now_ms >= progress.wait_until_ms:
                 progress.notified_ms = now_ms

@@ -17,21 +17,14 @@ from tidelog.client import Client
 from tidelog.client.admin import Created
 from tidelog.client.records import holds_data
 from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
-from tidelog.core.catalog import ChannelConfig, NodeState
-from tidelog.doors.liftbridge_names import (
-    RESERVED,
-    Place,
-    WantedStream,
-    channel_of,
-    configs_of,
-    cursor_name,
-    place_of,
-)
+from tidelog.core.catalog import ChannelConfig, NodeState, group_cursor
+from tidelog.doors.liftbridge_names import RESERVED, WantedStream, configs_of, cursor_name, group_of_cursor
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
 from tidelog.errors import ConfigMismatch, LogError
 from tidelog.wire.client_codec import NUMBER_MAX
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import Place, channel_of, place_of
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
@@ -165,25 +158,33 @@ class Administration:
 
     async def set_cursor(self, request: pb.SetCursorRequest, principal: str) -> pb.SetCursorResponse:
         channel = await self._cursor_channel(request.stream, request.partition, request.cursorId, principal)
-        name = cursor_name(request.cursorId)
+        name, ahead = _cursor(request.cursorId)
         if not -1 <= request.offset < NUMBER_MAX:
             raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor cannot stand at {request.offset}; -1 is none")
         if request.offset == -1:
             await self._client.delete_cursor(channel, name)
         else:
-            await self._client.set_cursor(channel, name, request.offset)
+            await self._client.set_cursor(channel, name, request.offset + ahead)
         return pb.SetCursorResponse()
 
     async def fetch_cursor(self, request: pb.FetchCursorRequest, principal: str) -> pb.FetchCursorResponse:
         channel = await self._cursor_channel(request.stream, request.partition, request.cursorId, principal)
-        cursors = await self._client.cursors(channel)
-        return pb.FetchCursorResponse(offset=cursors.get(cursor_name(request.cursorId), -1))
+        name, ahead = _cursor(request.cursorId)
+        found = (await self._client.cursors(channel)).get(name)
+        return pb.FetchCursorResponse(offset=-1 if found is None else found - ahead)
 
     async def _cursor_channel(self, stream: str, partition: int, cursor: str, principal: str) -> str:
         self._access.require(principal, channel_of(stream, partition), READ)
         if not cursor or len(cursor) > _CURSOR_BYTES_MAX:
             raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor id has 1 to {_CURSOR_BYTES_MAX} characters")
         return (await self._streams.require(Place(stream, partition))).name
+
+
+def _cursor(cursor: str) -> tuple[str, int]:
+    """The cursor's name on its channel, and how far it stands ahead of what the client says: Liftbridge's groups keep
+    the last offset they read, ours the one they read next."""
+    group = group_of_cursor(cursor)
+    return (cursor_name(cursor), 0) if group is None else (group_cursor(group), 1)
 
 
 def _wanted(request: pb.CreateStreamRequest) -> WantedStream:

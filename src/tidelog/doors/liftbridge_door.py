@@ -19,20 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import grpc
-
 from tidelog.client import Client, ClientOptions, LinkTls, LinkTlsFiles
 from tidelog.cluster.client_access import ClientAccess
 from tidelog.cluster.node_addresses import own_addresses, reached_host
-from tidelog.cluster.tls_reload import TlsFiles, TlsReloader
+from tidelog.config import split_address
+from tidelog.doors.liftbridge_activity import ActivityPublisher
 from tidelog.doors.liftbridge_admin import Administration
 from tidelog.doors.liftbridge_callers import Callers
+from tidelog.doors.liftbridge_groups import ConsumerGroups
 from tidelog.doors.liftbridge_producers import Producers
 from tidelog.doors.liftbridge_publish import Publishing
 from tidelog.doors.liftbridge_service import LiftbridgeService
 from tidelog.doors.liftbridge_streams import DOOR, Streams
+from tidelog.doors.liftbridge_subjects import SubjectPublishing
 from tidelog.doors.liftbridge_subscribe import Subscriptions
 from tidelog.errors import InvalidConfig
+from tidelog.http.grpc_call import GrpcOptions
+from tidelog.http.grpc_server import GrpcServer
+from tidelog.http.tls import ServerTls
 from tidelog.storage.writer import wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire.identity import identity_of
@@ -47,15 +51,6 @@ PORT: Final = 9292
 _MESSAGE_BYTES_MAX: Final = 8 * MIB
 """Above what may be published, so that what is too large is refused in words."""
 _STOP_S: Final = 1.0
-_SERVER_OPTIONS: Final = (
-    # Without this a second node on the same port would start silently and take half of the clients.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-    # Idle PublishAsync streams are kept for ever; a client that vanished is noticed within a minute.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
 _KINDS: Final = ("client", "operator")
 
 
@@ -79,6 +74,9 @@ class LiftbridgeOptions:
     """The client as whom all callers count, without certificates. None: each shows its own."""
     revocations: Path | None = None
     fleet: str | None = None
+    activity: bool = False
+    """Whether what happens to streams and groups is published as the stream `__activity`, while this node leads the
+    metadata: to be set alike on all nodes."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert, self.tls_key, self.tls_ca, self.link_cert, self.link_key)
@@ -96,36 +94,43 @@ class LiftbridgeDoor:
     def __init__(self, options: LiftbridgeOptions, *, log: Callable[[str], None] = lambda _: None) -> None:
         self._options = options
         self._log = log
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._client: Client | None = None
         self._producers: Producers | None = None
         self.subscriptions: Subscriptions | None = None
+        self._activity: ActivityPublisher | None = None
+        self._subjects: SubjectPublishing | None = None
+        self._tls: ServerTls | None = None
         self.port = 0
 
     def bind(self) -> None:
         """Take the port; nobody is served yet."""
         options = self._options
-        server = self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._tls = self._certificates()
+        server = GrpcServer(options=GrpcOptions(message_bytes_max=_MESSAGE_BYTES_MAX), log=self._log)
         address = options.listen if not options.listen.startswith(":") else f"0.0.0.0{options.listen}"
         try:
-            if options.insecure_dev:
-                self.port = int(server.add_insecure_port(address))
-            else:
-                self.port = int(server.add_secure_port(address, self._credentials()))
-        except RuntimeError as error:
+            self.port = server.bind(*split_address(address))
+        except OSError as error:
             problem = f"cannot listen on {address}: {error}"
             raise InvalidConfig(section="liftbridge.listen", problems=[problem]) from error
+        self._server = server
 
-    def _credentials(self) -> grpc.ServerCredentials:
+    def _certificates(self) -> ServerTls | None:
         options = self._options
+        if options.insecure_dev:
+            return None
         assert options.tls_cert is not None
         assert options.tls_key is not None
-        assert options.tls_ca is not None
-        if options.anonymous is not None:
-            # gRPC asks either everybody for a certificate or nobody.
-            return grpc.ssl_server_credentials([(read_pem(options.tls_key), read_pem(options.tls_cert))])
-        files = TlsFiles(certificate=options.tls_cert, key=options.tls_key, client_authority=options.tls_ca)
-        return TlsReloader(files, log=self._log).credentials()
+        return ServerTls(
+            certificate=options.tls_cert,
+            key=options.tls_key,
+            client_ca=options.tls_ca if options.anonymous is None else None,
+            require_client=options.anonymous is None,
+            protocols=("h2",),
+            section="liftbridge.tls",
+            log=self._log,
+        )
 
     def address(self, host: str) -> tuple[str, str]:
         """For the catalog: this door, and where clients find it; `host` is where the node is found otherwise."""
@@ -152,7 +157,11 @@ class LiftbridgeDoor:
         client = self._client = self._connected(node)
         producers = self._producers = Producers(client, node=node.options.node)
         streams = Streams(node)
-        self.subscriptions = Subscriptions(node, client=client, streams=streams, access=access)
+        if node.nats is not None:
+            self._subjects = SubjectPublishing(node.nats)
+            self._subjects.start()
+        groups = ConsumerGroups(node, streams=streams, access=access)
+        self.subscriptions = Subscriptions(node, client=client, streams=streams, access=access, groups=groups)
         service = LiftbridgeService(
             callers=callers,
             streams=streams,
@@ -163,12 +172,18 @@ class LiftbridgeDoor:
                 streams=streams,
                 access=access,
                 rng=random.Random(random.SystemRandom().getrandbits(64)),
+                subjects=self._subjects,
+                namespace=node.options.nats_namespace,
             ),
             subscriptions=self.subscriptions,
+            groups=groups,
             node=node,
         )
-        self._server.add_generic_rpc_handlers(service.handlers())
-        await self._server.start()
+        self._server.handlers += service.handlers()
+        await self._server.start(None if self._tls is None else self._tls.context)
+        if options.activity:
+            self._activity = ActivityPublisher(node, client=client, log=self._log)
+            self._activity.start()
         self._log(f"liftbridge door up port={self.port}")
 
     def _connected(self, node: Node) -> Client:
@@ -198,10 +213,14 @@ class LiftbridgeDoor:
 
     async def stop(self) -> None:
         """End all calls, wait for what was published, hang up."""
+        if self._activity is not None:
+            await self._activity.stop()
         if self.subscriptions is not None:
             self.subscriptions.close()
         if self._server is not None:
             await self._server.stop(_STOP_S)
+        if self._subjects is not None:
+            self._subjects.close()
         if self._producers is not None:
             try:
                 async with asyncio.timeout(_STOP_S):

@@ -1,10 +1,9 @@
 """How Liftbridge's streams, partitions, subjects and cursors are named here. Nothing in this file does I/O.
 
-Partition 0 of the stream `foo` is the channel `foo`, partition k above 0 the channel `foo/k`. So every channel is a
-stream too, of one partition. What a stream has and a channel has not (its subject, its queue group, whether it checks
+Which channel is which partition: `wire/stream_names`. What a stream has and a channel has not (whether it checks
 offsets) lies in the channel's placement metadata.
 
-LN1  A channel is a partition of at most one stream, and `place_of` is the inverse of `channel_of`.
+LN1  A stream's name does not end like a partition's, so no two streams ever have a channel in common.
 LN2  Whatever a client may not say is refused with `InvalidConfig` in words, before anything was done.
 """
 
@@ -17,31 +16,27 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tidelog.core.catalog import ChannelConfig
-from tidelog.core.catalog.channel_config import FACTOR_MAX, METADATA_BYTES_MAX, ChannelRetention, is_text
-from tidelog.core.catalog.records import CHANNEL_NAME, SIMPLE_NAME
+from tidelog.core.catalog.channel_config import FACTOR_MAX, ChannelRetention
+from tidelog.core.catalog.records import CHANNEL_NAME, GROUP_NAME, SIMPLE_NAME
+from tidelog.core.subjects import attached_subject, queue_group_problem, subject_problem
 from tidelog.errors import InvalidConfig
+from tidelog.wire.stream_names import PARTITIONS_MAX, channel_of
 
 ACTIVITY_STREAM: Final = "__activity"
 CURSORS_STREAM: Final = "__cursors"
 RESERVED: Final = frozenset({ACTIVITY_STREAM, CURSORS_STREAM})
-PARTITIONS_MAX: Final = 256
+OWN_HEADERS: Final = frozenset({"subject", "reply"})
+"""Of messages on their way out; what a client says in them is left out."""
 
-SUBJECT: Final = "liftbridge.subject"
-GROUP: Final = "liftbridge.group"
 CHECKS_OFFSETS: Final = "liftbridge.occ"
 CREATION: Final = "liftbridge.creation"
 """On partition 0: which request made the stream, so that a retry of ours is told from a stream of somebody else."""
+PARTITION: Final = "liftbridge.partition"
+"""On the others: that they were made as partitions, and are no streams of their own while partition 0 is not there."""
 
-_PARTITION: Final = re.compile(r"(.+)/([1-9][0-9]{0,8})")
 _ENDS_IN_NUMBER: Final = re.compile(r".*/[0-9]+")
 _HASHED: Final = "liftbridge."
-
-
-class Place(NamedTuple):
-    """One partition."""
-
-    stream: str
-    partition: int
+_GROUP_CURSOR: Final = "__group:"
 
 
 class StreamFacts(NamedTuple):
@@ -70,22 +65,12 @@ class WantedStream:
     min_isr: int | None = None
 
 
-def channel_of(stream: str, partition: int) -> str:
-    return stream if partition == 0 else f"{stream}/{partition}"
-
-
-def place_of(channel: str) -> Place:
-    """Which partition a channel is, if the stream that its name speaks of exists."""
-    found = _PARTITION.fullmatch(channel)
-    return Place(channel, 0) if found is None else Place(found[1], int(found[2]))
-
-
 def facts_of(channel: str, config: ChannelConfig) -> StreamFacts:
-    """Of partition 0. A channel that was not made through this door has its name as its subject."""
+    """Of partition 0. A channel that is fed from no subject has its name as its subject."""
     metadata = dict(config.placement_metadata)
     return StreamFacts(
-        subject=metadata.get(SUBJECT, channel),
-        group=metadata.get(GROUP, ""),
+        subject=config.subject or channel,
+        group=config.queue_group or "",
         checks_offsets=metadata.get(CHECKS_OFFSETS) == "1",
     )
 
@@ -97,15 +82,10 @@ def cursor_name(cursor: str) -> str:
     return _HASHED + hashlib.sha256(cursor.encode()).hexdigest()[:40]
 
 
-def subject_problem(subject: str) -> str | None:
-    """Why it is no subject, in words."""
-    if not subject or any(character.isspace() for character in subject) or "" in subject.split("."):
-        return f"subject {subject[:80]!a} has white space or an empty part between dots; use one such as foo.bar"
-    if {"*", ">"} & set(subject.split(".")):
-        return f"subject {subject[:80]!a} is a wildcard; a stream has one subject, so name it in full"
-    if not is_text(subject, METADATA_BYTES_MAX):
-        return f"subject {subject[:80]!a} is not printable ASCII of at most {METADATA_BYTES_MAX} bytes"
-    return None
+def group_of_cursor(cursor: str) -> str | None:
+    """The group whose position Liftbridge's clients keep under this id; None for any other cursor."""
+    group = cursor.removeprefix(_GROUP_CURSOR)
+    return group if group != cursor and GROUP_NAME.fullmatch(group) else None
 
 
 def name_problem(name: str) -> str | None:
@@ -125,10 +105,13 @@ def name_problem(name: str) -> str | None:
 def configs_of(wanted: WantedStream, *, nodes: int, creation: str) -> list[ChannelConfig]:
     """One config for each partition. `nodes` is how many there are, `creation` a random text. Raises
     `InvalidConfig` with everything that is wrong (LN2)."""
-    problems = [found for found in (name_problem(wanted.name), subject_problem(wanted.subject)) if found]
-    if wanted.group and not is_text(wanted.group, METADATA_BYTES_MAX):
-        problems.append(f"group {wanted.group[:80]!a} is not printable ASCII of at most {METADATA_BYTES_MAX} bytes")
+    problems = [found] if (found := name_problem(wanted.name)) else []
     partitions = wanted.partitions or 1
+    # The longest of them; if that is good, all are.
+    if problem := subject_problem(attached_subject(wanted.subject, PARTITIONS_MAX if partitions > 1 else 0)):
+        problems.append(f"subject {wanted.subject[:80]!a} {problem}")
+    if wanted.group and (problem := queue_group_problem(wanted.group)):
+        problems.append(f"group {wanted.group[:80]!a} {problem}")
     if not 1 <= partitions <= PARTITIONS_MAX:
         problems.append(f"{wanted.partitions} partitions were asked for; choose 1 to {PARTITIONS_MAX}")
     most = min(nodes, FACTOR_MAX)
@@ -144,20 +127,21 @@ def configs_of(wanted: WantedStream, *, nodes: int, creation: str) -> list[Chann
         problems.append("encryption by the server is not offered here; encrypt values before you publish them")
     if problems:
         raise InvalidConfig(section="stream", problems=problems)
-    metadata = {SUBJECT: wanted.subject}
-    if wanted.group:
-        metadata[GROUP] = wanted.group
-    if wanted.checks_offsets:
-        metadata[CHECKS_OFFSETS] = "1"
-    configs = [_config(wanted, factor, metadata) for _ in range(1, partitions)]
-    configs.insert(0, _config(wanted, factor, {**metadata, CREATION: creation}))
+    metadata = {CHECKS_OFFSETS: "1"} if wanted.checks_offsets else {}
+    configs = [
+        _config(wanted, factor, {**metadata, PARTITION: str(partition)}, partition)
+        for partition in range(1, partitions)
+    ]
+    configs.insert(0, _config(wanted, factor, {**metadata, CREATION: creation}, 0))
     for config in configs[:2]:
         config.validate()
     return configs
 
 
-def _config(wanted: WantedStream, factor: int, metadata: Mapping[str, str]) -> ChannelConfig:
+def _config(wanted: WantedStream, factor: int, metadata: Mapping[str, str], partition: int) -> ChannelConfig:
     return ChannelConfig(
+        subject=attached_subject(wanted.subject, partition),
+        queue_group=wanted.group or None,
         factor=factor,
         min_isr=wanted.min_isr,
         placement_metadata=tuple(sorted(metadata.items())),

@@ -15,9 +15,10 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from itertools import accumulate
+from typing import Final, NamedTuple, TypeVar
 
-from tidelog.client import Client, ManyReceipt, Producer, Receipt
+from tidelog.client import Client, Producer
 from tidelog.core.catalog import ChannelRecord
 from tidelog.errors import InvalidRecord, LogError, QueueFull
 from tidelog.units import MIB
@@ -29,8 +30,12 @@ _RECORD_BYTES: Final = 128
 """More than a record costs beyond its bytes, so that the door's count is never below the producer's."""
 _TIMEOUT_MS: Final = 10_000
 
+ReceiptT = TypeVar("ReceiptT")
+
 Answered = Callable[[int, LogError | None], None]
 """Told the offset, or why there is none."""
+RunAnswered = Callable[[range, int, LogError | None], None]
+"""Told which messages of a run were answered, and the offset of the first of them, or why they have none."""
 
 
 class Outgoing(NamedTuple):
@@ -74,46 +79,61 @@ class Producers:
         size = message.size
         if size > MESSAGE_BYTES_MAX:
             raise InvalidRecord(problem=f"a message of {size} bytes is over the limit of {MESSAGE_BYTES_MAX}; split it")
-        acks = "all" if policy == pb.ALL else "leader"
-        key = (record.channel_id, acks)
+        value, key, headers, expected_offset = message
+        producer, receipt = self._given(
+            record, policy, lambda producer: producer.send(value, key, headers, expected_offset=expected_offset)
+        )
+        self._take(producer, 1, size)
+
+        def done() -> None:
+            self._settled(producer, 1, size)
+            try:
+                offset = receipt.result()
+            except LogError as error:
+                answered(-1, error)
+            else:
+                answered(offset, None)
+
+        receipt.when_done(done)
+
+    def send_run(self, record: ChannelRecord, policy: int, values: list[bytes], answered: RunAnswered) -> None:
+        """Take values that came together, each at most `MESSAGE_BYTES_MAX`; every one is told of once, later, unless
+        this raises. Cheaper by far than one by one."""
+        producer, receipt = self._given(record, policy, lambda producer: producer.send_many(values))
+        ends = list(accumulate(map(len, values), initial=0))
+        self._take(producer, len(values), ends[-1])
+
+        def done(which: range, offset: int, error: LogError | None) -> None:
+            self._settled(producer, len(which), ends[which.stop] - ends[which.start])
+            answered(which, offset, error)
+
+        receipt.when_each_done(done)
+
+    def _given(
+        self, record: ChannelRecord, policy: int, give: Callable[[Producer], ReceiptT]
+    ) -> tuple[Producer, ReceiptT]:
+        key = (record.channel_id, "all" if policy == pb.ALL else "leader")
+        producer = self._producer(key, record.name)
         try:
-            producer = self._producer(key, record.name)
-            receipt = self._give(producer, message)
+            return producer, give(producer)
         except (InvalidRecord, QueueFull):
             raise
         except LogError:
             # It ended with an error that its last messages were told. A new one may fare better.
             self._open.pop(key).abort()
             producer = self._producer(key, record.name)
-            receipt = self._give(producer, message)
-        self.bytes += size + _RECORD_BYTES
-        self._unanswered[producer] += 1
+            return producer, give(producer)
 
-        def done() -> None:
-            self._settled(producer, size + _RECORD_BYTES)
-            try:
-                result = receipt.result()
-            except LogError as error:
-                answered(-1, error)
-            else:
-                answered(result if isinstance(result, int) else result[0].start, None)
+    def _take(self, producer: Producer, count: int, size: int) -> None:
+        self.bytes += size + _RECORD_BYTES * count
+        self._unanswered[producer] += count
 
-        receipt.when_done(done)
-
-    def _settled(self, producer: Producer, size: int) -> None:
-        self.bytes -= size
+    def _settled(self, producer: Producer, count: int, size: int) -> None:
+        self.bytes -= size + _RECORD_BYTES * count
         self._room.set()
-        self._unanswered[producer] -= 1
+        self._unanswered[producer] -= count
         if not self._unanswered[producer]:
             del self._unanswered[producer]
-
-    @staticmethod
-    def _give(producer: Producer, message: Outgoing) -> Receipt | ManyReceipt:
-        if message.expected_offset is None:
-            return producer.send(message.value, message.key, message.headers)
-        if message.key is not None or message.headers:
-            raise InvalidRecord(problem="an expected offset goes with a value alone, without key and headers, so far")
-        return producer.send_many([message.value], expected_offset=message.expected_offset)
 
     def _producer(self, key: tuple[int, str], channel: str) -> Producer:
         producer = self._open.get(key)

@@ -1,42 +1,37 @@
-"""Publish, PublishAsync and PublishToSubject.
+"""Publish, PublishAsync and PublishToSubject: where messages go, and what is checked before.
 
 LU1  A call waits for its ack only if its policy is not NONE and it has a deadline, as with Liftbridge:
      python-liftbridge sets none, and would wait for ever where nobody can write.
-LU2  PublishAsync never waits for one message before it takes the next. A stream has at most `_UNANSWERED_MAX` messages
-     without a written answer; beyond it the client is read no further.
 LU3  A message that nobody is told about (NONE, or no deadline) is sent again like any other until its time is up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from tidelog.client import Client
-from tidelog.cluster.client_access import ADMIN, WRITE, ClientAccess
+from tidelog.cluster.client_access import ADMIN, ALL_CHANNELS, WRITE, ClientAccess
 from tidelog.core.catalog import ChannelRecord
-from tidelog.doors.liftbridge_names import Place
+from tidelog.core.subjects import subject_problem
+from tidelog.doors.liftbridge_async import AsyncStream
+from tidelog.doors.liftbridge_names import OWN_HEADERS
 from tidelog.doors.liftbridge_producers import Outgoing, Producers
-from tidelog.doors.liftbridge_refusals import RefusedError, Status, async_error_of
+from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
-from tidelog.errors import ChannelPaused, ChannelReadonly, LogError
+from tidelog.doors.liftbridge_subjects import SubjectPublishing, Told
+from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogError
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import Place
 
-_UNANSWERED_MAX: Final = 8_192
-_HALF_CLOSE_S: Final = 5.0
-_STILL_S: Final = 1.0
-"""How often the certificate of a stream is looked at again."""
 _NO_DEADLINE_S: Final = 1e9
 _TARGETS_MAX: Final = 10_000
 _POLICIES: Final = frozenset({pb.LEADER, pb.ALL, pb.NONE})
-_OWN_HEADERS: Final = frozenset({"subject", "reply"})
-"""Set on the way out, whatever a client says."""
 
 
 class Target(NamedTuple):
@@ -46,6 +41,17 @@ class Target(NamedTuple):
     place: Place
     subject: str
     checks_offsets: bool
+
+    def ack(self, policy: int, *, received_ns: int) -> pb.Ack:
+        """What acks of messages that go there have in common; an ack for ALL is made when they are committed."""
+        return pb.Ack(
+            stream=self.place.stream,
+            partitionSubject=self.subject,
+            msgSubject=self.subject,
+            ackPolicy=policy,  # type: ignore[arg-type]
+            receptionTimestamp=received_ns,
+            commitTimestamp=time.time_ns() if policy == pb.ALL else 0,
+        )
 
 
 class Wanted(NamedTuple):
@@ -62,13 +68,24 @@ class Publishing:
     """One for each door."""
 
     def __init__(
-        self, *, client: Client, producers: Producers, streams: Streams, access: ClientAccess, rng: random.Random
+        self,
+        *,
+        client: Client,
+        producers: Producers,
+        streams: Streams,
+        access: ClientAccess,
+        rng: random.Random,
+        subjects: SubjectPublishing | None = None,
+        namespace: str | None = None,
     ) -> None:
+        """`subjects` and `namespace`: of the node's NATS, if it has one."""
         self._client = client
-        self._producers = producers
+        self.producers = producers
         self._streams = streams
         self._access = access
         self._rng = rng
+        self._subjects = subjects
+        self._namespace = namespace
         self._targets: dict[Place, Target] = {}
 
     # --- the calls -----------------------------------------------------------------------------------
@@ -82,15 +99,21 @@ class Publishing:
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, context: Any, principal: str
     ) -> pb.PublishToSubjectResponse:
-        """To every stream with this subject; of those with the same group to one."""
+        """To every stream with this subject; of those with the same group to one.
+
+        While NATS is reached, attached streams are told over it, and so is whoever else listens there.
+        """
+        _require_policy(request.ackPolicy)
+        subjects = self._subjects if self._subjects is not None and self._subjects.is_up else None
         if not request.subject or any(character.isspace() for character in request.subject):
             raise RefusedError(Status.INVALID_ARGUMENT, f"{request.subject[:80]!a} is no subject")
-        _require_policy(request.ackPolicy)
         targets, refusal = [], None
-        for place in self._chosen(request.subject):
+        for place in self._chosen(request.subject) if subjects is None else self._streams.listening(request.subject):
             try:
                 targets.append(await self._writable(await self._found(*place), principal))
             except (LogError, RefusedError) as error:
+                if subjects is not None and isinstance(error, AccessDenied):
+                    raise  # over NATS nobody could be left out
                 refusal = error
         if refusal is not None and not targets:
             raise refusal
@@ -101,13 +124,36 @@ class Publishing:
             request.ackInbox,
             time.time_ns(),
         )
-        return pb.PublishToSubjectResponse(ack=await self._sent(targets, wanted, context))
+        if subjects is None:
+            return pb.PublishToSubjectResponse(ack=await self._sent(targets, wanted, context))
+        self._check_carried(request.subject, targets, principal)
+        # Channels whose name alone is their subject are not attached: they are reached as without NATS.
+        targets = [target for target in targets if target.record.config.subject is None]
+        message = pb.Message(
+            value=request.value,
+            key=request.key,
+            headers=dict(_headers(request.headers)),
+            ackInbox=request.ackInbox,
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+        )
+        ack = await self._sent(targets, wanted, context, carry=partial(subjects.publish, request.subject, message))
+        return pb.PublishToSubjectResponse(ack=ack)
+
+    def _check_carried(self, subject: str, targets: list[Target], principal: str) -> None:
+        """What goes over NATS may be heard by anybody: it keeps away from the cluster's own subjects, and where no
+        stream's grants say who may, it takes a grant for all."""
+        problem = subject_problem(subject, namespace=self._namespace)
+        if problem is not None:
+            raise RefusedError(Status.INVALID_ARGUMENT, f"subject {subject[:80]!a} {problem}")
+        if not targets:
+            self._access.require(principal, ALL_CHANNELS, WRITE)
 
     async def publish_async(
-        self, requests: AsyncIterator[Any], context: Any, principal: str, *, still: Callable[[], str] = str
+        self, requests: Any, context: Any, principal: str, *, still: Callable[[], str] = str
     ) -> None:
         """`still` raises once the caller is nobody any more; it is asked now and then."""
-        await _AsyncStream(self, context, principal, still).run(requests)
+        await AsyncStream(self, context, principal, still).run(requests)
 
     # --- where to ------------------------------------------------------------------------------------
 
@@ -157,6 +203,24 @@ class Publishing:
                 places.append(place)
         return places + [self._rng.choice(members) for members in groups.values()]
 
+    # --- one message of many -------------------------------------------------------------------------
+
+    async def wait_room(self) -> None:
+        """Until the node takes more."""
+        await self.producers.wait_room()
+
+    def ready(self, stream: str, partition: int, policy: int, principal: str) -> Target | None:
+        """Where messages go that need no wait and no look at each; None: let `take` see to them."""
+        if policy not in _POLICIES:
+            return None
+        target = self._known(stream, partition)
+        if target is None or target.checks_offsets:
+            return None
+        record = target.record
+        if record.paused or record.readonly or not self._access.allows(principal, record.name, WRITE):
+            return None
+        return target
+
     async def take(self, request: pb.PublishRequest, principal: str, answered: Any) -> None:
         """One message of PublishAsync: waits only for room, or where something is out of the ordinary."""
         target = self._known(request.stream, request.partition)
@@ -170,121 +234,57 @@ class Publishing:
         def done(offset: int, error: LogError | None) -> None:
             answered(error if error is not None else _ack(target, wanted, offset))
 
-        await self._producers.wait_room()
-        self._producers.send(target.record, wanted.policy, wanted.outgoing, done)
+        await self.producers.wait_room()
+        self.producers.send(target.record, wanted.policy, wanted.outgoing, done)
 
     # --- and off it goes -----------------------------------------------------------------------------
 
-    async def _sent(self, targets: list[Target], wanted: Wanted, context: Any) -> pb.Ack | None:
-        """The first ack, if the caller waits for one (LU1)."""
+    async def _sent(
+        self, targets: list[Target], wanted: Wanted, context: Any, *, carry: Callable[[Told | None], int] | None = None
+    ) -> pb.Ack | None:
+        """The first ack, if the caller waits for one (LU1). `carry` sends it over NATS too."""
         left_s = context.time_remaining()
         waits = wanted.policy != pb.NONE and left_s is not None and left_s < _NO_DEADLINE_S
         first: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
-        left = len(targets)
+        left = len(targets) + (carry is not None)
 
-        def answered(target: Target, offset: int, error: LogError | None) -> None:
+        def told(outcome: pb.Ack | LogError | RefusedError) -> None:
             nonlocal left
             left -= 1
             if first.done():
                 return
-            if error is None:
-                first.set_result(_ack(target, wanted, offset))
-            elif left == 0 and waits:
-                first.set_exception(error)
+            if isinstance(outcome, pb.Ack):
+                first.set_result(outcome)
+            elif left <= 0 and waits:
+                first.set_exception(outcome)
+
+        number = carry(told if waits else None) if carry is not None else 0
+        try:
+            await self._send_each(targets, wanted, told)
+            if not waits:
+                return None
+            if not targets and carry is None:
+                words = "no stream has this subject, so nobody will ack the message"
+                raise RefusedError(Status.DEADLINE_EXCEEDED, words)
+            return await first
+        finally:
+            if number and self._subjects is not None:
+                self._subjects.forget(number)
+
+    async def _send_each(
+        self, targets: list[Target], wanted: Wanted, told: Callable[[pb.Ack | LogError], None]
+    ) -> None:
+        def answered(target: Target, offset: int, error: LogError | None) -> None:
+            told(error if error is not None else _ack(target, wanted, offset))
 
         for target in targets:
-            await self._producers.wait_room()
-            self._producers.send(
+            await self.producers.wait_room()
+            self.producers.send(
                 target.record,
                 wanted.policy,
                 wanted.outgoing,
-                lambda offset, error, target=target: answered(target, offset, error),  # type: ignore[misc]
+                partial(answered, target),
             )
-        if not waits:
-            return None
-        if not targets:
-            raise RefusedError(Status.DEADLINE_EXCEEDED, "no stream has this subject, so nobody will ack the message")
-        return await first
-
-
-class _AsyncStream:
-    """One client's PublishAsync."""
-
-    def __init__(self, publishing: Publishing, context: Any, principal: str, still: Callable[[], str]) -> None:
-        self._publishing = publishing
-        self._context = context
-        self._principal = principal
-        self._still = still
-        self._asked_s = time.monotonic()
-        self._ready: deque[pb.PublishResponse] = deque()
-        self._unanswered = 0
-        """Messages whose answer is not written yet (LU2)."""
-        self._has_ended = False
-        self._work = asyncio.Event()
-        self._room = asyncio.Event()
-
-    async def run(self, requests: AsyncIterator[pb.PublishRequest]) -> None:
-        problem: LogError | None = None
-        async with asyncio.TaskGroup() as group:
-            writing = group.create_task(self._write())
-            try:
-                async for request in requests:
-                    if time.monotonic() - self._asked_s > _STILL_S:
-                        self._asked_s = time.monotonic()
-                        self._still()
-                    while self._unanswered >= _UNANSWERED_MAX:
-                        self._room.clear()
-                        await self._room.wait()
-                    await self._take(request)
-            except LogError as error:
-                problem = error  # what came before it is answered first
-            self._has_ended = True
-            self._work.set()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_HALF_CLOSE_S):
-                    await asyncio.shield(writing)
-            writing.cancel()
-        if problem is not None:
-            raise problem
-
-    async def _take(self, request: pb.PublishRequest) -> None:
-        is_silent = request.ackPolicy == pb.NONE
-        correlation = request.correlationId
-
-        def answered(outcome: pb.Ack | LogError) -> None:
-            if isinstance(outcome, LogError):
-                self._refuse(correlation, outcome)
-            elif is_silent:
-                self._settled()
-            else:
-                self._answer(pb.PublishResponse(ack=outcome, correlationId=correlation))
-
-        self._unanswered += 1
-        try:
-            await self._publishing.take(request, self._principal, answered)
-        except (LogError, RefusedError) as error:
-            self._refuse(correlation, error)
-
-    def _refuse(self, correlation: str, error: LogError | RefusedError) -> None:
-        self._answer(pb.PublishResponse(ack=pb.Ack(), asyncError=async_error_of(error), correlationId=correlation))
-
-    def _answer(self, response: pb.PublishResponse) -> None:
-        self._ready.append(response)
-        self._work.set()
-
-    def _settled(self) -> None:
-        self._unanswered -= 1
-        self._room.set()
-        if self._has_ended:
-            self._work.set()
-
-    async def _write(self) -> None:
-        while not (self._has_ended and not self._unanswered):
-            await self._work.wait()
-            self._work.clear()
-            while self._ready:
-                await self._context.write(self._ready.popleft())
-                self._settled()
 
 
 def _wanted(request: pb.PublishRequest, target: Target) -> Wanted:
@@ -308,18 +308,10 @@ def _require_policy(policy: int) -> None:
 def _headers(headers: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
     if not headers:
         return []
-    return [(name, headers[name]) for name in sorted(headers) if name not in _OWN_HEADERS]
+    return [(name, headers[name]) for name in sorted(headers) if name not in OWN_HEADERS]
 
 
 def _ack(target: Target, wanted: Wanted, offset: int) -> pb.Ack:
-    return pb.Ack(
-        stream=target.place.stream,
-        partitionSubject=target.subject,
-        msgSubject=target.subject,
-        offset=offset,
-        ackInbox=wanted.inbox,
-        correlationId=wanted.correlation,
-        ackPolicy=wanted.policy,  # type: ignore[arg-type]
-        receptionTimestamp=wanted.received_ns,
-        commitTimestamp=time.time_ns() if wanted.policy == pb.ALL else 0,
-    )
+    ack = target.ack(wanted.policy, received_ns=wanted.received_ns)
+    ack.offset, ack.ackInbox, ack.correlationId = offset, wanted.inbox, wanted.correlation
+    return ack

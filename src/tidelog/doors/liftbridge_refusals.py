@@ -38,6 +38,14 @@ _STATUS: Final = {
     "wait_timed_out": Status.DEADLINE_EXCEEDED,
     "outcome_unknown": Status.DEADLINE_EXCEEDED,
     "not_leader": Status.INTERNAL,
+    "invalid_change": Status.INVALID_ARGUMENT,
+    "unknown_group": Status.NOT_FOUND,
+    "unknown_member": Status.FAILED_PRECONDITION,
+    "member_exists": Status.FAILED_PRECONDITION,
+    "member_fenced": Status.FAILED_PRECONDITION,
+    "not_assigned": Status.FAILED_PRECONDITION,
+    "not_group_coordinator": Status.FAILED_PRECONDITION,
+    "stale_group_epoch": Status.FAILED_PRECONDITION,
 }
 _ASYNC: Final = {
     Status.NOT_FOUND: pb.PublishAsyncError.NOT_FOUND,

@@ -1,15 +1,13 @@
 """The methods of `proto.API`, each handed to the part that carries it out; refusals become statuses here.
 
 A call that comes before the node is registered waits for it a while: clients dial at once after a start.
-
-Consumer groups are not offered: their methods answer UNIMPLEMENTED, as gRPC does by itself for what no handler takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -18,13 +16,14 @@ from google.protobuf.message import DecodeError
 from tidelog.cluster.client_access import ANY_OF_THEM
 from tidelog.doors.liftbridge_admin import Administration
 from tidelog.doors.liftbridge_callers import Callers
-from tidelog.doors.liftbridge_names import Place, channel_of
+from tidelog.doors.liftbridge_groups import ConsumerGroups
 from tidelog.doors.liftbridge_publish import Publishing
 from tidelog.doors.liftbridge_refusals import RefusedError, Status, abort
 from tidelog.doors.liftbridge_streams import Streams
 from tidelog.doors.liftbridge_subscribe import Subscriptions
 from tidelog.errors import AccessDenied, BadMessage, LogError
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import Place, channel_of
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
@@ -49,17 +48,19 @@ class LiftbridgeService:
         administration: Administration,
         publishing: Publishing,
         subscriptions: Subscriptions,
+        groups: ConsumerGroups,
         node: Node,
     ) -> None:
         self._callers = callers
         self._streams = streams
         self._publishing = publishing
         self._subscriptions = subscriptions
+        self._groups = groups
         self._administration = administration
         self._node = node
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        administration = self._administration
+        administration, groups = self._administration, self._groups
         unary: dict[str, tuple[type[Any], Callable[[Any, Any, str], Awaitable[Any]]]] = {
             "CreateStream": (pb.CreateStreamRequest, lambda ask, _, who: administration.create(ask, who)),
             "DeleteStream": (pb.DeleteStreamRequest, lambda ask, _, who: administration.delete(ask, who)),
@@ -74,6 +75,16 @@ class LiftbridgeService:
             "PublishToSubject": (pb.PublishToSubjectRequest, self._publishing.publish_to_subject),
             "SetCursor": (pb.SetCursorRequest, lambda ask, _, who: administration.set_cursor(ask, who)),
             "FetchCursor": (pb.FetchCursorRequest, lambda ask, _, who: administration.fetch_cursor(ask, who)),
+            "JoinConsumerGroup": (pb.JoinConsumerGroupRequest, lambda ask, _, who: groups.join(ask, who)),
+            "LeaveConsumerGroup": (pb.LeaveConsumerGroupRequest, lambda ask, _, who: groups.leave(ask, who)),
+            "FetchConsumerGroupAssignments": (
+                pb.FetchConsumerGroupAssignmentsRequest,
+                lambda ask, _, who: groups.assignments(ask, who),
+            ),
+            "ReportConsumerGroupCoordinator": (
+                pb.ReportConsumerGroupCoordinatorRequest,
+                lambda ask, _, who: groups.report(ask, who),
+            ),
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(self._guarded(kind, work), response_serializer=_bytes_of)
@@ -120,7 +131,9 @@ class LiftbridgeService:
         self, request: pb.FetchMetadataRequest, context: Any, principal: str
     ) -> pb.FetchMetadataResponse:
         access = self._callers.access
-        return await self._streams.metadata(request, lambda name: access.allows(principal, name, *ANY_OF_THEM))
+        found = await self._streams.metadata(request, lambda name: access.allows(principal, name, *ANY_OF_THEM))
+        found.groupMetadata.extend(self._groups.metadata(request.groups, principal))
+        return found
 
     async def _fetch_partition_metadata(
         self, request: pb.FetchPartitionMetadataRequest, context: Any, principal: str
@@ -151,13 +164,13 @@ class LiftbridgeService:
             except (RefusedError, LogError) as error:
                 await abort(context, error)
 
-    async def _publish_async(self, requests: AsyncIterator[Any], context: Any) -> None:
+    async def _publish_async(self, requests: Any, context: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             try:
                 principal = self._callers.principal(context)
                 await self._wait_registered()
                 await self._publishing.publish_async(
-                    _each_parsed(requests), context, principal, still=lambda: self._callers.principal(context)
+                    requests, context, principal, still=lambda: self._callers.principal(context)
                 )
             except (RefusedError, LogError) as error:
                 await abort(context, error)
@@ -169,11 +182,6 @@ def _parsed(kind: type[Any], data: bytes) -> Any:
         return kind.FromString(data)
     except DecodeError as error:
         raise BadMessage(problem=f"these bytes are no {kind.DESCRIPTOR.name}") from error
-
-
-async def _each_parsed(requests: AsyncIterator[bytes]) -> AsyncIterator[pb.PublishRequest]:
-    async for data in requests:
-        yield _parsed(pb.PublishRequest, data)
 
 
 def _bytes_of(message: Any) -> bytes:

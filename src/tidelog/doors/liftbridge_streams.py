@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.config import split_address
 from tidelog.core.catalog import Catalog, ChannelRecord, NodeRecord
-from tidelog.doors.liftbridge_names import (
-    CURSORS_STREAM,
-    PARTITIONS_MAX,
-    SUBJECT,
-    Place,
-    StreamFacts,
-    channel_of,
-    facts_of,
-    place_of,
-)
+from tidelog.doors.liftbridge_names import CURSORS_STREAM, PARTITION, StreamFacts, facts_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import PARTITIONS_MAX, Place, channel_of, place_of
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
@@ -138,7 +130,7 @@ class Streams:
         stream, partition = place_of(record.name)
         if partition == 0:
             return True
-        is_ours = any(key == SUBJECT for key, _ in record.config.placement_metadata)
+        is_ours = any(key == PARTITION for key, _ in record.config.placement_metadata)
         return not is_ours and self.find(Place(stream, partition)) is None
 
     # --- what clients are told -----------------------------------------------------------------------
@@ -146,7 +138,8 @@ class Streams:
     async def metadata(self, request: pb.FetchMetadataRequest, sees: Seen) -> pb.FetchMetadataResponse:
         response = pb.FetchMetadataResponse()
         names = list(dict.fromkeys(request.streams)) or [*self._names(), CURSORS_STREAM]
-        if request.streams and any(not self.partitions(name) for name in names if name != CURSORS_STREAM):
+        unknown = [group for group in request.groups if self.catalog.group(group) is None]
+        if unknown or (request.streams and any(not self.partitions(name) for name in names if name != CURSORS_STREAM)):
             await self._node.doors.read_barrier()
         for number, name in enumerate(names):
             if number % _PER_TURN == _PER_TURN - 1:
@@ -157,8 +150,6 @@ class Streams:
                 response.streamMetadata.append(self._stream(name))
             elif request.streams:
                 response.streamMetadata.append(_unknown(name))  # LS2: the same as if it were not there
-        for group in request.groups:
-            response.groupMetadata.add(groupId=group, error=pb.ConsumerGroupMetadata.UNKNOWN_GROUP)
         response.brokers.extend(self._broker(record) for record in self.catalog.nodes())
         return response
 

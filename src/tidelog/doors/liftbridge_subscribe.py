@@ -1,6 +1,6 @@
 """Subscribe: committed messages of a partition, to one client.
 
-A subscription reads a piece of the log, writes its messages one by one as the client takes them, and only then reads
+A subscription reads a piece of the log, writes its messages in bundles as the client takes them, and only then reads
 the next. So a client that does not read costs one piece and what gRPC buffers, and holds up nobody.
 
 LQ1  First an empty message, then messages in the order of their offsets, each once; nothing beyond the committed end.
@@ -14,37 +14,51 @@ LQ5  At most `subscriptions_max` at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind
 from tidelog.client import Client, Record
-from tidelog.client.records import records_of
+from tidelog.client.records import AnyRecord, records_of
 from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
 from tidelog.core.catalog import ChannelRecord
+from tidelog.doors.liftbridge_groups import ConsumerGroups
 from tidelog.doors.liftbridge_logs import PartitionLog, Standing, log_of
-from tidelog.doors.liftbridge_names import Place, channel_of
+from tidelog.doors.liftbridge_names import OWN_HEADERS
 from tidelog.doors.liftbridge_positions import Span, span_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
 from tidelog.errors import ChannelPaused
+from tidelog.units import KIB
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import Place, channel_of
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
 
 _NS_PER_US: Final = 1_000
+_WRITTEN_RECORDS: Final = 512
+_WRITTEN_BYTES: Final = 64 * KIB
+"""Written at a time: what is serialized before anybody else has a turn."""
 
 
 class Subscriptions:
     """One for each door."""
 
     def __init__(
-        self, node: Node, *, client: Client, streams: Streams, access: ClientAccess, subscriptions_max: int = 1_000
+        self,
+        node: Node,
+        *,
+        client: Client,
+        streams: Streams,
+        access: ClientAccess,
+        groups: ConsumerGroups,
+        subscriptions_max: int = 1_000,
     ) -> None:
         self._node = node
+        self._groups = groups
         self._client = client
         self._streams = streams
         self._access = access
@@ -71,6 +85,7 @@ class Subscriptions:
         try:
             place = Place(request.stream, request.partition)
             record = await self._admitted(place, request, principal)
+            still_assigned = await self._joined(request, record, principal)
             is_leaders = not request.readISRReplica
             log = log_of(self._node, self._client, channel=record.name, channel_id=record.channel_id)
             name = self._node.doors.node
@@ -79,6 +94,7 @@ class Subscriptions:
                 def check() -> None:
                     self.require_open()
                     still()
+                    still_assigned()
                     self._access.require(principal, record.name, READ)
 
                 running = _Subscription(check, name, log, self._streams, place, record, is_leaders=is_leaders)
@@ -88,12 +104,16 @@ class Subscriptions:
         finally:
             self.running -= 1
 
+    async def _joined(self, request: pb.SubscribeRequest, record: ChannelRecord, principal: str) -> Callable[[], None]:
+        """What raises once the partition is not the consumer's any more."""
+        if not request.HasField("consumer") or not request.consumer.groupId:
+            return lambda: None
+        return await self._groups.subscribed(request.consumer, record, principal)
+
     async def _admitted(self, place: Place, request: pb.SubscribeRequest, principal: str) -> ChannelRecord:
         self._access.require(principal, channel_of(*place), READ)
         if request.HasField("consumer") and request.readISRReplica:
             raise RefusedError(Status.INVALID_ARGUMENT, "a consumer of a group reads from the leader alone")
-        if request.HasField("consumer"):
-            raise RefusedError(Status.UNIMPLEMENTED, "consumer groups are not offered here; subscribe without one")
         record = await self._streams.require(place)
         if record.paused and request.resume:
             if not self._access.allows(principal, record.name, ADMIN):
@@ -123,7 +143,11 @@ class _Subscription:
         self._place = place
         self._record = record
         self._is_leaders = is_leaders
-        self._subject = attached_subject(streams.facts(place.stream).subject, place.partition)
+        subject = attached_subject(streams.facts(place.stream).subject, place.partition)
+        self._message = pb.Message(stream=place.stream, partition=place.partition, subject=subject)
+        """What all messages have in common."""
+        self._message.headers["subject"] = subject.encode()
+        self._message.headers["reply"] = b""
         self._has_begun = False
 
     async def run(self, request: pb.SubscribeRequest, context: Any) -> None:
@@ -178,27 +202,42 @@ class _Subscription:
             raise RefusedError(
                 Status.FAILED_PRECONDITION, "this channel holds CAN frames; read it with a native client"
             )
-        stream, partition, subject = self._place.stream, self._place.partition, self._subject
-        subject_bytes = subject.encode()
-        for record in records_of(block, start=position):
+        records = records_of(block, start=position)
+        is_last = span.stop is not None and bool(records) and records[-1].offset > span.stop
+        if is_last:
+            records = [record for record in records if record.offset <= (span.stop or 0)]
+        for first in range(0, len(records), _WRITTEN_RECORDS):
+            await self._write(records[first : first + _WRITTEN_RECORDS], context)
+        if is_last:
+            self._stopped(span)
+
+    async def _write(self, records: Sequence[AnyRecord], context: Any) -> None:
+        """One message is filled in again and again: making one for each record would cost more than all else."""
+        message = self._message
+        messages: list[bytes] = []
+        size = 0
+        for record in records:
             assert isinstance(record, Record)
-            if span.stop is not None and record.offset > span.stop:
-                self._stopped(span)
-            headers = dict(record.headers) if record.headers else {}
-            headers["subject"] = subject_bytes
-            headers["reply"] = b""
-            await context.write(
-                pb.Message(
-                    offset=record.offset,
-                    key=record.key or b"",
-                    value=record.value or b"",
-                    timestamp=record.time_us * _NS_PER_US,
-                    stream=stream,
-                    partition=partition,
-                    subject=subject,
-                    headers=headers,
-                )
-            )
+            message.offset = record.offset
+            message.timestamp = record.time_us * _NS_PER_US
+            message.key = record.key or b""
+            message.value = record.value or b""
+            data = self._with_headers(record) if record.headers else message.SerializeToString()
+            messages.append(data)
+            size += len(data)
+            if size >= _WRITTEN_BYTES:
+                await context.write_batch(messages)
+                messages, size = [], 0
+        if messages:
+            await context.write_batch(messages)
+
+    def _with_headers(self, record: Record) -> bytes:
+        full = pb.Message()
+        full.CopyFrom(self._message)
+        for name, content in record.headers:
+            if name not in OWN_HEADERS:
+                full.headers[name] = content
+        return full.SerializeToString()
 
     def _stopped(self, span: Span) -> NoReturn:
         raise RefusedError(Status.RESOURCE_EXHAUSTED, f"the subscription stopped at offset {span.stop}, as asked")

@@ -33,6 +33,8 @@ class ServerTls:
         key: Path,
         client_ca: Path | None = None,
         require_client: bool = False,
+        protocols: tuple[str, ...] = ("http/1.1",),
+        section: str = "http.tls",
         check_interval_s: float = _CHECK_INTERVAL_S,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -40,6 +42,7 @@ class ServerTls:
         self._key = key
         self._client_ca = client_ca
         self._require_client = require_client
+        self._protocols = protocols
         self._check_interval_s = check_interval_s
         self._log = log
         self.problem: str | None = None
@@ -49,7 +52,7 @@ class ServerTls:
             self._current = self._load()
             self.context = self._load()
         except (OSError, ssl.SSLError) as error:
-            raise InvalidConfig(section="http.tls", problems=[self._words(error)]) from error
+            raise InvalidConfig(section=section, problems=[self._words(error)]) from error
         self._seen = _settled_or_none(stamps)
         self._checked_s = time.monotonic()
         self.context.sni_callback = self._choose
@@ -84,7 +87,7 @@ class ServerTls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols(self._protocols)
         # A resumed session would carry a client's old proof past a change of the authority.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0

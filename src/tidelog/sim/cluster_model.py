@@ -47,6 +47,12 @@ class ClusterViolation(WorldViolation):
     world = "cluster"
 
 
+class NatsClusterViolation(ClusterViolation):
+    """... whose replicas speak over NATS."""
+
+    world = "cluster --transport nats"
+
+
 class ClusterModel(MetadataModel):
     def __init__(self, counters: Counter[str]) -> None:
         super().__init__(counters)

@@ -7,9 +7,10 @@ and sooner. A store that has stopped ends the process (S3). What was ordered and
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.blocks.block import Block
+from tidelog.cluster.nats_exchange import ByLink, Deliver, NatsExchange, Publish, Say, Subscribe, Unsubscribe
 from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node_mender import fitting
 from tidelog.cluster.replica import ChannelReplica
@@ -30,17 +31,20 @@ from tidelog.cluster.replica_orders import (
 from tidelog.cluster.replica_statistics import Storage
 from tidelog.cluster.replica_storage import ReplicaStorage
 from tidelog.cluster.replicas import ReplicasOutput
+from tidelog.cluster.replication_transport import ask_again
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
 from tidelog.errors import LogError, LogPoisoned
 from tidelog.sim.cluster_account import Entry, entry_of
 from tidelog.sim.metadata_model import Broken
-from tidelog.sim.metadata_node import SimNode
+from tidelog.sim.metadata_node import BACKLOG_MAX, SimNode
+from tidelog.sim.nats_server import NAMESPACE, NatsArrival, SimNatsClient
 from tidelog.sim.power import PowerCut
 from tidelog.storage.channel_logs import ChannelLogs, LogState
 from tidelog.storage.store import Store, open_store
 from tidelog.storage.wal import WAL_SUFFIX, scan_wal
 from tidelog.storage.watermarks import Watermarks
+from tidelog.wire.nats_replication_codec import NATS_MESSAGES
 
 if TYPE_CHECKING:
     from tidelog.sim.cluster_world import ClusterWorld
@@ -68,6 +72,9 @@ class ClusterNode(SimNode):
         self.rotten = False
         """Bits of a log were flipped."""
         self._orders_due = False
+        self.nats: SimNatsClient | None = None
+        self.exchange: NatsExchange | None = None
+        """Of the present process, in a world whose replication goes over NATS."""
 
     @property
     def logs(self) -> ChannelLogs:
@@ -88,6 +95,15 @@ class ClusterNode(SimNode):
         self.storage = ReplicaStorage(logs, options=options)
         if not logs.verified:
             self.world.counters["not_verified"] += 1
+        if self.world.nats is not None:
+            self.exchange = NatsExchange(
+                node=self.name,
+                namespace=NAMESPACE,
+                cluster=lambda: b"" if self.core is None else self.core.cluster,
+                replica=lambda key: None if self.core is None else self.core.channels.replicas.replica(key),
+            )
+            self.nats = self.world.nats.attach(self)
+            self._carry_out_nats()
         return NodeFacts(
             addresses=(("link", f"{self.name}:1"),),
             verified=logs.verified,
@@ -107,6 +123,9 @@ class ClusterNode(SimNode):
         return started
 
     def _let_channels_go(self, *, crashed: bool) -> None:
+        if self.world.nats is not None and self.nats is not None:
+            self.world.nats.detach(self.nats)
+            self.nats = self.exchange = None
         self.orders.clear()
         store, self._store, self.storage = self._store, None, None
         if store is not None and not crashed:
@@ -142,7 +161,78 @@ class ClusterNode(SimNode):
             self._schedule_orders()
         if resumed and self.world.boats is not None:
             self.world.boats.resumed(self)
+        if resumed:
+            self.follow_nats()
         return resumed
+
+    # --- replication over NATS, as the shell does it -----------------------------------------------------------
+
+    def follow_nats(self) -> None:
+        """The connection came or went."""
+        client, exchange = self.nats, self.exchange
+        if client is not None and exchange is not None and exchange.inbox != client.inbox:
+            self.do(self._follow_nats)
+
+    def _follow_nats(self, core: NodeCore) -> None:
+        assert self.nats is not None
+        assert self.exchange is not None
+        assert self.world.nats is not None
+        if self.nats.inbox:
+            self.exchange.connected(self.nats.inbox, self.world.nats.max_payload)
+        else:
+            self.exchange.disconnected()
+        self._carry_out_nats()
+        ask_again(core.channels.replicas, self.clock_ms())
+
+    def deliver(self, sender: str, message: Any) -> bool:
+        if self.core is None or self.exchange is None:
+            return super().deliver(sender, message)
+        if isinstance(message, NatsArrival):
+            if self.paused:
+                if len(self.backlog) >= BACKLOG_MAX and self.nats is not None and self.world.nats is not None:
+                    self.world.nats.drop(self.nats)  # a slow consumer
+                return super().deliver(sender, message)
+            self._guarded(self._nats_arrived, message)
+            return True
+        if not self.paused and isinstance(message, NATS_MESSAGES):
+            self.exchange.heard_by_link(sender, message, self.clock_ms())
+        return super().deliver(sender, message)
+
+    def _nats_arrived(self, arrival: NatsArrival) -> None:
+        assert self.exchange is not None
+        self.exchange.received(arrival.subject, arrival.reply, arrival.no_responders, arrival.payload, self.clock_ms())
+        self._carry_out_nats()
+
+    def _carry_out_nats(self) -> None:
+        client, exchange, counters = self.nats, self.exchange, self.world.counters
+        assert client is not None
+        assert exchange is not None
+        while effects := exchange.poll():
+            for effect in effects:
+                match effect:
+                    case Publish():
+                        counters["nats_sent"] += 1
+                        counters["nats_parts"] += len(effect.payloads) > 1
+                        counters["nats_offset_asked"] += effect.subject.endswith(".offset")
+                        if not all(
+                            client.publish(effect.subject, b"".join(payload), effect.reply)
+                            for payload in effect.payloads
+                        ):
+                            exchange.not_published(effect)
+                    case Deliver(peer, message):
+                        assert self.core is not None
+                        self.core.receive(peer, message, self.clock_ms())
+                    case ByLink(peer, message):
+                        counters["nats_fallback"] += 1
+                        self.world.send(self, peer, message)
+                    case Subscribe(subject):
+                        client.subscribe(subject)
+                    case Unsubscribe(subject):
+                        client.unsubscribe(subject)
+                    case Say(line):
+                        self.world.said(self, line)
+        if exchange.bad:
+            raise Broken(f"NE1: {self.name} was sent what it cannot use: {exchange.bad}")
 
     # --- what the channels want ------------------------------------------------------------------------------
 
@@ -155,6 +245,9 @@ class ClusterNode(SimNode):
                 self._schedule_read(order)
             else:
                 self.orders.append(order)
+        if self.exchange is not None and output.moved:
+            self.exchange.moved(output.moved)
+            self._carry_out_nats()
         for replica in output.moved:
             model.moved(self.name, replica)
             if boats is not None and replica.name in boats.accounts:
@@ -178,6 +271,13 @@ class ClusterNode(SimNode):
         self.world.model.check_channel_message(self.name, message)
         if isinstance(message, SyncNack):
             self.world.counters["backpressure"] += message.error is SyncError.BACKPRESSURE
+        if self.exchange is not None and isinstance(message, NATS_MESSAGES):
+            if self.world.drops is not None and self.world.drops(self.name, target, message):
+                self.world.counters["lost_message"] += 1
+                return
+            self.exchange.send(target, message, self.clock_ms())
+            self._carry_out_nats()
+            return
         super()._send(core, target, message)
 
     def _schedule_orders(self) -> None:

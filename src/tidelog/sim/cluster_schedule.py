@@ -7,7 +7,7 @@ when what must come about does not.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from tidelog.cluster.node_core import NodeOptions
 from tidelog.cluster.replica import ChannelReplica
@@ -28,6 +28,8 @@ CHANNEL = "c0"
 
 class ClusterSchedule(Schedule):
     world: ClusterWorld
+    transport: ClassVar[Literal["link", "nats"]] = "link"
+    """What replication goes over, in all schedules that are told from now on."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class ClusterSchedule(Schedule):
         self._producers = 0
 
     def _make_world(self, seed: int, nodes: int, options: NodeOptions) -> ClusterWorld:
-        return ClusterWorld(seed, nodes=nodes, quiet=True, options=options)
+        return ClusterWorld(seed, nodes=nodes, quiet=True, options=options, transport=self.transport)
 
     def node(self, name: str) -> ClusterNode:
         return self.world.nodes[name]

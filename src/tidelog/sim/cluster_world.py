@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from tidelog.cluster.node_core import NodeOptions
 from tidelog.core.catalog import (
@@ -32,11 +32,12 @@ from tidelog.sim import cluster_faults
 from tidelog.sim.cluster_admin import CHANNELS, create
 from tidelog.sim.cluster_boats import ClusterBoats
 from tidelog.sim.cluster_clients import Producer, Producers, Reader
-from tidelog.sim.cluster_model import ClusterModel, ClusterViolation
+from tidelog.sim.cluster_model import ClusterModel, ClusterViolation, NatsClusterViolation
 from tidelog.sim.cluster_node import ClusterNode
 from tidelog.sim.metadata_model import Broken
 from tidelog.sim.metadata_node import SimNode
 from tidelog.sim.metadata_world import MetadataWorld, live_through, random_options
+from tidelog.sim.nats_server import NATS_FAULTS, NATS_SOMETIMES, SimNatsServer
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.sim.uplink_model import Broken as BrokenUplink
 from tidelog.storage.options import LogOptions
@@ -124,13 +125,39 @@ def run_short_cluster_seeds(first: int, count: int) -> dict[str, Any]:
     return run_cluster_seeds(first, count, duration_ms=SHORT_MS)
 
 
+def run_nats_cluster_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
+    """As `run_cluster_world`, with replication over a NATS server that has faults of its own."""
+    world = ClusterWorld(seed, transport="nats")
+    return live_through(world, seed, duration_ms=duration_ms, violation=NatsClusterViolation)
+
+
+def run_nats_cluster_seeds(first: int, count: int, *, duration_ms: int = DURATION_MS) -> dict[str, Any]:
+    """Many seeds over NATS."""
+
+    def live(seed: int) -> WorldResult:
+        return run_nats_cluster_world(seed, duration_ms=duration_ms)
+
+    return run_seeds(first, count, live=live, sometimes=(*SOMETIMES, *NATS_SOMETIMES))
+
+
+def run_short_nats_cluster_seeds(first: int, count: int) -> dict[str, Any]:
+    """Many short lives over NATS."""
+    return run_nats_cluster_seeds(first, count, duration_ms=SHORT_MS)
+
+
 class ClusterWorld(MetadataWorld):
     node_counts: ClassVar[tuple[int, ...]] = (3, 3, 4, 5)
     model: ClusterModel
     nodes: dict[str, ClusterNode]  # type: ignore[assignment]
 
     def __init__(
-        self, seed: int, *, nodes: int | None = None, quiet: bool = False, options: NodeOptions | None = None
+        self,
+        seed: int,
+        *,
+        nodes: int | None = None,
+        quiet: bool = False,
+        options: NodeOptions | None = None,
+        transport: Literal["link", "nats"] = "link",
     ) -> None:
         shape = random.Random(f"{seed}/shape")
         self.ordered = quiet or shape.random() < 0.7
@@ -157,6 +184,8 @@ class ClusterWorld(MetadataWorld):
         """By channel: until when it could not take writes, because of a node that was still paused."""
         self.trace: list[str] | None = None
         self.boats: ClusterBoats | None = None
+        self.nats = SimNatsServer(self, seed) if transport == "nats" else None
+        """What replication goes over; None for the links."""
         super().__init__(seed, nodes=nodes, quiet=quiet, options=options)
         count = 0 if quiet else shape.choice((0, 1, 1, 2))
         if count:
@@ -189,7 +218,7 @@ class ClusterWorld(MetadataWorld):
         return node
 
     def _faults(self) -> dict[str, tuple[int, Callable[[Any, Any], None]]]:
-        return cluster_faults.FAULTS
+        return cluster_faults.FAULTS if self.nats is None else cluster_faults.FAULTS | NATS_FAULTS
 
     # --- links -------------------------------------------------------------------------------------------
 
@@ -326,6 +355,8 @@ class ClusterWorld(MetadataWorld):
             node.store_ms = node.store_usual_ms
         if self.boats is not None:
             self.boats.heal()
+        if self.nats is not None:
+            self.nats.heal()
 
     def unrest(self) -> str:
         now_ms = self.scheduler.now_ms

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from tidelog.core.catalog.channel_config import ChannelConfig
@@ -41,10 +41,14 @@ FETCH: Final = 0x0205
 OFFSETS: Final = 0x0206
 CURSOR: Final = 0x0207
 REBALANCE: Final = 0x0208
+GROUP: Final = 0x0209
+GROUP_ASK: Final = 0x020A
 
 CLIENT_MESSAGES: Final = frozenset({PRODUCE})
 """One way, from a client to a node."""
-CLIENT_REQUESTS: Final = frozenset({DESCRIBE, CREATE, ALTER, OPEN_PRODUCER, FETCH, OFFSETS, CURSOR, REBALANCE})
+CLIENT_REQUESTS: Final = frozenset(
+    {DESCRIBE, CREATE, ALTER, OPEN_PRODUCER, FETCH, OFFSETS, CURSOR, REBALANCE, GROUP, GROUP_ASK}
+)
 
 VERSION: Final = 1
 MESSAGES_MAX: Final = 1 << 16
@@ -320,7 +324,8 @@ def config_of_json(changed: Any, base: ChannelConfig | None = None) -> ChannelCo
     retention = changed.get("retention", {})
     if type(retention) is not dict:
         raise InvalidConfig(section="channel", problems=["retention is a JSON object"])
-    problems = [f"{name[:40]!a} is not a setting of a channel" for name in sorted(changed.keys() - plain.keys())]
+    known = {setting.name for setting in fields(ChannelConfig)}
+    problems = [f"{name[:40]!a} is not a setting of a channel" for name in sorted(changed.keys() - known)]
     problems += [
         f"{name[:40]!a} is not a setting of retention" for name in sorted(retention.keys() - plain["retention"].keys())
     ]
@@ -330,7 +335,11 @@ def config_of_json(changed: Any, base: ChannelConfig | None = None) -> ChannelCo
         config: ChannelConfig = from_plain(ChannelConfig, merged)
     except _BAD_SETTINGS:
         # Told one at a time; that is sixteen times the work, which a config that is good need not pay.
-        problems += [problem for name in plain if (problem := _setting_problem(name, merged[name], plain))]
+        problems += [
+            problem
+            for name in sorted(known & merged.keys())
+            if (problem := _setting_problem(name, merged[name], plain))
+        ]
         if not problems:
             raise
     if problems:

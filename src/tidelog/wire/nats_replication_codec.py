@@ -26,9 +26,10 @@ from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncR
 from tidelog.errors import BadEnvelope, BadMessage, BadSubject, WrongCluster
 from tidelog.wire.identity import is_name
 from tidelog.wire.liftbridge_envelope import Buffer, MessageType, decode_envelope, encode_envelope, open_envelope
-from tidelog.wire.nats_subjects import channel_of, stream_of
+from tidelog.wire.nats_subjects import checked_channel
 from tidelog.wire.proto import liftbridge_internal_pb2 as pb
 from tidelog.wire.replication_codec import NUMBER_BITS, TEXT_BYTES_MAX
+from tidelog.wire.stream_names import place_of
 
 CLUSTER_BYTES: Final = 16
 NATS_MESSAGES: Final = (SyncRequest, SyncResponse, SyncNack, Notify)
@@ -198,7 +199,7 @@ def nobody_listens(*, channel_id: int, request_id: int) -> SyncNack:
 
 def encode_notify(notify: Notify, *, channel: str, sender: Sender) -> bytes:
     """For the subject of the node that is to ask again."""
-    stream, partition = stream_of(channel)
+    stream, partition = place_of(channel)
     message = pb.PartitionNotification(
         stream=stream,
         partition=partition,
@@ -217,7 +218,7 @@ def decode_notify(payload: Buffer, *, cluster: bytes) -> ReceivedNotify:
     check_cluster(message.cluster, cluster, what)
     check_numbers(what, message.channelID, message.leaderEpoch)
     try:
-        channel = channel_of(message.stream, message.partition)
+        channel = checked_channel(message.stream, message.partition)
     except BadSubject as error:
         raise BadMessage(problem="a notification names a partition that cannot be") from error
     return ReceivedNotify(

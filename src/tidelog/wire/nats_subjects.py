@@ -22,18 +22,16 @@ from enum import Enum
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
+from tidelog.core.subjects import SUBJECT_BYTES_MAX, subject_problem
+from tidelog.core.subjects import attached_subject as attached_subject
 from tidelog.errors import BadSubject
+from tidelog.wire.stream_names import PARTITIONS_MAX, channel_of, place_of
 
 DEFAULT_NAMESPACE: Final = "tidelog-default"
-PARTITION_MAX: Final = 2**31 - 1
-SUBJECT_BYTES_MAX: Final = 255
-"""Of a subject that a channel is attached to; far below what NATS takes in one line."""
 
 _NUMBER_BITS: Final = 62
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PARTITION_CHANNEL: Final = re.compile(r"(.+)/([1-9][0-9]{0,9})", re.DOTALL)
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
-_BLANK: Final = re.compile(r"[\s\x00-\x20\x7f]")
 _NOTIFY: Final = "notify"
 
 
@@ -42,13 +40,6 @@ class Verb(Enum):
 
     REPLICATE = "replicate"
     OFFSET = "offset"
-
-
-class StreamPartition(NamedTuple):
-    """A channel as Liftbridge names it."""
-
-    stream: str
-    partition: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +60,12 @@ class ReplySubject(NamedTuple):
 # --- names -------------------------------------------------------------------------------------------
 
 
-def stream_of(channel: str) -> StreamPartition:
-    """The stream and the partition that a channel is."""
-    match = _PARTITION_CHANNEL.fullmatch(channel)
-    if match is not None and int(match[2]) <= PARTITION_MAX:
-        return StreamPartition(match[1], int(match[2]))
-    return StreamPartition(channel, 0)
-
-
-def channel_of(stream: str, partition: int) -> str:
+def checked_channel(stream: str, partition: int) -> str:
     """The channel that a partition of a stream is (NS1). A stream whose own name looks like a partition is refused."""
-    if not 0 <= partition <= PARTITION_MAX:
+    if not 0 <= partition < PARTITIONS_MAX:
         raise BadSubject(subject=f"{stream}.{partition}", problem=f"names partition {partition}, which cannot be")
-    channel = f"{stream}/{partition}" if partition else stream
-    if not stream or stream_of(channel) != (stream, partition):
+    channel = channel_of(stream, partition)
+    if not stream or place_of(channel) != (stream, partition):
         raise BadSubject(
             subject=f"{stream}.{partition}",
             problem="names a stream that ends like a partition, in / and a number, or not at all; rename the stream",
@@ -101,7 +84,7 @@ def unescape_part(part: str) -> str:
     """The name again; raises `BadSubject` for what `escape_part` would not have written."""
     try:
         name = unquote_to_bytes(part).decode(errors="surrogatepass")
-    except UnicodeDecodeError:
+    except UnicodeError:  # also where the part itself is no text
         name = ""
     if not name or escape_part(name) != part:
         raise BadSubject(subject=part, problem="is no name as Tidelog writes it in a subject; escape it with % and hex")
@@ -120,7 +103,7 @@ def check_namespace(namespace: str) -> None:
 
 def partition_subject(namespace: str, channel: str, verb: Verb) -> str:
     """Where a follower of this channel asks, and its leader listens."""
-    stream, partition = stream_of(channel)
+    stream, partition = place_of(channel)
     return f"{namespace}.{escape_part(stream)}.{partition}.{verb.value}"
 
 
@@ -139,7 +122,7 @@ def parse_partition_subject(namespace: str, subject: str) -> PartitionSubject:
     match subject.removeprefix(f"{namespace}.").split("."):
         case [stream, number, "replicate" | "offset" as verb] if subject.startswith(f"{namespace}."):
             partition = int(number) if _NUMBER.fullmatch(number) else -1
-            return PartitionSubject(channel=channel_of(unescape_part(stream), partition), verb=Verb(verb))
+            return PartitionSubject(channel=checked_channel(unescape_part(stream), partition), verb=Verb(verb))
         case _:
             problem = f"is none of replication; those are {namespace}.<stream>.<partition>.replicate or .offset"
             raise BadSubject(subject=subject, problem=problem)
@@ -161,30 +144,6 @@ def parse_reply_subject(inbox: str, subject: str) -> ReplySubject:
 
 def check_attached_subject(subject: str, *, namespace: str) -> None:
     """Refuse in words what a channel cannot be fed from (NS3)."""
-    problem = _attached_problem(subject, namespace)
+    problem = subject_problem(subject, namespace=namespace)
     if problem is not None:
         raise BadSubject(subject=subject[:SUBJECT_BYTES_MAX], problem=problem)
-
-
-def _attached_problem(subject: str, namespace: str) -> str | None:
-    if not subject:
-        return "is empty; name the subject that the channel is fed from"
-    if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:
-        return f"is longer than {SUBJECT_BYTES_MAX} bytes"
-    if "*" in subject or ">" in subject:
-        return "holds a wildcard; a channel is fed from one subject, so make one channel for each"
-    if _BLANK.search(subject):
-        return "holds white space or a control character, which NATS does not take"
-    parts = subject.split(".")
-    if "" in parts:
-        return "has an empty part: it begins or ends with a dot, or has two in a row"
-    if parts[0].startswith("$") or parts[0] == "_INBOX":
-        return "is NATS' own; choose one that does not begin with $ or _INBOX"
-    if parts[0] == namespace:
-        return f"lies in {namespace}, where this cluster's nodes talk to each other; choose another"
-    return None
-
-
-def attached_subject(subject: str, partition: int) -> str:
-    """What one partition of an attached stream is fed from, as in Liftbridge: partition 0 from the subject itself."""
-    return f"{subject}.{partition}" if partition else subject

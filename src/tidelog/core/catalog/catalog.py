@@ -24,23 +24,36 @@ C11  A node is removed only if no channel rests on it, or by force. Its name com
 C12  Everything has a limit, and reaching it is a typed refusal.
 C13  The secret of a token is never here.
 C14  Equal changes make equal bytes: on every node, with or without a snapshot in between.
+C15  A channel has at most one reader in a group. A group's epoch rises with every change of its members or of who reads
+     what; who joins under a name that is taken fences the member before. A group without members is gone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
 
-from tidelog.core.catalog import access_rules, changes, channel_rules, election_rules, node_rules
+from tidelog.core.catalog import (
+    access_rules,
+    activity_rules,
+    changes,
+    channel_rules,
+    election_rules,
+    group_rules,
+    node_rules,
+)
 from tidelog.core.catalog.changes import BATCH_MAX, Batch, Change, SingleChange, kind_of
 from tidelog.core.catalog.election_rules import Candidates, candidates
 from tidelog.core.catalog.explain import describe, rule_of
 from tidelog.core.catalog.records import (
+    ActivityEvent,
     ChannelRecord,
     GrantRecord,
+    GroupRecord,
     NodeRecord,
     NodeState,
     ProducerRecord,
@@ -77,6 +90,13 @@ _RULES: Final[dict[type[Any], Callable[[State, Any, int], None]]] = {
     changes.RemoveToken: access_rules.remove_token,
     changes.AddGrant: access_rules.add_grant,
     changes.RemoveGrant: access_rules.remove_grant,
+    changes.JoinGroup: group_rules.join_group,
+    changes.LeaveGroup: group_rules.leave_group,
+    changes.ExpelMember: group_rules.expel_member,
+    changes.ChangeCoordinator: group_rules.change_coordinator,
+    changes.BalanceGroup: group_rules.balance_group,
+    changes.DeleteGroup: group_rules.delete_group,
+    changes.ForgetActivity: activity_rules.forget_activity,
 }
 
 
@@ -125,6 +145,7 @@ class CatalogStatistics:
     producers: int
     tokens: int
     grants: int
+    groups: int
     changes_applied: int
     """Since this object was made; those below too."""
     changes_refused: int
@@ -178,7 +199,10 @@ class Catalog:
         done = 0
         try:
             for single in _singles(change):
+                event = activity_rules.event_of(self._state, single, index, done)
                 _RULES[type(single)](self._state, single, index)
+                if event is not None:
+                    activity_rules.note(self._state, event)
                 done += 1
         except LogError as error:
             return Refusal(error=error, rule=rule_of(error), position=done)
@@ -370,6 +394,42 @@ class Catalog:
             grant.scope == scope and pattern_matches(grant.channels, channel) for grant in self.grants(principal)
         )
 
+    # --- groups --------------------------------------------------------------------------------------
+
+    def group(self, name: str) -> GroupRecord | None:
+        return self._state.groups.get(name)
+
+    def groups(self) -> list[GroupRecord]:
+        """All, by name."""
+        return [self._state.groups[name] for name in sorted(self._state.groups)]
+
+    def groups_coordinated_by(self, node: str) -> list[GroupRecord]:
+        return [self._state.groups[name] for name in sorted(self._state.coordinated_by.get(node, ()))]
+
+    def group_count(self, node: str) -> int:
+        """How many groups the node coordinates."""
+        return len(self._state.coordinated_by.get(node, ()))
+
+    def groups_needing_coordinator(self) -> list[GroupRecord]:
+        """Groups whose coordinator is not active."""
+        idle = [node for node in self._state.coordinated_by if not self._state.is_active(node)]
+        return [group for node in sorted(idle) for group in self.groups_coordinated_by(node)]
+
+    @property
+    def channels_index(self) -> int:
+        """Not below the index at which a channel last came or went."""
+        return self._state.channels_index
+
+    def needs_balance(self, group: GroupRecord) -> bool:
+        """Whether channels came or went since, so that what the members hold is not what there is to read. Looks at
+        every channel, unless none came or went at all."""
+        return group_rules.needs_balance(self._state, group)
+
+    def activity(self, count: int) -> list[ActivityEvent]:
+        """The oldest events that wait to be published."""
+        keys = heapq.nsmallest(count, self._state.activity_events)
+        return [self._state.activity_events[key] for key in keys]
+
     def statistics(self) -> CatalogStatistics:
         nodes = self.nodes()
         return CatalogStatistics(
@@ -380,6 +440,7 @@ class Catalog:
             producers=len(self._state.producers),
             tokens=len(self._state.tokens),
             grants=len(self._state.grants),
+            groups=len(self._state.groups),
             changes_applied=self._changes_applied,
             changes_refused=self._changes_refused,
         )

@@ -289,6 +289,76 @@ class RemoveGrant:
     channels: str
 
 
+# --- groups ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinGroup:
+    """A reader becomes a member of a group; the first one makes the group."""
+
+    group: str
+    member: str
+    owner: str
+    channels: tuple[str, ...]
+    streams: tuple[str, ...]
+    again: bool
+    """Whether a member of this name and owner begins a new life; False refuses one that is there."""
+    coordinator: str
+    """Of the group, if it is a new one."""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveGroup:
+    """A member goes; with the last one the group does."""
+
+    group: str
+    member: str
+    life: int | None
+    """Only if it is this life of the member; None for any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpelMember:
+    """The coordinator has not heard the member for too long."""
+
+    group: str
+    member: str
+    life: int
+    coordinator_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeCoordinator:
+    """Another node hears the members from now on."""
+
+    group: str
+    expected_coordinator_epoch: int
+    coordinator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceGroup:
+    """Channels came or went: share them out anew."""
+
+    group: str
+    expected_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroup:
+    """Forget a group, members and all. Positions in channels stay."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetActivity:
+    """Everything that was noted up to this index is published."""
+
+    upto_index: int
+
+
 ChannelChange: TypeAlias = (
     ChangeLeader
     | ShrinkIsr
@@ -317,6 +387,13 @@ SingleChange: TypeAlias = (
     | RemoveToken
     | AddGrant
     | RemoveGrant
+    | JoinGroup
+    | LeaveGroup
+    | ExpelMember
+    | ChangeCoordinator
+    | BalanceGroup
+    | DeleteGroup
+    | ForgetActivity
 )
 
 _SINGLE_TYPES: Final[tuple[type[Any], ...]] = (
@@ -344,6 +421,13 @@ _SINGLE_TYPES: Final[tuple[type[Any], ...]] = (
     RemoveToken,
     AddGrant,
     RemoveGrant,
+    JoinGroup,
+    LeaveGroup,
+    ExpelMember,
+    ChangeCoordinator,
+    BalanceGroup,
+    DeleteGroup,
+    ForgetActivity,
 )
 
 

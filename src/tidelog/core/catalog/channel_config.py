@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from tidelog.core.catalog.codec import NUMBER_MAX as NUMBER_MAX
+from tidelog.core.catalog.codec import later_field
+from tidelog.core.subjects import queue_group_problem, subject_problem
 from tidelog.errors import InvalidConfig
 from tidelog.units import MIB
 
 FACTOR_MAX: Final = 16
 HEARTBEAT_MS_MIN: Final = 100
 FRACTION_PPM: Final = 1_000_000
-NUMBER_MAX: Final = 2**64 - 1
-"""Of every number in the catalog: what seed 001 calls u64."""
 METADATA_MAX: Final = 16
 METADATA_BYTES_MAX: Final = 128
 
@@ -125,6 +126,10 @@ class ChannelConfig:
     retention: ChannelRetention = field(default_factory=ChannelRetention)
     persistent: bool = True
     """False: in memory, up to the hard cap of seed 001. Fixed for the life of a channel."""
+    subject: str | None = later_field(None)
+    """The NATS subject that its leader feeds the channel from. Where a node has no NATS servers it has no effect."""
+    queue_group: str | None = later_field(None)
+    """With a subject: channels of one group share its messages, each message goes to one of them."""
 
     @property
     def effective_factor(self) -> int:
@@ -172,6 +177,7 @@ class ChannelConfig:
         ]
         found += self._pin_problems()
         found += self._metadata_problems()
+        found += self._subject_problems()
         if self.min_isr is not None and not 1 <= self.min_isr <= max(1, self.effective_factor):
             found.append(f"min_isr is {self.min_isr}; choose 1 to the effective factor, {self.effective_factor}")
         return found
@@ -214,6 +220,17 @@ class ChannelConfig:
                 found.append(f"{key} is {value!a}; a chain is 16 lower-case hex digits")
         if self.placement is Placement.COLOCATION_STRICT and COLOCATE_WITH_STRICT not in keys:
             found.append(f"strict colocation needs {COLOCATE_WITH_STRICT} in placement_metadata")
+        return found
+
+    def _subject_problems(self) -> list[str]:
+        found = []
+        if self.subject is not None and (problem := subject_problem(self.subject)):
+            found.append(f"the subject {self.subject[:80]!a} {problem}")
+        if self.queue_group is not None:
+            if problem := queue_group_problem(self.queue_group):
+                found.append(f"the queue group {self.queue_group[:80]!a} {problem}")
+            if self.subject is None:
+                found.append("a queue group shares the messages of a subject; name the subject too")
         return found
 
     def validate(self) -> None:

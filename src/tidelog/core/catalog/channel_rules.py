@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tidelog.core.catalog.activity_rules import forget_all
 from tidelog.core.catalog.changes import (
     AdoptChannel,
     AlterChannel,
@@ -25,6 +26,7 @@ from tidelog.core.catalog.changes import (
 )
 from tidelog.core.catalog.channel_config import ChannelConfig, Placement, weaker
 from tidelog.core.catalog.records import (
+    ACTIVITY_CHANNEL,
     ADOPTED_MAX,
     CHANNEL_NAME,
     CHANNELS_MAX,
@@ -182,6 +184,8 @@ def delete_channel(state: State, change: DeleteChannel, index: int) -> None:
     for producer_id in sorted(state.producers_of.get(channel.channel_id, ())):
         state.put_producer(producer_id, None)
     state.put_channel(channel.channel_id, None)
+    if channel.name.lower() == ACTIVITY_CHANNEL:
+        forget_all(state)
     if len(state.tombstones) >= TOMBSTONES_MAX:
         oldest = min(state.tombstones.values(), key=lambda stone: (stone.deleted_index, stone.channel_id))
         state.put_tombstone(oldest.channel_id, None)

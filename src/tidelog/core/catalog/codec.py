@@ -1,11 +1,13 @@
 """Records and changes as canonical JSON, driven by the types of their fields.
 
-Canonical: keys sorted, no spaces, ASCII, every field written, no fractions. So equal values have equal bytes on every
+Canonical: keys sorted, no spaces, ASCII, no fractions, every field written. So equal values have equal bytes on every
 node and in every version of Python, and two catalogs are compared by comparing bytes.
 
 Strict: a field that is missing or of another type is `CatalogCorrupt`; a field, kind or choice that is not known is
-`CatalogVersion`, for newer software wrote it. Nothing is ever skipped or filled in. Values are judged later, where a
-refusal is the same on every node; here only the shape counts.
+`CatalogVersion`, for newer software wrote it. Nothing is ever skipped or filled in, but for one case: a field that came
+after the first catalogs were written (`later_field`) is left out while it has its default, so that what does not use it
+has the bytes it always had, and what older software wrote is read. Values are judged later, where a refusal is the
+same on every node; here only the shape counts.
 
 K1  decode(encode(x)) == x, and encode(decode(b)) == b for every b that encode ever made.
 K2  Whatever bytes come in, what is raised is typed, and the work is bounded by their length.
@@ -16,17 +18,19 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from tidelog.core.catalog.channel_config import NUMBER_MAX
 from tidelog.errors import CatalogCorrupt, CatalogVersion
 
+_LATER: Final = "later"
 KIND: Final = "kind"
 """Says which change an object is."""
 TEXT_CHARACTERS_MAX: Final = 1_024
 """Above every limit of the rules, so that these refuse in words; below what could make an answer unwieldy."""
+NUMBER_MAX: Final = 2**64 - 1
+"""Of every number in the catalog: what seed 001 calls u64."""
 ITEMS_MAX: Final = 4_096
 """Of one list in a change or a record."""
 
@@ -41,6 +45,11 @@ class Converter:
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+
+
+def later_field(default: Any) -> Any:
+    """A field of a record that older catalogs do not have; they mean this default."""
+    return field(default=default, metadata={_LATER: True})
 
 
 def dump(plain: Any) -> bytes:
@@ -157,6 +166,22 @@ def sequence_converter(inner: Converter) -> Converter:
     return Converter(encode, decode)
 
 
+def numbers_converter(count_max: int) -> Converter:
+    """For a field that holds many numbers: its own limit instead of that of all lists."""
+
+    def encode(value: Any) -> Any:
+        if type(value) is not tuple or len(value) > count_max:
+            raise BadValue(f"a {type(value).__name__} is not a tuple of at most {count_max}")
+        return [_encode_number(item) for item in value]
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not list or len(plain) > count_max:
+            raise CatalogCorrupt(problem=f"a value is not a list of at most {count_max}")
+        return tuple([_decode_number(item) for item in plain])
+
+    return Converter(encode, decode)
+
+
 def _pair(first: Converter, second: Converter) -> Converter:
     def encode(value: Any) -> Any:
         if type(value) is not tuple or len(value) != 2:
@@ -209,18 +234,23 @@ def _make_dataclass_converter(record_type: type[Any]) -> Converter:
     # A field may bring its own converter, as the changes of a batch do.
     items = [(item.name, item.metadata.get("converter") or _of(hints[item.name])) for item in fields(record_type)]
     known = frozenset(name for name, _ in items)
+    later = {item.name: item.default for item in fields(record_type) if item.metadata.get(_LATER)}
 
     def encode(value: Any) -> Any:
         if type(value) is not record_type:
             raise BadValue(f"a {type(value).__name__} is not a {record_type.__name__}")
-        return {name: converter.encode(getattr(value, name)) for name, converter in items}
+        plain = {name: converter.encode(getattr(value, name)) for name, converter in items}
+        for name, default in later.items():
+            if getattr(value, name) == default:
+                del plain[name]
+        return plain
 
     def decode(plain: Any) -> Any:
         if type(plain) is not dict:
             raise CatalogCorrupt(problem=f"a value is {type(plain).__name__} where a {record_type.__name__} belongs")
-        if plain.keys() != known:
-            _raise_for_keys(record_type, frozenset(plain), known)
-        return record_type(**{name: converter.decode(plain[name]) for name, converter in items})
+        if plain.keys() != known and plain.keys() | later.keys() != known:
+            _raise_for_keys(record_type, frozenset(plain) | later.keys(), known)
+        return record_type(**{name: converter.decode(plain[name]) for name, converter in items if name in plain})
 
     return Converter(encode, decode)
 

@@ -10,14 +10,21 @@ from tidelog.core.catalog.changes import (
     AdmitNode,
     AdoptChannel,
     AlterChannel,
+    BalanceGroup,
     Batch,
+    ChangeCoordinator,
     ChangeLeader,
     CloseProducer,
     CreateChannel,
     DeleteChannel,
+    DeleteGroup,
     ExpandIsr,
+    ExpelMember,
     FenceNode,
+    ForgetActivity,
     FoundCluster,
+    JoinGroup,
+    LeaveGroup,
     OpenProducer,
     PauseChannel,
     RaiseChannelEpoch,
@@ -60,6 +67,11 @@ _RULE_BY_CODE: Final = {
     "token_exists": "C13",
     "unknown_token": "C13",
     "unknown_grant": "C13",
+    "unknown_group": "C15",
+    "unknown_member": "C15",
+    "member_exists": "C15",
+    "member_fenced": "C15",
+    "stale_group_epoch": "C15",
 }
 _LISTED_MAX: Final = 5
 
@@ -99,6 +111,10 @@ def _describe(change: SingleChange, state: State) -> str:
             return f"let {change.principal} do {change.scope} on {change.channels}"
         case RemoveGrant():
             return f"no longer let {change.principal} do {change.scope} on {change.channels}"
+        case ForgetActivity():
+            return f"forget the activity up to index {change.upto_index}"
+        case JoinGroup() | LeaveGroup() | ExpelMember() | ChangeCoordinator() | BalanceGroup() | DeleteGroup():
+            return _describe_group(change)
         case AdoptChannel():
             return f"take over channel {change.name!r} as it lies on {change.node!r}"
         case CreateChannel():
@@ -126,6 +142,24 @@ def _describe_node(change: AdmitNode | RegisterNode | UpdateNode | FenceNode | R
             held = len(state.replica_of.get(change.node, ()))
             force = " by force" if change.force else ""
             return f"remove node {change.node!r}{force}; its {held} replicas then need other places"
+
+
+def _describe_group(
+    change: JoinGroup | LeaveGroup | ExpelMember | ChangeCoordinator | BalanceGroup | DeleteGroup,
+) -> str:
+    match change:
+        case JoinGroup():
+            return f"make {change.member!r} of {change.owner} a member of group {change.group!r}"
+        case LeaveGroup():
+            return f"let member {change.member!r} leave group {change.group!r}"
+        case ExpelMember():
+            return f"expel silent member {change.member!r} from group {change.group!r}"
+        case ChangeCoordinator():
+            return f"let {change.coordinator!r} coordinate group {change.group!r}"
+        case BalanceGroup():
+            return f"share the channels of group {change.group!r} out anew"
+        case DeleteGroup():
+            return f"forget group {change.group!r} and its members"
 
 
 def _describe_channel(

@@ -1,4 +1,4 @@
-"""What the catalog remembers: nodes, channels, producers, tokens and grants, each a frozen record.
+"""What the catalog remembers: nodes, channels, producers, tokens, grants and groups, each a frozen record.
 
 Records are values. A change replaces a record by a new one and never edits it, so whoever holds one (an election, a
 status page, a snapshot) holds a moment that stays true. The numbered rules are in `catalog`.
@@ -13,11 +13,13 @@ back.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from tidelog.core.catalog.channel_config import ChannelConfig, Keeps
+from tidelog.core.catalog.codec import numbers_converter
 
 NODES_MAX: Final = 64
 """Of nodes that are not removed."""
@@ -36,6 +38,16 @@ DAMAGED_MAX: Final = 256
 TEXT_BYTES_MAX: Final = 255
 UNCLEAN_MAX: Final = 256
 PATTERNS_MAX: Final = 64
+GROUPS_MAX: Final = 10_000
+GROUP_MEMBERS_MAX: Final = 256
+GROUP_PATTERNS_MAX: Final = 256
+"""Of channels and streams that one member reads, as it named them."""
+GROUP_CHANNELS_MAX: Final = 20_000
+"""That the members of one group read, all together."""
+EVENTS_MAX: Final = 4_096
+"""Of the activity that waits to be published; then the oldest are forgotten."""
+GROUP_PARTITIONS_MAX: Final = 256
+"""Of a stream that a member reads: channels `s`, `s/1`, ..."""
 
 ADOPTED_MAX: Final = 2**48
 """Of an id or an epoch that a log brings along: one that is absurd must leave room to count on from it."""
@@ -46,6 +58,9 @@ SIMPLE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 PRINCIPAL: Final = re.compile(r"(boat|node|operator|client|token):[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 HEX_ID: Final = re.compile(r"[0-9a-f]{8,64}")
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,55}")
+"""Short enough for a cursor to be named after it."""
+MEMBER_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]{0,127}")
 
 SCOPES: Final = (
     "admin:access",
@@ -232,6 +247,92 @@ class GrantRecord:
     scope: str
     channels: str
     """A name, or the beginning of one and a star."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """One reader of a group, in one life: joining again under the same name begins another, and fences this one."""
+
+    member: str
+    owner: str
+    """The principal who joined: nobody else speaks for the member."""
+    channels: tuple[str, ...]
+    """Names, and beginnings of names with a star; sorted."""
+    streams: tuple[str, ...]
+    """Each stands for the channels `s`, `s/1`, `s/2` ... as far as they go without a gap; sorted."""
+    life: int
+    """The index of the change by which it joined."""
+    assigned: tuple[int, ...] = field(default=(), metadata={"converter": numbers_converter(GROUP_CHANNELS_MAX)})
+    """Ids of the channels that it reads and nobody else of the group does; sorted. One may have been deleted since."""
+
+    def reads(self, channel_id: int) -> bool:
+        place = bisect_left(self.assigned, channel_id)
+        return place < len(self.assigned) and self.assigned[place] == channel_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """Members that share channels between them. It exists while it has members."""
+
+    group: str
+    epoch: int
+    """Rises with every change of the members or of who reads what."""
+    coordinator: str
+    """The node that hears the members' heartbeats, and has silent ones expelled."""
+    coordinator_epoch: int
+    """Rises with every change of the coordinator."""
+    members: tuple[GroupMember, ...]
+    """By name."""
+    balanced_index: int
+    """When channels were last shared out: those created or deleted later are not reckoned with yet."""
+    created_at_ms: int
+    changed_index: int
+
+    def member(self, name: str) -> GroupMember | None:
+        for member in self.members:
+            if member.member == name:
+                return member
+        return None
+
+
+ACTIVITY_CHANNEL: Final = "__activity"
+"""While there is a channel of this name, what happens to channels and groups is noted for it."""
+
+
+class Happening(Enum):
+    CREATED = "created"
+    DELETED = "deleted"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    READONLY = "readonly"
+    WRITABLE = "writable"
+    JOINED = "joined"
+    LEFT = "left"
+    EXPELLED = "expelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityEvent:
+    """Something that happened and is not published yet."""
+
+    index: int
+    position: int
+    """Among the changes of a batch."""
+    happening: Happening
+    name: str
+    """Of the channel or the group."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """The channel's placement metadata."""
+    partitions: int = 0
+    """How many channels the stream of this name had, when it was created."""
+    member: str = ""
+    reads: tuple[str, ...] = ()
+    """What a member that joined wants to read."""
+
+
+def group_cursor(group: str) -> str:
+    """The name of the cursor that holds a group's position in a channel."""
+    return f"group.{group}"
 
 
 def pattern_matches(pattern: str, channel: str) -> bool:

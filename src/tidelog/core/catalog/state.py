@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tidelog.core.catalog.records import (
+    ActivityEvent,
     ChannelRecord,
     GrantRecord,
+    GroupRecord,
     Member,
     NodeRecord,
     NodeState,
@@ -26,6 +28,7 @@ from tidelog.core.catalog.records import (
 )
 
 GrantKey: TypeAlias = tuple[str, str, str]
+EventKey: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Touched:
     producers: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     grants: tuple[GrantKey, ...] = ()
+    groups: tuple[str, ...] = ()
     cluster: bool = False
 
 
@@ -57,6 +61,8 @@ class State:
         self.producers: dict[int, ProducerRecord] = {}
         self.tokens: dict[str, TokenRecord] = {}
         self.grants: dict[GrantKey, GrantRecord] = {}
+        self.groups: dict[str, GroupRecord] = {}
+        self.activity_events: dict[EventKey, ActivityEvent] = {}
         # Indexes: all can be rebuilt from the tables and none is in a snapshot.
         self.channel_ids: dict[str, int] = {}
         """By lower-case name: names that differ only in case would be one folder on some disks (I4)."""
@@ -68,6 +74,9 @@ class State:
         """By digest."""
         self.grants_of: dict[str, set[GrantKey]] = {}
         """By principal: asked on every request."""
+        self.coordinated_by: dict[str, set[str]] = {}
+        self.channels_index = 0
+        """Not below the index at which a channel last came or went."""
         self._undo: list[tuple[Callable[..., None], Any, Any]] = []
 
     # --- beginning and end of a change ---------------------------------------------------------------
@@ -94,7 +103,7 @@ class State:
         twin = State()
         for name in ("applied_index", "cluster_id", "next_channel_id", "next_producer_id"):
             setattr(twin, name, getattr(self, name))
-        for name in ("nodes", "channels", "tombstones", "producers", "tokens", "grants"):
+        for name in ("nodes", "channels", "tombstones", "producers", "tokens", "grants", "groups", "activity_events"):
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -127,8 +136,10 @@ class State:
                 self.led_by.setdefault(leader, set()).add(channel_id)
         if before is None and record is not None:
             self.channel_ids[record.name.lower()] = channel_id
+            self.channels_index = self.applied_index
         elif before is not None and record is None:
             del self.channel_ids[before.name.lower()]
+            self.channels_index = self.applied_index
         _put(self.channels, channel_id, record)
 
     def _index_replicas(self, channel_id: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
@@ -176,6 +187,22 @@ class State:
             if not keys:
                 del self.grants_of[key[0]]
         _put(self.grants, key, record)
+
+    def put_group(self, name: str, record: GroupRecord | None) -> None:
+        before = self.groups.get(name)
+        self._undo.append((self.put_group, name, before))
+        coordinator_before = before.coordinator if before else None
+        coordinator = record.coordinator if record else None
+        if coordinator_before != coordinator:
+            if coordinator_before is not None:
+                self.coordinated_by[coordinator_before].discard(name)
+            if coordinator is not None:
+                self.coordinated_by.setdefault(coordinator, set()).add(name)
+        _put(self.groups, name, record)
+
+    def put_activity_event(self, key: EventKey, event: ActivityEvent | None) -> None:
+        self._undo.append((self.put_activity_event, key, self.activity_events.get(key)))
+        _put(self.activity_events, key, event)
 
     # --- questions that several rules ask -------------------------------------------------------------
 
@@ -228,5 +255,6 @@ def _touched(undo: list[tuple[Callable[..., None], Any, Any]], state: State) -> 
         producers=tuple(keys.get("put_producer", ())),
         tokens=tuple(keys.get("put_token", ())),
         grants=tuple(keys.get("put_grant", ())),
+        groups=tuple(keys.get("put_group", ())),
         cluster="put_cluster" in keys,
     )

@@ -1,0 +1,1 @@
+"""Consumer groups: what their coordinator and the metadata leader decide. What a group is lies in `core.catalog`."""

@@ -1,0 +1,222 @@
+"""PublishAsync: one client's stream of messages, and the answers to them.
+
+Whatever came together is taken together: messages in a row that go to one partition under one ack policy, with nothing
+but a value, are handed to the producer as one run and answered as one. A message with a key, headers or an expected
+offset goes alone, and so does one that must wait: for a partition to be found or resumed.
+
+LU2  PublishAsync never waits for one message before it takes the next. A stream has at most `UNANSWERED_MAX` messages
+     without a written answer; beyond it the client is read no further.
+LU4  Messages reach their producer in the order in which they came, runs and single ones alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+
+from tidelog.doors.liftbridge_producers import MESSAGE_BYTES_MAX
+from tidelog.doors.liftbridge_refusals import RefusedError, async_error_of
+from tidelog.errors import BadMessage, LogError
+from tidelog.http.grpc_call import Ended
+from tidelog.wire.proto import liftbridge_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidelog.doors.liftbridge_publish import Publishing, Target
+
+UNANSWERED_MAX: Final = 8_192
+HALF_CLOSE_S: Final = 5.0
+_STILL_S: Final = 1.0
+"""How often the certificate of a stream is looked at again."""
+
+
+class _Run:
+    """Messages in a row that are the same but for their values."""
+
+    __slots__ = ("correlations", "has_inbox", "inboxes", "key", "received_ns", "target", "values")
+
+    def __init__(self, key: tuple[str, int, int], target: Target) -> None:
+        self.key = key
+        self.target = target
+        self.values: list[bytes] = []
+        self.correlations: list[str] = []
+        self.inboxes: list[str] = []
+        self.has_inbox = False
+        self.received_ns = time.time_ns()
+
+    @property
+    def policy(self) -> int:
+        return self.key[2]
+
+
+class AsyncStream:
+    """One call of PublishAsync."""
+
+    def __init__(self, publishing: Publishing, context: Any, principal: str, still: Callable[[], str]) -> None:
+        self._publishing = publishing
+        self._context = context
+        self._principal = principal
+        self._still = still
+        self._asked_s = time.monotonic()
+        self._ready: list[bytes] = []
+        self._run: _Run | None = None
+        self._unanswered = 0
+        """Messages whose answer is not written yet (LU2)."""
+        self._has_ended = False
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def run(self, requests: Any) -> None:
+        """`requests` gives batches of serialized messages, as `GrpcCall` does."""
+        problem: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(self._write())
+            try:
+                while batch := await requests.read_batch():
+                    self._ask_still()
+                    await self._take_batch(batch)
+            except (LogError, RefusedError, Ended) as error:
+                problem = error  # what came before it is answered first
+            self._has_ended = True
+            self._work.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HALF_CLOSE_S):
+                    await asyncio.shield(writing)
+            writing.cancel()
+        if problem is not None:
+            raise problem
+
+    def _ask_still(self) -> None:
+        if time.monotonic() - self._asked_s > _STILL_S:
+            self._asked_s = time.monotonic()
+            self._still()
+
+    # --- what comes ----------------------------------------------------------------------------------
+
+    async def _take_batch(self, batch: Sequence[bytes]) -> None:
+        taken = 0
+        while taken < len(batch):
+            while (room := UNANSWERED_MAX - self._unanswered) <= 0:
+                self._room.clear()
+                await self._room.wait()
+            await self._publishing.wait_room()
+            part = batch[taken : taken + room]
+            taken += len(part)
+            try:
+                for data in part:
+                    request = pb.PublishRequest.FromString(data)
+                    if not self._joins(request):
+                        await self._take_alone(request)
+            except DecodeError as error:
+                raise BadMessage(problem="these bytes are no PublishRequest") from error
+            finally:
+                self._send_run()
+
+    def _joins(self, request: pb.PublishRequest) -> bool:
+        """Put it behind others like it, if it has nothing but a value and its partition is ready."""
+        if request.key or request.headers:
+            return False
+        value, policy = request.value, request.ackPolicy
+        key = (request.stream, request.partition, policy)
+        run = self._run
+        if run is None or run.key != key:
+            self._send_run()
+            target = self._publishing.ready(*key, self._principal)
+            if target is None:
+                return False
+            run = self._run = _Run(key, target)
+        if len(value) > MESSAGE_BYTES_MAX:
+            return False
+        run.values.append(value)
+        run.correlations.append(request.correlationId)
+        inbox = request.ackInbox
+        run.inboxes.append(inbox)
+        if inbox:
+            run.has_inbox = True
+        self._unanswered += 1
+        return True
+
+    def _send_run(self) -> None:
+        """On its way, before anything that came after it (LU4)."""
+        run, self._run = self._run, None
+        if run is None or not run.values:
+            return
+
+        def answered(which: range, offset: int, error: LogError | None) -> None:
+            if error is not None:
+                for number in which:
+                    self._refuse(run.correlations[number], error)
+            elif run.policy == pb.NONE:
+                self._settled(len(which))
+            else:
+                self._answer(_acks(run, which, offset))
+
+        try:
+            self._publishing.producers.send_run(run.target.record, run.policy, run.values, answered)
+        except LogError as error:
+            for correlation in run.correlations:
+                self._refuse(correlation, error)
+
+    async def _take_alone(self, request: pb.PublishRequest) -> None:
+        self._send_run()
+        is_silent = request.ackPolicy == pb.NONE
+        correlation = request.correlationId
+
+        def answered(outcome: pb.Ack | LogError) -> None:
+            if isinstance(outcome, LogError):
+                self._refuse(correlation, outcome)
+            elif is_silent:
+                self._settled(1)
+            else:
+                self._answer([pb.PublishResponse(ack=outcome, correlationId=correlation).SerializeToString()])
+
+        self._unanswered += 1
+        try:
+            await self._publishing.take(request, self._principal, answered)
+        except (LogError, RefusedError) as error:
+            self._refuse(correlation, error)
+
+    # --- what goes back ------------------------------------------------------------------------------
+
+    def _refuse(self, correlation: str, error: LogError | RefusedError) -> None:
+        refusal = pb.PublishResponse(ack=pb.Ack(), asyncError=async_error_of(error), correlationId=correlation)
+        self._answer([refusal.SerializeToString()])
+
+    def _answer(self, responses: list[bytes]) -> None:
+        self._ready += responses
+        self._work.set()
+
+    def _settled(self, count: int) -> None:
+        self._unanswered -= count
+        self._room.set()
+        if self._has_ended:
+            self._work.set()
+
+    async def _write(self) -> None:
+        while not (self._has_ended and not self._unanswered):
+            await self._work.wait()
+            self._work.clear()
+            while self._ready:
+                ready, self._ready = self._ready, []
+                await self._context.write_batch(ready)
+                self._settled(len(ready))
+
+
+def _acks(run: _Run, which: range, offset: int) -> list[bytes]:
+    """One message is filled in again and again: making one costs more than all else of an answer."""
+    response = pb.PublishResponse(ack=run.target.ack(run.policy, received_ns=run.received_ns))
+    ack = response.ack
+    correlations, inboxes = run.correlations, run.inboxes if run.has_inbox else None
+    found = []
+    for number in which:
+        ack.offset = offset
+        offset += 1
+        ack.correlationId = response.correlationId = correlations[number]
+        if inboxes is not None:
+            ack.ackInbox = inboxes[number]
+        found.append(response.SerializeToString())
+    return found
