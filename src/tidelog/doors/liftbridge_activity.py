@@ -4,7 +4,7 @@ The catalog notes what happens while that channel exists (`core.catalog.activity
 metadata publishes what waits there, oldest first, and has it forgotten once it is committed.
 
 LV1  Every event is published at least once, in the order of the catalog's log; one that comes twice has the same id.
-     Ids rise.
+     Ids rise. While nobody can publish, the catalog keeps the newest `EVENTS_MAX` for it.
 LV2  One node publishes at a time: they share a producer's name, so whoever opens it fences the one before.
 LV3  Further partitions of a stream come and go with it: they have no events of their own but pause and readonly.
 """
