@@ -26,7 +26,7 @@ from tidelog.cluster.nats_exchange import (
 )
 from tidelog.cluster.replication_transport import Links, LinkTransport, Messages, ReplicationTransport
 from tidelog.core.node_messages import NodeMessage
-from tidelog.core.replication.messages import Notify, SyncNack, SyncRequest, SyncResponse
+from tidelog.wire.nats_replication_codec import NATS_MESSAGES
 
 if TYPE_CHECKING:
     from tidelog.cluster.node import Node
@@ -90,7 +90,7 @@ class NatsTransport:
         now_ms = self._node.now_ms()
         others = []
         for peer, message in messages:
-            if isinstance(message, SyncRequest | SyncResponse | SyncNack | Notify):
+            if isinstance(message, NATS_MESSAGES):
                 self._exchange.send(peer, message, now_ms)
             else:
                 others.append((peer, message))
@@ -99,7 +99,7 @@ class NatsTransport:
         self._carry_out()
 
     def heard_by_link(self, peer: str, message: NodeMessage) -> None:
-        if isinstance(message, SyncRequest | SyncResponse | SyncNack | Notify):
+        if isinstance(message, NATS_MESSAGES):
             self._exchange.heard_by_link(peer, message, self._node.now_ms())
 
     def moved(self, replicas: Iterable[ChannelReplica]) -> None:
