@@ -326,6 +326,16 @@ def test_the_sync_client_does_the_same_without_await() -> None:
             client.describe("a")
 
 
+def test_calls_at_once_give_each_its_own_result_or_error() -> None:
+    with cluster_in_a_thread("a", "b") as cluster, sync_client(cluster) as client:
+        found = client.at_once([lambda client, name=name: client.offsets(name) for name in ("a", "x", "b")])
+        assert [type(one) for one in found] == [Offsets, UnknownChannel, Offsets]
+        assert client.at_once([]) == []
+        assert len(client.at_once([lambda client: client.describe("a")] * 200)) == 200
+        with pytest.raises(TypeError, match="missing"):
+            client.at_once([lambda client: client.offsets()])  # type: ignore[call-arg]
+
+
 def test_a_closed_sync_client_leaves_no_thread_and_refuses_calls() -> None:
     with cluster_in_a_thread("a") as cluster:
         before = threading.active_count()

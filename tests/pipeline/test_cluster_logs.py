@@ -63,9 +63,16 @@ def test_committed_records_are_read_from_a_cluster(cluster: SmallCluster, logs: 
     assert [one.channel for one in logs.channels(["read-*"])] == [name]
     assert logs.offset_at(name, time_us=0) <= 1
     assert logs.identity
-    logs.set_cursor("tables", name, 7)
+    assert logs.set_cursors("tables", {name: 7}) == {}
     assert cluster.client.cursors(name) == {"tables": 7}
-    logs.delete_cursor("tables", name)
+
+
+def test_a_cursor_that_cannot_be_set_is_told_and_keeps_no_other_back(cluster: SmallCluster, logs: Logs) -> None:
+    name = cluster.channel("cursors-1")
+    problems = logs.set_cursors("tables", {"nobody-made-it": 3, name: 0})
+    assert list(problems) == ["nobody-made-it"]
+    assert isinstance(problems["nobody-made-it"], UnknownChannel)
+    assert cluster.client.cursors(name) == {"tables": 0}
 
 
 def test_what_is_not_what_was_planned_is_not_read(cluster: SmallCluster, logs: Logs) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from tests.pipeline.folders import BLOCK_ROWS, control_block, frame_blocks, put,
 from tests.pipeline.table_kit import Here, frames_table, offsets_of, part
 from tidelog.errors import (
     ChannelRecreated,
-    CheckpointForeign,
     CommittedLost,
     HistoryRewritten,
     LogError,
@@ -30,7 +30,6 @@ from tidelog.pipeline.frames_job import (
     cut,
     deal,
     lag_of,
-    require_checkpoint,
     require_cluster,
     require_fitting,
     source_options,
@@ -105,6 +104,16 @@ def test_a_run_moves_every_frame_once_and_a_rerun_makes_no_version(spark: SparkS
     version = job.table.version()
     again = run(FramesJob(spark, options_of(tmp_path)))
     assert (again.table.version(), again.progress.commits) == (version, 0)
+
+
+def test_a_checkpoint_that_does_not_say_where_a_batch_ends_is_asked_through_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_blocks(tmp_path, "boat-1", 20)
+    monkeypatch.setattr("tidelog.pipeline.frames_job.batch_offsets", lambda folder, batch_id: None)
+    job = run(FramesJob(spark, options_of(tmp_path)))
+    assert offsets_of(job.table, "boat-1") == held(20)
+    assert job.progress.commits >= 2, "the limit of a batch was not kept"
 
 
 def test_a_small_batch_is_written_by_the_driver_with_the_same_result(spark: SparkSession, tmp_path: Path) -> None:
@@ -302,11 +311,12 @@ def test_cursors_follow_the_table_and_never_run_ahead(tmp_path: Path) -> None:
     moved: list[tuple[str, str, int]] = []
     held_at_move: list[int] = []
 
-    def set_cursor(name: str, channel: str, offset: int) -> None:
-        moved.append((name, channel, offset))
+    def set_cursors(name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
+        moved.extend((name, channel, offset) for channel, offset in offsets.items())
         held_at_move.append(max((one.next_offset for one in job.table.positions("main", [1]).values()), default=0))
+        return {}
 
-    logs.set_cursor = set_cursor  # type: ignore[method-assign]
+    logs.set_cursors = set_cursors  # type: ignore[method-assign]
     job._logs = logs
     job.prepare()
     pieces = pieces_of(job.options.address)
@@ -375,18 +385,6 @@ def test_a_log_that_fits_is_taken(tmp_path: Path) -> None:
     require_fitting(replace(ENDS, unclean_epoch=5), at(500, epoch=5), 7, options)
     require_fitting(ENDS, at(99), 7, replace(options, on_trimmed="skip"))
     require_fitting(ENDS, None, 6, replace(options, on_recreated="accept"))
-
-
-def test_a_checkpoint_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    identity = {"pipeline": "main", "table": "t1", "cluster": "c1"}
-    require_checkpoint(tmp_path / "new", identity)
-    require_checkpoint(tmp_path / "new", identity)
-    with pytest.raises(CheckpointForeign, match="delete it: the table knows"):
-        require_checkpoint(tmp_path / "new", {**identity, "table": "t2"})
-    (tmp_path / "spark" / "offsets").mkdir(parents=True)
-    (tmp_path / "spark" / "offsets" / "0").touch()
-    with pytest.raises(CheckpointForeign, match="not made by a pipeline"):
-        require_checkpoint(tmp_path / "spark", identity)
 
 
 def test_a_table_of_another_cluster_is_refused(tmp_path: Path) -> None:

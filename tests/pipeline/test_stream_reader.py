@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, frame_blocks, put, segments, small_store
 from tidelog.errors import CommittedLost, OffsetTrimmed, SourceChanged, UnknownChannel
 from tidelog.pipeline.columns import FRAMES
+from tidelog.pipeline.logs import Piece
 from tidelog.pipeline.planning import shares, split
 from tidelog.pipeline.source_options import SourceOptions
 from tidelog.pipeline.stream_source import TidelogStreamReader
@@ -125,14 +126,16 @@ def test_shares_fill_the_limit_and_starve_nobody(available: dict[str, int], limi
         assert max(given_out.values()) - min(given_out[name] for name in waiting) <= 1
 
 
-def test_pieces_are_cut_and_gathered_into_tasks(reader: Callable[..., TidelogStreamReader]) -> None:
-    stream = reader()
-    pieces = [stream._piece(name, 1, 1, 0, size) for name, size in (("a", 3), ("b", 4), ("c", 25))]
+def piece(channel: str, size: int) -> Piece:
+    return Piece(channel=channel, channel_id=1, leader_epoch=1, start=0, end=size)
+
+
+def test_pieces_are_cut_and_gathered_into_tasks() -> None:
+    pieces = [piece(name, size) for name, size in (("a", 3), ("b", 4), ("c", 25))]
     tasks = [[(piece.channel, piece.start, piece.end) for piece in task] for task in split(pieces, 10)]
     assert tasks == [[("a", 0, 3), ("b", 0, 4)], [("c", 0, 10)], [("c", 10, 20)], [("c", 20, 25)]]
 
 
-def test_tasks_grow_with_what_there_is_to_read(reader: Callable[..., TidelogStreamReader]) -> None:
-    stream = reader()
+def test_tasks_grow_with_what_there_is_to_read() -> None:
     for records, tasks in ((400_000, 1), (10_000_000, 20), (64_000_000, 32), (200_000_000, 100)):
-        assert len(split([stream._piece("a", 1, 1, 0, records)], None)) == tasks
+        assert len(split([piece("a", records)], None)) == tasks

@@ -14,7 +14,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tidelog.blocks.block import Block
 from tidelog.client.admin import Created, Offsets
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+_AT_ONCE_MAX: Final = 64
 
 
 class _LoopThread:
@@ -310,6 +312,26 @@ class SyncClient:
     ) -> Iterator[Block]:
         blocks = self._thread.call(lambda: self._client.fetch(channel, offsets, nearest=nearest, timeout_ms=timeout_ms))
         yield from _each(self._thread, blocks)
+
+    def at_once(self, asks: Sequence[Callable[[Client], Coroutine[Any, Any, T]]]) -> list[T | LogError]:
+        """Several calls of the async client at the same time, some dozens of them if there are more. Gives of each its
+        result, or the error that it ended with."""
+
+        async def ask_all() -> list[T | BaseException]:
+            turns = asyncio.Semaphore(_AT_ONCE_MAX)
+
+            async def asked(ask: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+                async with turns:
+                    return await ask(self._client)
+
+            return await asyncio.gather(*map(asked, asks), return_exceptions=True)
+
+        found: list[T | LogError] = []
+        for answer in self._thread.run(ask_all()):
+            if isinstance(answer, BaseException) and not isinstance(answer, LogError):
+                raise answer
+            found.append(answer)
+        return found
 
     def create_channel(
         self, name: str, config: ChannelConfig | None = None, *, timeout_ms: int | None = None, **settings: Any

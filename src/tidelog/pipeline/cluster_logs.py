@@ -11,13 +11,13 @@ CO2  The end that is planned for is the committed end as the channel's leader sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidelog.blocks.block import Block
-from tidelog.client import Seq, Time
+from tidelog.client import Client, Offsets, Seq, Time
 from tidelog.client.sync import SyncClient, connect_sync
 from tidelog.errors import (
     ChannelDeleted,
@@ -44,9 +44,6 @@ from tidelog.pipeline.logs import (
 )
 from tidelog.wire.link_tls import LinkTlsFiles
 
-_ASKED_AT_ONCE: Final = 16
-"""Leaders that are asked for their ends at the same time."""
-
 
 class ClusterLogs(Logs):
     """See the module."""
@@ -54,6 +51,7 @@ class ClusterLogs(Logs):
     def __init__(self, address: LogsAddress) -> None:
         self.client = connected(address)
         self._reading = 0
+        self._guard = threading.Lock()
         self.identity = str(self.client.cluster()["cluster"])
 
     @property
@@ -70,34 +68,20 @@ class ClusterLogs(Logs):
             for name in names:
                 if name not in known:
                     raise UnknownChannel(channel=name)
-        with ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(1, len(plain)))) as asking:
-            found = list(asking.map(self._ends, plain))
+        answers = self.client.at_once([_asked_offsets(str(one["name"])) for one in plain])
+        found = [_ends(one, answer) for one, answer in zip(plain, answers, strict=True)]
         return sorted((ends for ends in found if ends is not None), key=lambda ends: ends.channel)
-
-    def _ends(self, plain: dict[str, Any]) -> ChannelEnds | None:
-        """None for a channel that was deleted while we asked."""
-        name = str(plain["name"])
-        try:
-            offsets = self.client.offsets(name)
-        except (UnknownChannel, ChannelDeleted):
-            return None
-        return ChannelEnds(
-            channel=name,
-            channel_id=int(plain["channel_id"]),
-            leader_epoch=max(offsets.leader_epoch, int(plain["leader_epoch"])),
-            unclean_epoch=_unclean_epoch(plain),
-            log_start=offsets.log_start,
-            committed_end=offsets.committed_end,
-        )
 
     def blocks(
         self, piece: Piece, *, wanted: BlockFilter | None = None, on_trimmed: str = FAIL, on_damaged: str = FAIL
     ) -> Iterator[list[Block]]:
-        self._reading += 1
+        with self._guard:
+            self._reading += 1
         try:
             yield from self._blocks(piece, wanted, on_trimmed, on_damaged)
         finally:
-            self._reading -= 1
+            with self._guard:
+                self._reading -= 1
 
     def _blocks(
         self, piece: Piece, wanted: BlockFilter | None, on_trimmed: str, on_damaged: str
@@ -162,11 +146,11 @@ class ClusterLogs(Logs):
         assert (time_us is None) != (seq is None)
         return self.client.offset_at(channel, Time(time_us) if time_us is not None else Seq(seq or 0))
 
-    def set_cursor(self, name: str, channel: str, offset: int) -> None:
-        self.client.set_cursor(channel, name, offset)
-
-    def delete_cursor(self, name: str, channel: str) -> None:
-        self.client.delete_cursor(channel, name)
+    def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
+        answers = self.client.at_once([_asked_cursor(channel, name, offset) for channel, offset in offsets.items()])
+        return {
+            channel: answer for channel, answer in zip(offsets, answers, strict=True) if isinstance(answer, LogError)
+        }
 
     def close(self) -> None:
         self.client.close(flush=False)
@@ -180,6 +164,30 @@ def connected(address: LogsAddress) -> SyncClient:
             certificate=Path(address.certificate), key=Path(address.key), authority=Path(address.authority)
         )
     return connect_sync(address.cluster, tls=tls, insecure_dev=address.insecure, name="spark")
+
+
+def _asked_offsets(channel: str) -> Callable[[Client], Coroutine[Any, Any, Offsets]]:
+    return lambda client: client.offsets(channel)
+
+
+def _asked_cursor(channel: str, name: str, offset: int) -> Callable[[Client], Coroutine[Any, Any, None]]:
+    return lambda client: client.set_cursor(channel, name, offset)
+
+
+def _ends(plain: dict[str, Any], offsets: Offsets | LogError) -> ChannelEnds | None:
+    """None for a channel that was deleted while we asked."""
+    if isinstance(offsets, UnknownChannel | ChannelDeleted):
+        return None
+    if isinstance(offsets, LogError):
+        raise offsets
+    return ChannelEnds(
+        channel=str(plain["name"]),
+        channel_id=int(plain["channel_id"]),
+        leader_epoch=max(offsets.leader_epoch, int(plain["leader_epoch"])),
+        unclean_epoch=_unclean_epoch(plain),
+        log_start=offsets.log_start,
+        committed_end=offsets.committed_end,
+    )
 
 
 def _unclean_epoch(plain: dict[str, Any]) -> int:

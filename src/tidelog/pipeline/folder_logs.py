@@ -14,7 +14,7 @@ FL1  What the folder holds is looked up anew for every call of `channels`; piece
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from tidelog.blocks.foreign import wrap_foreign
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import decode_messages
 from tidelog.compat.lpj import LpjReader
-from tidelog.errors import BadBlock, BadJournalFile, DamagedRange, NotALog, RecordsDamaged, UnknownChannel
+from tidelog.errors import BadBlock, BadJournalFile, DamagedRange, LogError, NotALog, RecordsDamaged, UnknownChannel
 from tidelog.pipeline.folder_segments import SegmentFiles
 from tidelog.pipeline.logs import (
     FAIL,
@@ -126,11 +126,9 @@ class FolderLogs(Logs):
                     return block.leader.base_offset + row
         return ends.committed_end
 
-    def set_cursor(self, name: str, channel: str, offset: int) -> None:
+    def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
         """A folder keeps no cursors: whoever owns it decides about retention."""
-
-    def delete_cursor(self, name: str, channel: str) -> None:
-        """See `set_cursor`."""
+        return {}
 
     def close(self) -> None:
         self._channels = {}

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Final
 from tidelog.errors import (
     ChannelRecreated,
     ChannelTaken,
-    CheckpointForeign,
     CommittedLost,
     HistoryRewritten,
-    LogError,
     SourceChanged,
 )
+from tidelog.pipeline.checkpoint import batch_offsets, require_checkpoint
 from tidelog.pipeline.cursors import cursor_name
 from tidelog.pipeline.frames_tasks import FramesOrder, PiecesWritten, write_pieces
 from tidelog.pipeline.logs import (
@@ -52,21 +51,21 @@ from tidelog.pipeline.logs import (
     trimmed,
 )
 from tidelog.pipeline.lost_ranges import LostRanges
+from tidelog.pipeline.planning import pieces_between
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import DataFile, OffsetRange, Position, RangeFiles, Table, text_mark
-from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out
-from tidelog.wire.files import translated
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 ACCEPT: Final = "accept"
+_ASKED_AT_ONCE: Final = 8
 _TASK_RECORDS_MIN: Final = 250_000
 _FRAMELESS_MIN: Final = 1_000
 """Records without frames that are worth a version: a channel of messages moves on in such steps."""
-IDENTITY_NAME: Final = "tidelog.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +171,18 @@ class FramesJob:
     # --- one batch -----------------------------------------------------------------------------------
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
-        del batch_id  # the table's positions decide, not Spark's numbers
         try:
-            self.commit_batch([Piece(**row.asDict()) for row in frame.collect()])
+            self.commit_batch(self._pieces(frame, batch_id))
         except BaseException as error:
             self.failure = error
             raise
+
+    def _pieces(self, frame: DataFrame, batch_id: int) -> list[Piece]:
+        """What the batch is to bring. From the checkpoint if it says so, since a job would wait for a free core."""
+        offsets = batch_offsets(Path(self.options.checkpoint), batch_id)
+        if offsets is None:
+            return [Piece(**row.asDict()) for row in frame.collect()]
+        return pieces_between(*offsets)
 
     def commit_batch(self, pieces: Sequence[Piece]) -> None:
         """Write what the table does not hold of these pieces and commit it; may be called again at any time."""
@@ -212,7 +217,14 @@ class FramesJob:
 
     def _written(self, pieces: Sequence[Piece]) -> list[PiecesWritten]:
         """What tasks made of these pieces; only of attempts that won."""
-        context = self._spark.sparkContext
+        records = sum(piece.end - piece.start for piece in pieces)
+        place = place_of(
+            self._spark,
+            records=records,
+            driver_records_max=self.options.driver_records_max,
+            # Channels of a cluster are asked for at the same time; the files of a folder are for one thread.
+            at_once=_ASKED_AT_ONCE if self.options.address.cluster else 1,
+        )
         orders = [
             FramesOrder(
                 address=self.options.address,
@@ -221,27 +233,17 @@ class FramesJob:
                 on_trimmed=self.options.on_trimmed,
                 on_damaged=self.options.on_damaged,
             )
-            for dealt in deal(pieces, tasks=context.defaultParallelism, records_max=self.options.task_records_max)
+            for dealt in deal(pieces, tasks=place.at_once, records_max=self.options.task_records_max)
         ]
-        return carried_out(
-            self._spark,
-            orders,
-            write_pieces,
-            records=sum(piece.end - piece.start for piece in pieces),
-            driver_records_max=self.options.driver_records_max,
-        )
+        return carried_out(place, orders, write_pieces)
 
     def _move_cursors(self, offsets: Mapping[str, int]) -> None:
         """FJ2. A cursor that stays behind costs the log space, never data, so the next commit tries again."""
         if not self.options.keep_cursor:
             return
-        problem = ""
-        for channel, offset in offsets.items():
-            try:
-                self._open().set_cursor(cursor_name(self.options.pipeline), channel, offset)
-            except LogError as error:
-                problem = f"{channel}: {error}"
-        self.progress = replace(self.progress, cursor_problem=problem)
+        problems = self._open().set_cursors(cursor_name(self.options.pipeline), offsets)
+        said = [f"{channel}: {error}" for channel, error in problems.items()]
+        self.progress = replace(self.progress, cursor_problem=said[-1] if said else "")
 
     def _open(self) -> Logs:
         if self._logs is None:
@@ -315,30 +317,6 @@ def require_cluster(table: Table, pipeline: str, cluster: str) -> None:
             problem=f"table {table.layout.name!r} in {table.folder} was filled from another cluster than "
             f"{cluster or 'a folder'}"
         )
-
-
-def require_checkpoint(folder: Path, identity: Mapping[str, str]) -> None:
-    """Compare with what the checkpoint was made for, or write that down if it is new."""
-    path = folder / IDENTITY_NAME
-    try:
-        with translated("read", path):
-            found = json.loads(path.read_text()) if path.exists() else None
-    except ValueError:
-        found = {}  # cut off by a crash before anything else was in the folder, or not ours
-    if found is None:
-        with translated("create", folder):
-            if any(folder.glob("offsets/*")):
-                raise CheckpointForeign(folder=str(folder), differences=["it was not made by a pipeline of Tidelog"])
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(dict(identity)))
-        return
-    differences = [
-        f"its {name} is {found.get(name, 'unknown')!r}, not {value!r}"
-        for name, value in identity.items()
-        if found.get(name) != value
-    ]
-    if differences:
-        raise CheckpointForeign(folder=str(folder), differences=differences)
 
 
 # --- arithmetic --------------------------------------------------------------------------------------

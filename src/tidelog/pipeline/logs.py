@@ -16,14 +16,21 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind
-from tidelog.errors import ChannelRecreated, HistoryRewritten, InvalidConfig, OffsetOutOfRange, OffsetTrimmed
+from tidelog.errors import (
+    ChannelRecreated,
+    HistoryRewritten,
+    InvalidConfig,
+    LogError,
+    OffsetOutOfRange,
+    OffsetTrimmed,
+)
 
 FAIL: Final = "fail"
 SKIP: Final = "skip"
@@ -182,12 +189,9 @@ class Logs(ABC):
         """The first offset with a record at or after this time or seq; the committed end if there is none."""
 
     @abstractmethod
-    def set_cursor(self, name: str, channel: str, offset: int) -> None:
-        """Retention keeps what is at or after the cursor (R12). A folder has none: nothing happens there."""
-
-    @abstractmethod
-    def delete_cursor(self, name: str, channel: str) -> None:
-        """Retention need not keep anything for it any more."""
+    def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
+        """Set the cursor of this name in each of these channels; gives why it was not set, where it was not. Retention
+        keeps what is at or after it (R12). A folder has none: nothing happens there."""
 
     @abstractmethod
     def close(self) -> None:

@@ -20,6 +20,9 @@ TASKS: Final = 32
 TASK_RECORDS_MIN: Final = 500_000
 TASK_RECORDS_MAX: Final = 2_000_000
 
+ABOUT: Final = ""
+"""The entry of a stream's offset that is no channel: channels have names."""
+
 Pieces = tuple[Piece, ...]
 
 
@@ -58,6 +61,26 @@ def piece_between(ends: ChannelEnds, starting: Place, ending: Place, logs: Logs,
         start=start,
         end=max(start, end),
     )
+
+
+def pieces_between(start: Mapping[str, Mapping[str, Any]], end: Mapping[str, Mapping[str, Any]]) -> list[Piece]:
+    """What lies between two offsets of a stream (`stream_source` says what they look like), by channel."""
+    pieces = []
+    for name, entry in sorted(end.items()):
+        if name == ABOUT:
+            continue
+        first = start[name]["next"] if name in start else entry.get("from", 0)
+        if first < entry["next"]:
+            pieces.append(
+                Piece(
+                    channel=name,
+                    channel_id=entry["id"],
+                    leader_epoch=entry["epoch"],
+                    start=first,
+                    end=entry["next"],
+                )
+            )
+    return pieces
 
 
 def split(pieces: Sequence[Piece], records_max: int | None) -> list[Pieces]:

@@ -61,6 +61,11 @@ ENGINE_SETTINGS: Final = {
     # large is still cut, at 128 MiB.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.files.minPartitionNum": "1",
+    # The usual one starts a process for every file of the checkpoint, to set its rights: 50 ms of each batch, and more
+    # on a machine that has work. A checkpoint without them costs nothing but reading the table's positions.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 """For the session of a pipeline that runs."""
 _MS_PER_HOUR: Final = 3_600_000

@@ -27,7 +27,7 @@ from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import AddedFile, DataFile, Step, Table
-from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +135,13 @@ class SignalsJob:
             table.commit_following(self.options.pipeline, [step], files, replaced=set(replaced))
 
     def _decoded(self, files: Sequence[DataFile], start: int | None, end: int) -> list[SignalsWritten]:
-        context = self._spark.sparkContext
+        # One after the other: decoding is work for Python alone, and threads would only take it from the stream.
+        place = place_of(
+            self._spark,
+            records=sum(file.rows for file in files),
+            driver_records_max=self.options.driver_frames_max,
+            at_once=1,
+        )
         orders = [
             SignalsOrder(
                 pipeline=self.options.pipeline,
@@ -144,15 +150,9 @@ class SignalsJob:
                 start=start,
                 end=end,
             )
-            for group in deal_channels(self.frames, files, tasks=context.defaultParallelism)
+            for group in deal_channels(self.frames, files, tasks=place.at_once)
         ]
-        return carried_out(
-            self._spark,
-            orders,
-            write_signals,
-            records=sum(file.rows for file in files),
-            driver_records_max=self.options.driver_frames_max,
-        )
+        return carried_out(place, orders, write_signals)
 
     # --- the tables beside -----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ ST3  The initial offset is empty, always: what a stream begins with is written d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -36,14 +36,12 @@ from tidelog.errors import (
     SourceChanged,
     UnknownChannel,
 )
+from tidelog.pipeline.checkpoint import Offset
 from tidelog.pipeline.logs import SKIP, ChannelEnds, Logs, Piece, trimmed
-from tidelog.pipeline.planning import offset_of, shares, split
+from tidelog.pipeline.planning import ABOUT, offset_of, pieces_between, shares, split
 from tidelog.pipeline.source import rows_of
 from tidelog.pipeline.source_options import Place, SourceOptions
 
-Offset = dict[str, dict[str, Any]]
-ABOUT: Final = ""
-"""The entry of an offset that is no channel: channels have names."""
 _BYTES_GUESSED: Final = 32
 """Of a record, where there is none to look at."""
 
@@ -59,6 +57,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: set[str] = set()
         """Channels that were there in this run of the query."""
         self._record_bytes: dict[str, float] = {}
+        self._asked: list[ChannelEnds] | None = None
+        """What the leaders said when the batch was planned."""
 
     # --- offsets -----------------------------------------------------------------------------------
 
@@ -77,15 +77,16 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {ends.channel: ends.committed_end for ends in self._ends()}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """What the channels hold by now: Spark shows it beside the end of each batch, and so shows the lag."""
+        """What the channels held when the batch was planned: Spark shows it beside the batch's end, and so the lag."""
+        asked, self._asked = self._asked, None  # once: a look without a batch asks again
         return {
             ends.channel: {"id": ends.channel_id, "epoch": ends.leader_epoch, "next": ends.committed_end}
-            for ends in self._ends()
+            for ends in (self._ends() if asked is None else asked)
         }
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         logs = self._logs()
-        found = self._ends()
+        self._asked = found = self._ends()
         self._require_same(start, logs, found)
         begins = {ends.channel: self._begin(start, ends, logs) for ends in found}
         target = self._target
@@ -182,7 +183,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = self._record_bytes.get(ends.channel)
         if known is None:
             begin = max(begin, ends.log_start)
-            piece = self._piece(ends.channel, ends.channel_id, ends.leader_epoch, begin, begin + 1)
+            piece = Piece(
+                channel=ends.channel,
+                channel_id=ends.channel_id,
+                leader_epoch=ends.leader_epoch,
+                start=begin,
+                end=begin + 1,
+            )
             known = float(_BYTES_GUESSED)
             for run in self._logs().blocks(piece, on_trimmed=SKIP, on_damaged=SKIP):
                 known = max(1.0, run[0].size / max(1, run[0].counted))
@@ -193,14 +200,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- batches -----------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        pieces = []
-        for name, entry in sorted(end.items()):
-            if name == ABOUT:
-                continue
-            first = start[name]["next"] if name in start else entry.get("from", 0)
-            if first < entry["next"]:
-                pieces.append(self._piece(name, entry["id"], entry["epoch"], first, entry["next"]))
-        return [InputPartition(task) for task in split(pieces, self._options.split_records)]
+        return [InputPartition(task) for task in split(pieces_between(start, end), self._options.split_records)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows_of(partition.value, self._options, self._columns, {})
@@ -210,10 +210,6 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """The process ends with the query, and its connection with it."""
-
-    @staticmethod
-    def _piece(channel: str, channel_id: int, leader_epoch: int, start: int, end: int) -> Piece:
-        return Piece(channel=channel, channel_id=channel_id, leader_epoch=leader_epoch, start=start, end=end)
 
     def _logs(self) -> Logs:
         return self._options.address.open_shared()
