@@ -86,6 +86,8 @@ def test_a_member_that_dies_is_missed_and_nothing_is_skipped(tmp_path: Path) -> 
             taken = {name for member in alive for rebalance in member.rebalances for name in rebalance.added}
             assert set(lost) <= taken, "and the others were told"
             assert any("member expelled group=billing member=m0" in line for line in nodes.lines)
+            counted = nodes.nodes["n1"].status()["groups"]
+            assert counted == {"total": 1, "members": 2, "coordinated": 1, "expelled": 1}
             for member in alive:
                 await member.stop()
             await client.close()

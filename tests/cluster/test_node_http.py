@@ -117,6 +117,7 @@ def standing_well() -> dict[str, Any]:
             "log_entries": 21,
             "elections": 2,
         },
+        "groups": {"total": 3, "members": 7, "coordinated": 2, "expelled": 1},
         "members": [
             {"member": "n1/aa", "node": "n1", "role": "voter", "leads": False, "match": 121, "lag": None},
             {"member": "n2/bb", "node": "n2", "role": "voter", "leads": True, "match": None, "lag": 3},
@@ -292,6 +293,10 @@ def test_metrics_say_how_the_group_the_pairs_and_the_links_stand() -> None:
             "tidelog_channels_here": 9,
             "tidelog_channels_led": 4,
             "tidelog_channels_advertised": 8,
+            "tidelog_groups": 3,
+            "tidelog_group_members": 7,
+            "tidelog_groups_coordinated": 2,
+            "tidelog_group_members_expelled_total": 1,
             'tidelog_link_up{peer="n2"}': 1,
             'tidelog_link_up{peer="n3"}': 0,
             'tidelog_link_bytes_sent_total{peer="n2"}': 1_000,

@@ -22,7 +22,6 @@ from tidelog.wire.nats_replication_codec import (
     encode_notify,
     encode_offset_request,
     encode_request,
-    is_no_responders,
     nobody_listens,
 )
 from tidelog.wire.nats_response_parts import ReceivedPart, decode_answer, encode_nack, encode_response
@@ -196,10 +195,6 @@ def test_a_long_text_loses_its_end_between_two_characters() -> None:
 
 
 def test_nobody_listening_asks_again_and_cuts_nothing() -> None:
-    # As nats-server 2.15 says it.
-    assert is_no_responders(b"NATS/1.0 503\r\nNats-Subject: ns.foo.0.replicate\r\n\r\n")
-    assert not is_no_responders(b"")
-    assert not is_no_responders(b"NATS/1.0\r\nX: NATS/1.0 503\r\n\r\n")
     nack = nobody_listens(channel_id=4, request_id=9)
     assert nack.error is SyncError.NOT_LEADER
     assert (nack.channel_id, nack.request_id, nack.leader_epoch) == (4, 9, 0)

@@ -136,6 +136,16 @@ class GroupAdmin:
         return await self._node.propose(change, timeout_ms=REQUEST_MS)
 
 
+def sees_group(access: ClientAccess, group: GroupRecord, principal: str) -> bool:
+    """Whether somebody may know of a group: operators, and who is a member or may read something that a member reads.
+    To all others it is as good as unknown."""
+    return access.may_everything(principal) or any(
+        member.owner == principal
+        or any(access.allows(principal, name, READ) for name in (*member.channels, *member.streams))
+        for member in group.members
+    )
+
+
 def require_owner(access: ClientAccess, group: GroupRecord, name: str, principal: str) -> GroupMember:
     """The member, if the principal may speak for it (GM2)."""
     member = group.member(name)

@@ -564,6 +564,7 @@ class Node:
             raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
         status = node_status(self.core, now_ms=self.now_ms())
         status["transport"] = self.transport.status()
+        status["groups"] = self.groups.status()
         if self.nats is not None:
             status["attach"] = self.attach.status()
         if self._writer is not None and status["metadata"] is not None:

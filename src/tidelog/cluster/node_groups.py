@@ -25,7 +25,7 @@ from tidelog.cluster.client_requests import (
     read_group_ask,
     read_passed_on,
 )
-from tidelog.cluster.group_admin import require_owner
+from tidelog.cluster.group_admin import require_owner, sees_group
 from tidelog.core.catalog import GroupMember, GroupRecord
 from tidelog.core.groups.coordinator import GroupCoordinator, GroupOptions
 from tidelog.errors import (
@@ -57,6 +57,7 @@ class NodeGroups:
         self._access = access
         self.coordinator = GroupCoordinator(options)
         self._task: asyncio.Task[None] | None = None
+        self._expelled = 0
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -87,6 +88,7 @@ class NodeGroups:
         except LogError as error:
             self._node.say("not expelled", group=change.group, member=change.member, reason=error.code)
         else:
+            self._expelled += 1
             self._node.say("member expelled", group=change.group, member=change.member)
 
     # --- what members ask --------------------------------------------------------------------------------------
@@ -157,15 +159,26 @@ class NodeGroups:
 
     # --- for people ------------------------------------------------------------------------------------------------
 
+    def status(self) -> dict[str, int]:
+        """Groups of the catalog as this node knows it, and what it does for them."""
+        catalog = self._node.core.catalog
+        groups = [] if catalog is None else catalog.groups()
+        return {
+            "total": len(groups),
+            "members": sum(len(group.members) for group in groups),
+            "coordinated": sum(group.coordinator == self._node.core.node for group in groups),
+            "expelled": self._expelled,
+        }
+
     def _described(self, request: GroupAskRequest, principal: str) -> dict[str, Any]:
         catalog = self._node.doors.catalog
         if request.question is GroupQuestion.LIST:
-            seen = [group for group in catalog.groups() if self._sees(group, principal)]
+            seen = [group for group in catalog.groups() if sees_group(self._access, group, principal)]
             return {"groups": [_summary(group) for group in seen[:LISTED_MAX]], "count": len(seen)}
         group = catalog.group(request.group)
         if group is None:
             raise UnknownGroup(group=request.group)
-        if not self._sees(group, principal):
+        if not sees_group(self._access, group, principal):
             raise AccessDenied(principal=principal, scope=READ, channel=f"those of group {group.group}")
         members = [
             {
@@ -180,14 +193,6 @@ class NodeGroups:
             for member in group.members
         ]
         return {"group": {**_summary(group), "members": members}}
-
-    def _sees(self, group: GroupRecord, principal: str) -> bool:
-        """Whoever may read something that its members read."""
-        return self._access.may_everything(principal) or any(
-            self._access.allows(principal, name, READ)
-            for member in group.members
-            for name in (*member.channels, *member.streams)
-        )
 
 
 def _claimed(request: GroupAskRequest) -> GroupClaim:

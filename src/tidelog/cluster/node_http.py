@@ -87,6 +87,7 @@ _STATUS: Final[Schema] = {
         "members": array_of(_OBJECT),
         "nodes": array_of(_OBJECT),
         "channels": _OBJECT,
+        "groups": _OBJECT,
         "proximity": _OBJECT,
         "findings": array_of(TEXT),
     },

@@ -90,6 +90,7 @@ def fill_node_metrics(metrics: Metrics, node: NodeView) -> None:
     _fill_node(metrics, status)
     _fill_raft(metrics, status)
     _fill_channels(metrics, status["channels"])
+    _fill_groups(metrics, status.get("groups"))
     _fill_transport(metrics, status.get("transport", {}))
     _fill_attach(metrics, status.get("attach"))
     if node.writer is not None:
@@ -156,6 +157,16 @@ def _fill_channels(metrics: Metrics, counts: Mapping[str, int]) -> None:
     )
     for name, help_text, key in gauges:
         metrics.gauge(name, help_text, counts[key])
+
+
+def _fill_groups(metrics: Metrics, counts: Mapping[str, int] | None) -> None:
+    if counts is None:
+        return
+    metrics.gauge("tidelog_groups", "Consumer groups in the catalog.", counts["total"])
+    metrics.gauge("tidelog_group_members", "Their members.", counts["members"])
+    metrics.gauge("tidelog_groups_coordinated", "Groups that this node coordinates.", counts["coordinated"])
+    help_text = "Members that this node expelled because they were not heard."
+    metrics.counter("tidelog_group_members_expelled_total", help_text, counts["expelled"])
 
 
 def _fill_attach(metrics: Metrics, attach: Mapping[str, Any] | None) -> None:

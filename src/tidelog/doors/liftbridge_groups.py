@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.cluster.client_access import READ, ClientAccess
-from tidelog.cluster.group_admin import require_owner
+from tidelog.cluster.group_admin import require_owner, sees_group
 from tidelog.core.catalog import ChannelRecord, GroupMember, GroupRecord
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
@@ -129,17 +129,10 @@ class ConsumerGroups:
         """Of the groups that are named. One that reads only what the caller may not see is as good as unknown."""
         for name in dict.fromkeys(names):
             group = self._streams.catalog.group(name)
-            if group is None or not self._sees(group, principal):
+            if group is None or not sees_group(self._access, group, principal):
                 yield pb.ConsumerGroupMetadata(groupId=name, error=pb.ConsumerGroupMetadata.UNKNOWN_GROUP)
             else:
                 yield pb.ConsumerGroupMetadata(groupId=name, coordinator=group.coordinator, epoch=group.epoch)
-
-    def _sees(self, group: GroupRecord, principal: str) -> bool:
-        return any(
-            member.owner == principal
-            or any(self._access.allows(principal, stream, READ) for stream in (*member.streams, *member.channels))
-            for member in group.members
-        )
 
     # --- subscribing -----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,6 @@ from tidelog.wire.stream_names import place_of
 CLUSTER_BYTES: Final = 16
 NATS_MESSAGES: Final = (SyncRequest, SyncResponse, SyncNack, Notify)
 """What travels over NATS, if a cluster is told to use it."""
-_NO_RESPONDERS: Final = b"NATS/1.0 503"
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -176,11 +175,6 @@ def decode_diverged(payload: memoryview, *, cluster: bytes) -> ReceivedRefusal:
     numbers = nack.leader_epoch | nack.request_id | nack.log_start | nack.epoch | nack.end
     check_numbers(what, nack.channel_id, numbers)
     return ReceivedRefusal(leader=checked_node(message.leader), nack=nack)
-
-
-def is_no_responders(headers: bytes) -> bool:
-    """Whether the server itself answered, with nothing but these headers: nobody listens on the request's subject."""
-    return headers.startswith(_NO_RESPONDERS)
 
 
 def nobody_listens(*, channel_id: int, request_id: int) -> SyncNack:
