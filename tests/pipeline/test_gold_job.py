@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.gold_rows import METRES_PER_DEGREE, Signals, frames, tiny_data
 from tidelog.pipeline.gold.gold_job import GoldOptions, GoldOutcome, gold_status, run_gold
-from tidelog.pipeline.gold.schemas import LAYOUTS, TRACKS, TRIPS, GoldLayout
+from tidelog.pipeline.gold.schemas import FLEET_HEALTH, LAYOUTS, TRACKS, TRIPS, GoldLayout
 from tidelog.pipeline.gold.trip_days import DAY_ROWS_MIN, ChannelDays, merged
-from tidelog.pipeline.tables import open_table
+from tidelog.pipeline.tables import DELTA, FORMATS, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
-from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, TableLayout
+from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, Table, TableLayout
 
 pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
 
@@ -29,12 +29,18 @@ MIDNIGHT = datetime(2026, 6, 2, tzinfo=UTC)
 class Lake:
     """A folder of tables that is fed by hand."""
 
-    def __init__(self, folder: Path) -> None:
-        self.options = GoldOptions(tables=folder, pipeline="test")
-        self.signals = open_table(folder, SIGNALS_LAYOUT)
-        self.frames = open_table(folder, FRAMES_LAYOUT)
+    def __init__(self, folder: Path, table_format: str = DELTA) -> None:
+        self.options = GoldOptions(tables=folder, pipeline="test", table_format=table_format)
+        self.signals = self.open(SIGNALS_LAYOUT)
+        self.frames = self.open(FRAMES_LAYOUT)
         self.signals.create()
         self.frames.create()
+
+    def open(self, layout: TableLayout) -> Table:
+        return open_table(self.options.tables, layout, table_format=self.options.table_format)
+
+    def versions(self) -> dict[str, int]:
+        return {layout.name: self.open(layout.table).version() for layout in LAYOUTS}
 
     def add_signals(self, *boats: Signals) -> None:
         rows = pa.concat_tables([boat.table() for boat in boats])
@@ -53,14 +59,14 @@ class Lake:
             return {one.table: one for one in run_gold(spark, self.options)}
 
     def rows(self, layout: GoldLayout) -> list[dict[str, Any]]:
-        table = open_table(self.options.tables, layout.table)
+        table = self.open(layout.table)
         read = [pq.ParquetFile(table.path_of(file)).read() for file in table.files()]
         joined = pa.concat_tables([layout.table.schema.empty_table(), *read])
         found: list[dict[str, Any]] = joined.sort_by([(key, "ascending") for key in layout.keys]).to_pylist()
         return found
 
     def files(self, layout: GoldLayout) -> set[tuple[str, tuple[str | None, ...]]]:
-        return {(file.path, file.partition) for file in open_table(self.options.tables, layout.table).files()}
+        return {(file.path, file.partition) for file in self.open(layout.table).files()}
 
     def _written(self, layout: TableLayout, rows: pa.Table) -> list[Any]:
         with PartitionedWriter(self.options.tables / layout.name, layout) as writer:
@@ -90,8 +96,11 @@ def at_rest(channel: str, start: datetime, seconds: int, *, metres: float = 0.0,
     return boat
 
 
-def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(
+    spark: SparkSession, tmp_path: Path, table_format: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
     # boat-1 sails up to midnight and is seen again at rest an hour into the next day; boat-2 sails by day.
     lake.add_signals(
         at_rest("boat-1", MIDNIGHT - timedelta(hours=3), 3600),
@@ -109,10 +118,10 @@ def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(spark: Sp
     assert (trip["channel"], trip["ended"], trip["end_time"]) == ("boat-1", True, MIDNIGHT - timedelta(seconds=5))
     assert (other["channel"], other["ended"]) == ("boat-2", False)
 
-    versions = {layout.name: open_table(tmp_path, layout.table).version() for layout in LAYOUTS}
+    versions = lake.versions()
     again = lake.run(spark)
     assert not any(one.is_new for one in again.values())
-    assert versions == {layout.name: open_table(tmp_path, layout.table).version() for layout in LAYOUTS}
+    assert versions == lake.versions()
 
     # The missing hour arrives: one day of tracks changes, and the trip of the day before is an hour longer.
     before = {layout.name: lake.files(layout) for layout in LAYOUTS}
@@ -129,18 +138,16 @@ def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(spark: Sp
     assert longer["end_time"] == MIDNIGHT + timedelta(seconds=3595)
     assert [row for row in lake.rows(TRIPS) if row["channel"] == "boat-2"] == [other]
 
-    held = "select sum(held), sum(holes), sum(backfill) from delta_scan"
-    assert _health(tmp_path, held) == (300, 0, 100)
+    assert _health(lake, "sum(held), sum(holes), sum(backfill)") == (300, 0, 100)
     assert set(gold_status(lake.options)) == {layout.name for layout in LAYOUTS}
     assert all(consumed == version for consumed, version in gold_status(lake.options).values())
 
 
-def _health(tables: Path, query: str) -> tuple[Any, ...]:
+def _health(lake: Lake, what: str) -> tuple[Any, ...]:
     """Ask DuckDB, as anybody would; the live files are what the table's log says."""
-    layout = next(one for one in LAYOUTS if one.name == "fleet_health")
-    table = open_table(tables, layout.table)
+    table = lake.open(FLEET_HEALTH.table)
     paths = [str(table.path_of(file)) for file in table.files()]
-    (answer,) = duckdb.sql(query.replace("delta_scan", f"read_parquet({paths!r})")).fetchall()
+    (answer,) = duckdb.sql(f"select {what} from read_parquet({paths!r})").fetchall()
     return tuple(answer)
 
 

@@ -24,6 +24,7 @@ from tidelog.errors import (
 )
 from tidelog.pipeline.settings import PIPELINE_SETTINGS, PipelineSettings, load_pipeline
 from tidelog.pipeline.supervisor import Failure, Supervisor, failure_of
+from tidelog.pipeline.tables import FORMATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,15 +146,18 @@ def sail(folder: Path, channel: str, *, start_s: int, seconds: int, first_seq: i
     return first_seq + len(frames)
 
 
-def settings_of(folder: Path) -> PipelineSettings:
+def settings_of(folder: Path, *more: str) -> PipelineSettings:
     arguments = ["-path", str(folder / "logs"), "-tables", str(folder / "tables"), "-trigger", "200ms"]
-    return load_pipeline(arguments=[*arguments, "-gold-every", "0"])
+    return load_pipeline(arguments=[*arguments, "-gold-every", "0", *more])
 
 
-def test_one_run_brings_all_tables_up_and_the_next_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_one_run_brings_all_tables_up_and_the_next_changes_nothing(
+    spark: SparkSession, tmp_path: Path, table_format: str
+) -> None:
     from tidelog.pipeline.runner import PipelineRunner, keep_fit, pipeline_status
 
-    settings = settings_of(tmp_path)
+    settings = settings_of(tmp_path, "-format", table_format)
     following = sail(tmp_path, "boat-1", start_s=0, seconds=20, first_seq=1)
     with PipelineRunner(spark, settings) as runner:
         first = runner.run_once(gold=False)
