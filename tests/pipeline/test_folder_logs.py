@@ -19,6 +19,7 @@ from tests.pipeline.folders import (
     small_store,
     spoil,
 )
+from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.lpj import LpjWriter
 from tidelog.errors import (
@@ -32,7 +33,9 @@ from tidelog.errors import (
     UnknownChannel,
 )
 from tidelog.pipeline.columns import FRAMES, MESSAGES, batches
+from tidelog.pipeline.folder_segments import SegmentFiles
 from tidelog.pipeline.logs import BlockFilter, ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.storage.segment import FileWindow
 
 
 def opened(path: Path) -> Logs:
@@ -154,6 +157,55 @@ def test_damage_in_the_newest_segment_does_not_hide_what_follows(tmp_path: Path)
     assert ends.committed_end == 20 * BLOCK_ROWS + 1
     with pytest.raises(RecordsDamaged):
         rows(logs, whole(ends))
+
+
+def long_segment(folder: Path) -> Path:
+    """Of a closed store: one segment of 60 blocks in two epochs, and its index."""
+    store = small_store(folder, segment_bytes=8 << 20)
+    put(store, "boat-1", frame_blocks(30))
+    put(store, "boat-1", frame_blocks(30, first_seq=1 + 30 * BLOCK_ROWS), epoch=4)
+    store.close(NOW_US)
+    (segment,) = segments(folder, "boat-1")
+    return segment
+
+
+def test_a_look_at_a_long_segment_begins_where_its_index_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = long_segment(tmp_path)
+    looked: list[int] = []
+    whole_block = SegmentFiles._whole_block
+
+    def watched(files: SegmentFiles, window: FileWindow, position: int, expected: int) -> Block:
+        looked.append(expected)
+        return whole_block(files, window, position, expected)
+
+    monkeypatch.setattr(SegmentFiles, "_whole_block", watched)
+    (found,) = opened(tmp_path).channels()
+    assert (found.committed_end, found.leader_epoch) == (60 * BLOCK_ROWS, 4)
+    assert looked
+    assert len(looked) < 5
+    segment.with_name(segment.name + ".index").unlink()
+    looked.clear()
+    assert opened(tmp_path).channels() == [found]
+    assert len(looked) == 60
+
+
+@pytest.mark.parametrize("harm", ["segment cut", "index torn", "index of another", "block at its end spoilt"])
+def test_an_index_that_does_not_fit_its_segment_is_not_believed(tmp_path: Path, harm: str) -> None:
+    segment = long_segment(tmp_path)
+    index = segment.with_name(segment.name + ".index")
+    match harm:
+        case "segment cut":
+            with segment.open("r+b") as file:
+                file.truncate(segment.stat().st_size // 2)
+        case "index torn":
+            spoil(index, index.stat().st_size // 2)
+        case "index of another":
+            index.write_bytes(long_segment(tmp_path / "other").with_name(index.name).read_bytes()[:-1])
+        case _:
+            spoil(segment, segment.stat().st_size - 5)
+    told = opened(tmp_path).channels()
+    index.unlink()
+    assert told == opened(tmp_path).channels(), "as if there were no index"
 
 
 def test_a_missing_segment_is_named_and_can_be_skipped(tmp_path: Path) -> None:

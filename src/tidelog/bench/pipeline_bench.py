@@ -38,7 +38,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(frames=5_000_000, live_frames=1_000_000, tuple_frames=200_000, rounds=2, decode_rounds=3)
+QUICK = Sizes(frames=5_000_000, live_frames=5_000_000, tuple_frames=200_000, rounds=2, decode_rounds=3)
 
 _RATIOS: Final = {
     "ingest_vs_parquet": ("ingest", "rewrite"),

@@ -64,7 +64,9 @@ MESSAGES: Final = pa.schema(
 
 _FRAME_BODY: Final = frozenset({"time", "priority", "pgn", "source", "destination", "data"})
 _MESSAGE_BODY: Final = frozenset({"time", "key", "value", "headers"})
-_PATHS: Final = pa.array([None, "live", "backfill", "publish"], pa.string())
+_PATHS: Final = (None, "live", "backfill", "publish")
+# No array of pyarrow's is made when this is imported: the first one imports pandas, a quarter of a second that Spark's
+# planning processes can do without.
 _BROADCAST: Final = 255
 _PDU2: Final = 240
 
@@ -269,4 +271,4 @@ def _lineages(producers: list[bytes]) -> pa.Array:
 
 
 def _paths(paths: list[int]) -> pa.Array:
-    return _PATHS.take(pa.array([path if path <= Path.PUBLISH else 0 for path in paths], pa.int8()))
+    return pa.array([_PATHS[path] if path <= Path.PUBLISH else None for path in paths], pa.string())

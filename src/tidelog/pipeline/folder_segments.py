@@ -93,11 +93,21 @@ class SegmentFiles:
         with _Opened(self._disk, path) as opened:
             known = self._tails.get(path)
             if known is None or known.file_bytes > opened.size:
-                known = Tail(SEGMENT_HEAD_BYTES, base, _head_epoch(opened), 0)
+                known = self._known(opened, path, base)
             if opened.size > known.file_bytes:
                 self._follow(opened, known)
                 self._tails = {path: known}
             return known
+
+    def _known(self, opened: _Opened, path: str, base: int) -> Tail:
+        """Where to begin following a segment: at the last place that its index knows, for an index is written only of
+        what is synced. A look at a long segment of small blocks then costs nothing."""
+        tail = Tail(SEGMENT_HEAD_BYTES, base, _head_epoch(opened), 0)
+        found = self._indexed(FileWindow(opened.file, opened.size), path, base, OFFSET_LIMIT)
+        if found is not None:
+            tail.position, tail.offset, index = found
+            tail.epoch = max([tail.epoch, *(epoch for epoch, first in index.epochs if first <= tail.offset)])
+        return tail
 
     def _follow(self, opened: _Opened, tail: Tail) -> None:
         window = FileWindow(opened.file, opened.size)
@@ -179,17 +189,22 @@ class SegmentFiles:
         behind_damage = self._behind_damage.get((base, start))
         if behind_damage is not None:
             return behind_damage, start
-        index = self._index(path) if start > base else None
-        if index is not None and index.base_offset == base and index.entry_positions:
-            entry = index.entry_before(start)
-            position, offset = index.entry_positions[entry], index.entry_offsets[entry]
-            try:
-                _, leader, _ = parse_head(window.block_bytes(position, DEFAULT_LIMITS))
-                if leader.base_offset == offset and leader.channel_id == self.channel_id:
-                    return position, offset
-            except BadBlock:
-                pass  # damage, or an old index: reading from the first block on finds out
-        return SEGMENT_HEAD_BYTES, base
+        found = self._indexed(window, path, base, start) if start > base else None
+        return (SEGMENT_HEAD_BYTES, base) if found is None else found[:2]
+
+    def _indexed(self, window: FileWindow, path: str, base: int, start: int) -> tuple[int, int, SegmentIndex] | None:
+        """Position and offset of a block at or before `start`, if there is an index and what it says is so."""
+        index = self._index(path)
+        if index is None or index.base_offset != base or not index.entry_positions:
+            return None
+        entry = index.entry_before(start)
+        position, offset = index.entry_positions[entry], index.entry_offsets[entry]
+        try:
+            _, leader, _ = parse_head(window.block_bytes(position, DEFAULT_LIMITS))
+        except BadBlock:
+            return None  # damage, or an old index: reading from the first block on finds out
+        is_so = leader.base_offset == offset and leader.channel_id == self.channel_id
+        return (position, offset, index) if is_so else None
 
     def _index(self, path: str) -> SegmentIndex | None:
         try:

@@ -291,10 +291,10 @@ class FileWindow:
         self._data = memoryview(self._raw)
 
     def view(self, position: int, length: int) -> memoryview:
-        """At least `length` bytes from `position`, fewer only at the end."""
+        """At least `length` bytes from `position`, fewer only at the end, none behind it."""
         inside = position - self._start
         if not 0 <= inside <= len(self._data) - length:
-            wanted = min(max(length, self._chunk_bytes), self._end - position)
+            wanted = max(0, min(max(length, self._chunk_bytes), self._end - position))
             self._raw = self._file.read_at(position, wanted)
             self._data = memoryview(self._raw)
             self._start, inside = position, 0
