@@ -61,8 +61,8 @@ ENGINE_SETTINGS: Final = {
     # large is still cut, at 128 MiB.
     "spark.sql.files.openCostInBytes": "65536",
     "spark.sql.files.minPartitionNum": "1",
-    # The usual one starts a process for every file of the checkpoint, to set its rights: 50 ms of each batch, and more
-    # on a machine that has work. A checkpoint without them costs nothing but reading the table's positions.
+    # Both of Spark's ways to write a checkpoint rename a file that is whole. The usual one also starts a process for
+    # each, to set its rights: 50 ms of every batch, and more on a machine that has work.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
