@@ -3,9 +3,8 @@
 Ten boats with journals send over mTLS into a cluster (three nodes; one with `--quick`), and a pipeline runs with its
 usual settings: `frames` at a trigger of two seconds and decoding behind it, but gold after a minute already, so that
 what is measured has a whole run of it, with all that Java compiles for the first time (not with `--quick`, which is too
-short for it). A row's time is when the bus had the frame; it can be
-queried once the commit of the table's log that names its file is there, which the file system dates. Everything runs on
-one machine, so there is one clock.
+short for it). A row's time is when the bus had the frame; it can be queried once the commit of the table's log that
+names its file is there, which the file system dates. Everything runs on one machine, so there is one clock.
 
 FR1  At the end the table holds every frame that was sailed, once.
 """
@@ -60,7 +59,7 @@ class Sizes:
     seconds: float = 90.0
     trigger_ms: int = 2_000
     gold_every_ms: int = 60_000
-    """Five times as often as by default, so that gold is under way in what is measured; 0 for none."""
+    """Sooner than by default, so that gold is under way in what is measured; 0 for none."""
 
 
 FULL = Sizes()

@@ -166,7 +166,7 @@ class NodeGroups:
         return {
             "total": len(groups),
             "members": sum(len(group.members) for group in groups),
-            "coordinated": sum(group.coordinator == self._node.core.node for group in groups),
+            "coordinated": 0 if catalog is None else catalog.group_count(self._node.core.node),
             "expelled": self._expelled,
         }
 

@@ -14,18 +14,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tidelog.errors import CheckpointForeign
+from tidelog.pipeline.planning import Offset
 from tidelog.wire.files import translated
 
 IDENTITY_NAME: Final = "tidelog.json"
 _VERSION: Final = "v1"
 _NOTHING_YET: Final = "-"
 """For a source that had no offset when the line was written."""
-
-Offset = dict[str, dict[str, Any]]
-"""Of a stream, see `stream_source`."""
 
 
 def require_checkpoint(folder: Path, identity: Mapping[str, str]) -> None:

@@ -51,11 +51,11 @@ from tidelog.pipeline.logs import (
     trimmed,
 )
 from tidelog.pipeline.lost_ranges import LostRanges
-from tidelog.pipeline.planning import pieces_between
+from tidelog.pipeline.planning import pieces_of_batch
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import DataFile, OffsetRange, Position, RangeFiles, Table, text_mark
-from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, place_of
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, workplace_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,7 +182,7 @@ class FramesJob:
         offsets = batch_offsets(Path(self.options.checkpoint), batch_id)
         if offsets is None:
             return [Piece(**row.asDict()) for row in frame.collect()]
-        return pieces_between(*offsets)
+        return pieces_of_batch(*offsets)
 
     def commit_batch(self, pieces: Sequence[Piece]) -> None:
         """Write what the table does not hold of these pieces and commit it; may be called again at any time."""
@@ -218,7 +218,7 @@ class FramesJob:
     def _written(self, pieces: Sequence[Piece]) -> list[PiecesWritten]:
         """What tasks made of these pieces; only of attempts that won."""
         records = sum(piece.end - piece.start for piece in pieces)
-        place = place_of(
+        workplace = workplace_of(
             self._spark,
             records=records,
             driver_records_max=self.options.driver_records_max,
@@ -233,9 +233,9 @@ class FramesJob:
                 on_trimmed=self.options.on_trimmed,
                 on_damaged=self.options.on_damaged,
             )
-            for dealt in deal(pieces, tasks=place.at_once, records_max=self.options.task_records_max)
+            for dealt in deal(pieces, tasks=workplace.at_once, records_max=self.options.task_records_max)
         ]
-        return carried_out(place, orders, write_pieces)
+        return carried_out(workplace, orders, write_pieces)
 
     def _move_cursors(self, offsets: Mapping[str, int]) -> None:
         """FJ2. A cursor that stays behind costs the log space, never data, so the next commit tries again."""

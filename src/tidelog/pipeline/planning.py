@@ -24,6 +24,8 @@ ABOUT: Final = ""
 """The entry of a stream's offset that is no channel: channels have names."""
 
 Pieces = tuple[Piece, ...]
+Offset = dict[str, dict[str, Any]]
+"""Of a stream, see `stream_source`."""
 
 
 def offset_of(place: Place, ends: ChannelEnds, logs: Logs, *, default: int, on_trimmed: str) -> int:
@@ -63,8 +65,8 @@ def piece_between(ends: ChannelEnds, starting: Place, ending: Place, logs: Logs,
     )
 
 
-def pieces_between(start: Mapping[str, Mapping[str, Any]], end: Mapping[str, Mapping[str, Any]]) -> list[Piece]:
-    """What lies between two offsets of a stream (`stream_source` says what they look like), by channel."""
+def pieces_of_batch(start: Offset, end: Offset) -> list[Piece]:
+    """What lies between two offsets of a stream, by channel."""
     pieces = []
     for name, entry in sorted(end.items()):
         if name == ABOUT:

@@ -27,7 +27,7 @@ from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import AddedFile, DataFile, Step, Table
-from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, place_of
+from tidelog.pipeline.task_runs import DRIVER_RECORDS_MAX, carried_out, workplace_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +136,7 @@ class SignalsJob:
 
     def _decoded(self, files: Sequence[DataFile], start: int | None, end: int) -> list[SignalsWritten]:
         # One after the other: decoding is work for Python alone, and threads would only take it from the stream.
-        place = place_of(
+        workplace = workplace_of(
             self._spark,
             records=sum(file.rows for file in files),
             driver_records_max=self.options.driver_frames_max,
@@ -150,9 +150,9 @@ class SignalsJob:
                 start=start,
                 end=end,
             )
-            for group in deal_channels(self.frames, files, tasks=place.at_once)
+            for group in deal_channels(self.frames, files, tasks=workplace.at_once)
         ]
-        return carried_out(place, orders, write_signals)
+        return carried_out(workplace, orders, write_signals)
 
     # --- the tables beside -----------------------------------------------------------------------------
 

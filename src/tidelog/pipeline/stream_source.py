@@ -36,9 +36,8 @@ from tidelog.errors import (
     SourceChanged,
     UnknownChannel,
 )
-from tidelog.pipeline.checkpoint import Offset
 from tidelog.pipeline.logs import SKIP, ChannelEnds, Logs, Piece, trimmed
-from tidelog.pipeline.planning import ABOUT, offset_of, pieces_between, shares, split
+from tidelog.pipeline.planning import ABOUT, Offset, offset_of, pieces_of_batch, shares, split
 from tidelog.pipeline.source import rows_of
 from tidelog.pipeline.source_options import Place, SourceOptions
 
@@ -200,7 +199,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- batches -----------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        return [InputPartition(task) for task in split(pieces_between(start, end), self._options.split_records)]
+        return [InputPartition(task) for task in split(pieces_of_batch(start, end), self._options.split_records)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows_of(partition.value, self._options, self._columns, {})

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Workplace:
     """Where the orders of a step are carried out, and how many at the same time."""
 
     spark: SparkSession | None
@@ -35,23 +35,23 @@ class Place:
     at_once: int
 
 
-def place_of(spark: SparkSession, *, records: int, driver_records_max: int, at_once: int) -> Place:
+def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int, at_once: int) -> Workplace:
     """For a step of so many records. `at_once` of them here: 1 if `work` must not run in several threads."""
     context = spark.sparkContext
     if records <= driver_records_max and str(context.master).startswith("local"):
-        return Place(None, at_once)
-    return Place(spark, context.defaultParallelism)
+        return Workplace(None, at_once)
+    return Workplace(spark, context.defaultParallelism)
 
 
-def carried_out(place: Place, orders: Sequence[Order], work: Callable[[Order], Result]) -> list[Result]:
+def carried_out(workplace: Workplace, orders: Sequence[Order], work: Callable[[Order], Result]) -> list[Result]:
     """What `work` makes of every order, in their order (TR1). `work` and the orders must go through pickle."""
     if not orders:
         return []
-    if place.spark is not None:
-        found: list[Result] = place.spark.sparkContext.parallelize(orders, len(orders)).map(work).collect()
+    if workplace.spark is not None:
+        found: list[Result] = workplace.spark.sparkContext.parallelize(orders, len(orders)).map(work).collect()
         return found
-    if len(orders) == 1 or place.at_once == 1:
+    if len(orders) == 1 or workplace.at_once == 1:
         return [work(order) for order in orders]
     # All of them come to their end, also where one has failed: nobody writes on behind the caller's back.
-    with ThreadPoolExecutor(place.at_once, thread_name_prefix="tidelog-order") as threads:
+    with ThreadPoolExecutor(workplace.at_once, thread_name_prefix="tidelog-order") as threads:
         return list(threads.map(work, orders))
