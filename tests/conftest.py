@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests.patience import patient
+from tests.reaper import watch_over_this_run
 
 # Hypothesis' deadline measures the machine's other work, not the code: pytest-timeout bounds every test
 # instead. A failure prints the blob that reproduces it.
 settings.register_profile("tidelog", deadline=None, print_blob=True)
 settings.load_profile("tidelog")
+
+# One worker may run tests of the uplink and start Spark's Java later. gRPC's handlers of fork() would start its poller
+# in the new process, whose files are closed by then: it ends before Java begins. Read when gRPC is loaded.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+watch_over_this_run()
+
+
+def pytest_collection_finish() -> None:
+    """The kit of real nodes lies beside the benchmarks, which have no patience."""
+    kit = sys.modules.get("tidelog.bench.cluster_kit")
+    if kit is not None:
+        kit.patience = patient
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """pytest-timeout's limit grows with the machine's slowness, as all deadlines do; around that plugin's own hook."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker is not None and marker.args else item.config.getini("timeout") or 0)
+    if limit_s:
+        item.add_marker(pytest.mark.timeout(patient(limit_s)), append=False)
+    yield

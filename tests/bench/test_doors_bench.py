@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, number
+from tests.patience import patient
 from tidelog.bench import doors_bench
 from tidelog.bench.grpc_pump import GrpcPump, grpc_message
 from tidelog.errors import BadMessage
@@ -63,7 +64,7 @@ def test_the_raw_client_is_understood_by_our_server_and_by_grpcios(is_theirs: bo
             await context.write(one)
 
     async def scenario() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             server: Any
             if is_theirs:
                 methods = {"echo": grpc.stream_stream_rpc_method_handler(echo)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tidelog.bench import nats_load, nats_peer
 from tidelog.bench.nats_client import (
     AtomicPump,
@@ -76,7 +77,7 @@ def tasks_of(pid: int) -> list[Path]:
 
 
 def wait_gone(pids: list[int]) -> None:
-    end = time.monotonic() + GONE_S
+    end = time.monotonic() + patient(GONE_S)
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < end, f"still there: {[pid for pid in pids if is_alive(pid)]}"
         time.sleep(0.02)

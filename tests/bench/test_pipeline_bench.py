@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
+from tests.patience import patient
 from tests.pipeline.table_kit import START, frames_table, part
 from tidelog.bench.freshness_bench import row_ages_s
 from tidelog.bench.pipeline_bench import growth
@@ -137,7 +138,7 @@ def test_growth_compares_the_last_third_with_the_middle_one() -> None:
 def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
     spin = "import time\nwhile time.process_time() < 0.3: pass\n"
     before = tree_processor_s()
-    subprocess.run([sys.executable, "-c", spin], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", spin], check=True, timeout=patient(60))
     ended = tree_processor_s()
     assert ended - before >= 0.25
     with subprocess.Popen(
@@ -146,7 +147,7 @@ def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         assert tree_processor_s() - ended >= 0.25
-        child.communicate(b"\n", timeout=60)
+        child.communicate(b"\n", timeout=patient(60))
 
 
 def test_a_row_is_as_old_as_its_commit_is_late(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
+from tests.patience import patient
 from tidelog.bench import fleet_bench, uplink_backfill, uplink_bench, uplink_wire
 from tidelog.bench.size_bench import find_captures
 from tidelog.bench.uplink_link import open_link
@@ -110,7 +111,7 @@ def test_a_link_delays_both_ways_and_counts_every_byte() -> None:
         server.close()
         return elapsed, link.bytes_up, link.bytes_down
 
-    elapsed, up, down = asyncio.run(asyncio.wait_for(scenario(), 20))
+    elapsed, up, down = asyncio.run(asyncio.wait_for(scenario(), patient(20)))
     assert elapsed >= 0.2
     assert (up, down) == (7, 14)
 
@@ -135,7 +136,7 @@ def quick_fleet() -> dict[str, object]:
 
 def _quick(name: str) -> dict[str, object]:
     command = [sys.executable, "-m", "tidelog.cli", "bench", name, "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(900))
     assert done.returncode == 0, done.stderr
     results: dict[str, object] = json.loads(done.stdout)
     assert_flat_and_finite(results)

@@ -34,6 +34,7 @@ from tests.blocks.crafted import (
     steady_frames,
     with_body,
 )
+from tests.patience import patient
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.blocks.frames import FrameForm, encode_frames
@@ -140,7 +141,7 @@ def test_every_hostile_block_is_refused(blocks: dict[str, tuple[bytes, type[BadB
 def test_refusing_takes_no_memory() -> None:
     root = Path(__file__).parents[2]
     code = "from tests.blocks.test_hostile_blocks import refuse_all; refuse_all()"
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=patient(120))
 
 
 def test_a_body_is_measured_by_the_limits_of_whoever_inflates_it() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Codec
@@ -62,7 +63,7 @@ def in_subprocess(
     *arguments: str | Path, flags: tuple[str, ...] = (), **options: Any
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *flags, "-m", "tidelog.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patient(120), **options)
 
 
 def frames(count: int, *, first: int = 0) -> FrameColumns:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.commands import Tidelog
 from tests.client.fake_cluster import FakeCluster, cluster_in_a_thread
+from tests.patience import patient
 from tidelog.cli import pub_sub
 from tidelog.cli.lazy import LazyCommand
 from tidelog.cli.main import cli
@@ -135,6 +136,53 @@ def test_a_channel_without_a_leader_is_described_all_the_same(cluster: FakeClust
     cluster.log("a").leader = None
     shown = tidelog("channel", "describe", "a", "--insecure-dev", "--timeout", "300ms")
     assert "no leader" in shown.out
+
+
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    for name, command in COMMANDS.items():
+        monkeypatch.setitem(cli.lazy, name, command)  # type: ignore[attr-defined]
+    with cluster_in_a_thread(count=1) as cluster:
+        monkeypatch.setenv("TIDELOG_CLUSTER_NODES", " ".join(cluster.addresses))
+        yield cluster
+
+
+def test_a_channel_with_too_few_nodes_says_so_at_creation_and_in_the_list(
+    one_node: FakeCluster, tidelog: Tidelog
+) -> None:
+    created = tidelog("channel", "create", "b", "--factor", "3", "--insecure-dev")
+    assert "b is created" in created.out
+    assert "b has 1 of 3 replicas, 1 in sync, on a cluster of 1 active node" in created.err
+    assert "writes are refused until 2 replicas are in sync (min_isr is 2)" in created.err
+    assert "tidelog channel alter b --factor 1`" in created.err
+    listed = tidelog("channel", "list", "--insecure-dev").out
+    assert "below_min_isr, writes refused (1 of 2 in sync)" in listed
+    [row] = tidelog("channel", "list", "--insecure-dev", "--json").json["channels"]
+    assert row["state"] == "below_min_isr"
+    shown = tidelog("channel", "describe", "b", "--insecure-dev").out
+    assert "2 (by the factor)" in shown
+    described = tidelog("channel", "describe", "b", "--insecure-dev", "--json").json
+    assert (described["state"], described["effective_min_isr"]) == ("below_min_isr", 2)
+    # The advice works.
+    tidelog("channel", "alter", "b", "--factor", "1", "--insecure-dev")
+    assert "below_min_isr" not in tidelog("channel", "list", "--insecure-dev").out
+
+
+def test_fewer_replicas_than_the_factor_but_enough_for_writes_is_a_milder_warning(
+    one_node: FakeCluster, tidelog: Tidelog
+) -> None:
+    created = tidelog("channel", "create", "b", "--factor", "2", "--insecure-dev")
+    assert "it takes writes (min_isr is 1)" in created.err
+    assert "refused" not in created.err
+    assert "under-replicated" in tidelog("channel", "list", "--insecure-dev").out
+    assert tidelog("channel", "create", "c", "--factor", "1", "--insecure-dev").err == ""
+
+
+def test_create_waits_until_the_channel_takes_writes(one_node: FakeCluster, tidelog: Tidelog) -> None:
+    late = tidelog("channel", "create", "b", "--insecure-dev", "--wait", "300ms", code=1)
+    assert "writes are refused" in late.err
+    assert tidelog("channel", "create", "c", "--factor", "1", "--wait", "10s", "--insecure-dev").err == ""
+    assert "--wait" in tidelog("channel", "create", "d", "--wait", "soon", "--insecure-dev", code=2).err
 
 
 def test_refusals_are_one_sentence_and_exit_code_1(cluster: FakeCluster, tidelog: Tidelog) -> None:
@@ -265,7 +313,7 @@ def test_sub_follows_until_it_is_interrupted(cluster: FakeCluster, tidelog: Tide
             tidelog("pub", "a", "two", "--insecure-dev")
             assert json.loads(process.stdout.readline())["value"] == "two"
             process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + patient(DEADLINE_S)
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             if process.poll() is None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.commands import Tidelog
 from tests.cluster.test_node_http import standing_well
+from tests.patience import patient
 from tidelog.cli import cluster_actions
 from tidelog.cli.main import run
 from tidelog.errors import LogError, NodeHolds, NotLeader, PeerUnreachable, UnknownNode, WaitTimedOut
@@ -326,7 +327,7 @@ def running(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 
 def until_led(tidelog: Tidelog, *reach: str) -> dict[str, Any]:
     """The status once a leader is known and the node is registered."""
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + patient(DEADLINE_S)
     while True:
         result = tidelog("cluster", "status", *reach, "--json", code=None)
         if result.code == 0 and result.json["standing"] == "leader":

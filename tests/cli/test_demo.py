@@ -20,6 +20,7 @@ from rich.console import Console
 
 from tests.blocks.crafted import LINEAGE
 from tests.cli.commands import Tidelog
+from tests.patience import patient
 from tests.pipeline.folders import put, small_store
 from tidelog.blocks.frames import encode_frames
 from tidelog.cli.demo import tell
@@ -60,7 +61,7 @@ def processes_of(folder: Path, *, but: int | None = None) -> dict[int, str]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + UP_S
+    end = time.monotonic() + patient(UP_S)
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.05)
@@ -78,7 +79,7 @@ def start(*arguments: str, folder: Path, **options: Any) -> subprocess.Popen[str
 def test_the_demo_holds_what_it_promises_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # A setting of a real boat is in the environment, which the demo must not take up.
     with start("-m", "tidelog.cli", "demo", "--seed", "7", "--json", "--quick", folder=tmp_path) as process:
-        out, err = process.communicate(timeout=540)
+        out, err = process.communicate(timeout=patient(540))
     assert process.returncode == 0, out + err
     assert err == ""
     story = json.loads(out)
@@ -107,7 +108,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_folder(tmp_path: Pa
                 break
         assert len(processes_of(tmp_path, but=process.pid)) == len(NODES) + len(BOATS)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=UP_S)
+        _, err = process.communicate(timeout=patient(UP_S))
     assert process.returncode == INTERRUPTED, err
     assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
@@ -224,7 +225,7 @@ def link(echo: Echo) -> Iterator[Link]:
 
 
 def dial(link: Link) -> socket.socket:
-    return socket.create_connection((HOST, link.port), timeout=DEADLINE_S)
+    return socket.create_connection((HOST, link.port), timeout=patient(DEADLINE_S))
 
 
 def test_link_carries_bytes_both_ways(link: Link) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from tests.cli.commands import Tidelog, in_subprocess
 from tests.cli.test_cluster_commands import DEADLINE_S, free_port, running, until_led
+from tests.patience import patient
 from tidelog import __version__
-from tidelog.cli.main import run
+from tidelog.cli.disk_trouble import EXIT_CODES
+from tidelog.cli.main import EXIT_DISK, run
 from tidelog.cli.node_settings import NODE_SETTINGS, check_node, node_options
 from tidelog.cluster import node as node_module
 from tidelog.cluster.node import INTERNAL_FOLDER, NodeProcessOptions
@@ -90,6 +92,7 @@ def test_every_setting_reaches_the_node(certificates: Path) -> None:
     flags += ["-snapshot-entries", "100", "-raft-heartbeat", "50ms", "-raft-election-timeout", "1s"]
     flags += ["-heartbeat", "20s", "-session-timeout", "1m", "-http-listen", "127.0.0.1:0", "-http-anonymous"]
     flags += ["-tls-revocations", str(certificates / "ca" / "nodes" / "revoked.txt")]
+    flags += ["-replica-max-lag-time", "3s", "-replica-max-leader-timeout", "4s", "-replica-max-idle-wait", "7s"]
     found = loaded(*tls(certificates), *flags)
     found.raise_problems()
     options = node_options(found.values)
@@ -101,6 +104,9 @@ def test_every_setting_reaches_the_node(certificates: Path) -> None:
     assert (core.voters_max, core.metadata.snapshot_entries) == (3, 100)
     assert (core.metadata.raft.heartbeat_ms, core.metadata.raft.election_timeout_ms) == (50, 1_000)
     assert (core.liveness.heartbeat_ms, core.liveness.session_timeout_ms) == (20_000, 60_000)
+    replication = core.replication
+    assert (replication.replica_max_lag_ms, replication.replica_max_leader_timeout_ms) == (3_000, 4_000)
+    assert replication.replica_max_idle_wait_ms == 7_000
     assert options.http is not None
     assert (options.http.listen, options.http.access.anonymous) == ("127.0.0.1:0", True)
 
@@ -307,6 +313,7 @@ class DoomedNode:
     """Starts, and soon cannot go on; or ends in peace if there is no reason."""
 
     reason: LogError | None = None
+    failure: LogError | None = None
     stops = 0
 
     def __init__(self, options: NodeProcessOptions, *, log: object) -> None:
@@ -333,8 +340,12 @@ def test_a_node_that_cannot_go_on_stops_and_says_why(
     Doomed.reason = reason
     monkeypatch.setattr(node_module, "Node", Doomed)
     monkeypatch.chdir(tmp_path)
-    result = tidelog("node", *GOOD, "-listen", "127.0.0.1:0", code=0 if reason is None else 2)
-    assert result.err == ("" if reason is None else f"tidelog: {reason}\n")
+    result = tidelog("node", *GOOD, "-listen", "127.0.0.1:0", code=0 if reason is None else EXIT_DISK)
+    if reason is None:
+        assert result.err == ""
+    else:
+        assert str(reason) in result.err
+        assert result.err.count("\n") == 1
     assert Doomed.stops == 1
 
 
@@ -343,5 +354,14 @@ def test_a_node_serves_http_when_told_where(tidelog: Tidelog, tmp_path: Path) ->
     flags = ["-id", "n1", "-data-dir", "data", "-insecure-dev", "-peers", f"n1={address}", "-http-listen", http]
     with running(*flags, "-http-anonymous", cwd=tmp_path):
         until_led(tidelog, "--node", address, "--insecure-dev")
-        with urllib.request.urlopen(f"http://{http}/livez", timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(f"http://{http}/livez", timeout=patient(DEADLINE_S)) as answer:
             assert (answer.status, answer.read()) == (200, b'{"status":"ok"}\n')
+
+
+def test_help_and_the_page_of_failures_name_the_same_exit_codes(tidelog: Tidelog) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    for command in ("boat", "cloud", "node"):
+        said = tidelog(command, "--help").out
+        for code, meaning, _ in EXIT_CODES:
+            assert f"  {code:<4} {meaning}" in said
+            assert f"| {code} | {meaning} |" in page

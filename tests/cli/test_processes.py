@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Tidelog, in_subprocess
+from tests.patience import patient
 from tidelog import __version__
-from tidelog.cli.boat_settings import BOAT_SETTINGS, boat_options, check_boat, interfaces
+from tidelog.cli.boat_settings import BOAT_SETTINGS, boat_options, check_boat, interfaces, send_options
 from tidelog.cli.cloud_settings import CLOUD_SETTINGS, check_cloud, cloud_options
 from tidelog.cli.main import run
 from tidelog.cli.setting_checks import check_file, check_folder
 from tidelog.cli.settings_page import PAGE, render_page
 from tidelog.config import Loaded, Setting, load_settings
+from tidelog.edge.transmitting import SendOptions
 from tidelog.edge.uplink_target import ReloadingTarget
 from tidelog.storage.options import Retention
 from tidelog.units import MIB
@@ -243,7 +245,6 @@ def test_settings_without_effect_are_said_once_and_the_rest_works(tmp_path: Path
 @pytest.mark.parametrize(
     ("process", "argument"),
     [
-        ("boat", "-send-enabled"),
         ("boat", "-journal-archive-command=/bin/archive"),
         ("boat", "-journal-retention-overflow-policy=pause-recording"),
         ("cloud", "-acme-domain=example.com"),
@@ -254,6 +255,29 @@ def test_what_would_betray_the_operator_is_refused(tidelog: Tidelog, process: st
     rest = ["-simulate", "1"] if process == "boat" else ["-insecure-dev"]
     said = tidelog(process, *rest, argument, "-validate-config", code=2).err
     assert re.search(rf"^tidelog: {argument.split('=')[0]} is not supported: .*; remove it", said, flags=re.MULTILINE)
+
+
+def test_sending_needs_its_pgns_by_name(tidelog: Tidelog) -> None:
+    rest = ("boat", "-simulate", "1", "-validate-config")
+    assert "-send-enabled needs -send-pgns" in tidelog(*rest, "-send-enabled", code=2).err
+    assert "'x' is no PGN" in tidelog(*rest, "-send-enabled", "-send-pgns", "59904,x", code=2).err
+    assert "'262144' is no PGN" in tidelog(*rest, "-send-pgns", "262144", code=2).err
+    rules = tidelog(*rest, "-send-enabled", "-send-pgns", "all", "-send-rules", "pgn:1", code=2)
+    assert "-send-rules would have no effect" in rules.err
+    tidelog(*rest, "-send-enabled", "-send-pgns", "59904,126996", "-send-rate-limit", "2")
+    tidelog(*rest, "-send-rules", "pgn:1")  # harmless while nothing is sent
+
+    def options(*arguments: str) -> SendOptions | None:
+        loaded = load_settings(BOAT_SETTINGS, arguments=arguments, environment={})
+        assert loaded.problems == []
+        return send_options(loaded.values)
+
+    assert options() is None
+    assert options("-send-enabled", "-send-pgns", "all", "-read-only") is None
+    allowed = options("-send-enabled", "-send-pgns", "59904,126996")
+    assert allowed == SendOptions(pgns=frozenset({59904, 126996}), rate_per_s=10.0)
+    everything = options("-send-enabled", "-send-pgns", "all", "-send-rate-limit", "2")
+    assert everything == SendOptions(pgns=None, rate_per_s=2.0)
 
 
 # --- what is wrong is said before anything is opened ----------------------------------------------
@@ -427,7 +451,7 @@ def running(*arguments: str | Path, until: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.stderr.read()
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=patient(30)) == 0
 
 
 def test_two_boats_do_not_share_a_journal(tmp_path: Path) -> None:
@@ -466,7 +490,7 @@ def test_a_reload_signal_does_not_end_a_process(tmp_path: Path) -> None:
         assert any("nothing to reload" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert any("boat down" in line for line in process.stderr)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=patient(30)) == 0
 
 
 def test_an_address_of_another_machine_is_said(tmp_path: Path, tidelog: Tidelog) -> None:
@@ -572,7 +596,7 @@ def test_several_interfaces_win_over_one() -> None:
 @pytest.mark.parametrize(("entry", "process"), [("boat_main", "boat"), ("cloud_main", "cloud")])
 def test_the_names_of_lplex_start_the_same_processes(entry: str, process: str) -> None:
     code = f"from tidelog.cli.processes import {entry}; {entry}()"
-    done = subprocess.run([sys.executable, "-c", code, "-version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, "-version"], capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stdout) == (0, f"tidelog {process} {__version__}\n")
     optimized = subprocess.run(
         [sys.executable, "-O", "-c", code, "-version"], capture_output=True, text=True, timeout=60

@@ -33,6 +33,7 @@ from tidelog.errors import (
 )
 from tidelog.wire.client_codec import (
     ALTER,
+    CLOSE_PRODUCER,
     CREATE,
     CURSOR,
     DESCRIBE,
@@ -359,6 +360,8 @@ class FakeNode:
             case _ if kind == OPEN_PRODUCER:
                 cluster.log(request["channel"])
                 return cluster.open_producer(request["channel"], request["name"])
+            case _ if kind == CLOSE_PRODUCER:
+                return cluster.close_producer(request)
             case _ if kind == OFFSETS:
                 return self._offsets(request)
             case _ if kind == CURSOR:
@@ -411,7 +414,11 @@ class FakeCluster:
         self.deleted: set[int] = set()
         self.produces = 0
         self._next_id = 1
-        self._producers: dict[tuple[str, str], tuple[int, int]] = {}
+        self._producers: dict[tuple[int, str], tuple[int, int]] = {}
+        self.closed: list[tuple[int, str]] = []
+        """(channel, name) of producers that clients closed."""
+        self.stale: dict[str, dict[str, Any]] = {}
+        """Descriptions of channels that nodes give who have not heard the newest, unless they are told to catch up."""
 
     @property
     def addresses(self) -> list[str]:
@@ -456,10 +463,26 @@ class FakeCluster:
         log.channel_epoch += 1
         return log.describe()
 
+    def recreate(self, name: str) -> FakeLog:
+        """Behind the clients' backs; the new channel is led by another node than the old one."""
+        old = self.logs[name]
+        self.stale[name] = old.describe()
+        self.alter({"channel": name, "op": "delete"})
+        self.create(name)
+        new = self.logs[name]
+        new.leader = next(node for node in self.nodes if node != old.leader)
+        return new
+
     def open_producer(self, channel: str, name: str) -> dict[str, Any]:
-        producer_id, epoch = self._producers.get((channel, name), (len(self._producers) + 1, 0))
-        self._producers[channel, name] = (producer_id, epoch + 1)
-        return {"producer_id": producer_id, "epoch": epoch + 1}
+        channel_id = self.log(channel).channel_id
+        producer_id, epoch = self._producers.get((channel_id, name), (len(self._producers) + 1, 0))
+        self._producers[channel_id, name] = (producer_id, epoch + 1)
+        return {"producer_id": producer_id, "epoch": epoch + 1, "channel_id": channel_id}
+
+    def close_producer(self, request: dict[str, Any]) -> dict[str, Any]:
+        ids = [key for key, (producer_id, _) in self._producers.items() if producer_id == request["producer_id"]]
+        self.closed += ids
+        return {"closed": bool(ids)}
 
     def describe(self, node: str, request: dict[str, Any]) -> dict[str, Any]:
         names = request["channels"]
@@ -468,6 +491,7 @@ class FakeCluster:
             wanted = sorted(name for name in self.logs if name > after)[: request.get("limit", 1000)]
         else:
             wanted = [name for name in names if name in self.logs]
+        stale = {} if request["barrier"] else self.stale
         return {
             "cluster": "00" * 16,
             "node": node,
@@ -484,7 +508,7 @@ class FakeCluster:
                 }
                 for one in self.nodes.values()
             ],
-            "channels": [self.logs[name].describe() for name in wanted],
+            "channels": [stale.get(name) or self.logs[name].describe() for name in wanted],
             "missing": [name for name in names or [] if name not in self.logs],
             "next": None,
         }
@@ -518,14 +542,14 @@ async def fake_client(
 
 
 @contextmanager
-def cluster_in_a_thread(*channels: str) -> Iterator[FakeCluster]:
+def cluster_in_a_thread(*channels: str, count: int = 3) -> Iterator[FakeCluster]:
     """A fake cluster for tests that have no loop of their own."""
     ready = threading.Event()
     found: list[Any] = []
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with fake_cluster(*channels) as cluster:
+        async with fake_cluster(*channels, count=count) as cluster:
             found.extend([cluster, asyncio.get_running_loop(), stop])
             ready.set()
             await stop.wait()

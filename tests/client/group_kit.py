@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import patient
 from tidelog.client import Client, ClientOptions, Group, GroupBatch, Rebalance, Record, connect
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
@@ -25,7 +26,7 @@ HASTY = GroupOptions(consumer_timeout_ms=1_500, coordinator_timeout_ms=1_500)
 
 
 async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = FORM_S) -> None:
-    give_up = time.monotonic() + deadline_s
+    give_up = time.monotonic() + patient(deadline_s)
     while not condition():
         assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0.01)
@@ -87,7 +88,7 @@ async def opened(folder: Path, count: int = 1, groups: GroupOptions = PATIENT) -
 
 async def created(client: Client, channels: list[str], factor: int) -> None:
     """Create channels, once as many nodes are there as that needs."""
-    give_up = time.monotonic() + FORM_S
+    give_up = time.monotonic() + patient(FORM_S)
     while True:
         refused = [one for one in await client.create_channels(channels, factor=factor) if isinstance(one, LogError)]
         if not refused:

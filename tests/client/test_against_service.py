@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.client.fake_cluster import QUICK
 from tests.cluster.test_client_service import World, opened
+from tests.patience import patient
 from tests.wire.links import HOST, refusal_of
 from tidelog.client import Client, Created, Record, connect
 from tidelog.errors import (
@@ -24,7 +25,7 @@ DEADLINE_S = 120
 
 def run(work: Callable[[World, Client], Awaitable[None]], *, insecure_dev: bool = True) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(DEADLINE_S), opened(World(insecure_dev=insecure_dev)) as world:
+        async with asyncio.timeout(patient(DEADLINE_S)), opened(World(insecure_dev=insecure_dev)) as world:
             assert world.listener is not None
             address = f"{HOST}:{world.listener.port}"
             async with await connect(address, insecure_dev=True, name="plotter", options=QUICK) as client:

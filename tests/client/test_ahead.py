@@ -12,6 +12,7 @@ import pytest
 from tests.client.fake_cluster import QUICK
 from tests.client.running import run as run_bounded
 from tests.cluster.test_client_service import World, opened
+from tests.patience import patient
 from tests.wire.links import HOST
 from tidelog.client import Client, connect
 from tidelog.client.ahead import DEPTH
@@ -121,7 +122,7 @@ def test_who_stops_reading_leaves_nothing_under_way() -> None:
         await anext(blocks)  # type: ignore[call-overload]
         await blocks.aclose()  # type: ignore[attr-defined]
         (link,) = world.service._clients
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             while link.statistics().requests_running:  # noqa: ASYNC110 - no event for it
                 await asyncio.sleep(0.005)
 

@@ -11,6 +11,7 @@ import pytest
 from tests.client.group_kit import FORM_S, Member, all_values, created, free_port, shared_out, wait_until
 from tests.client.running import run
 from tests.doors.door_kit import HOST, NodeProcess
+from tests.patience import patient
 from tidelog.client import connect
 
 CHANNELS = [f"bus/{number}" for number in range(6)]
@@ -39,7 +40,7 @@ def test_a_killed_coordinator_costs_no_record(tmp_path: Path) -> None:
                 wanted.add((channel, b"%d" % number))
         await wait_until(lambda: all_values(readers) >= wanted, "nothing is skipped")
         described = await client.describe_group("billing")
-        give_up = time.monotonic() + FORM_S
+        give_up = time.monotonic() + patient(FORM_S)
         while described["coordinator"] == coordinator:
             assert time.monotonic() < give_up, "the coordinator was never replaced"
             await asyncio.sleep(0.05)

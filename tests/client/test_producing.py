@@ -27,6 +27,7 @@ from tidelog.errors import (
     OutcomeUnknown,
     OutOfSequence,
     ProducerFenced,
+    UnknownProducer,
     WaitTimedOut,
 )
 from tidelog.wire.link_frames import SMALL_BYTES_MAX
@@ -453,3 +454,18 @@ def test_with_deadlines_what_is_said_of_a_record_is_true(seed: int, steps: int) 
             assert log[fate.first_offset] == value
         elif fate.error.definite:
             assert value not in log
+
+
+def test_cp3_what_may_be_in_the_log_is_not_sent_again_under_another_identity() -> None:
+    """The producer was closed while the answer to a block was lost: nobody can say any more whether it is there."""
+    core = ready_core(requests_max=1)
+    unsure, fresh = add(core, b"0"), add(core, b"1")
+    assert sends(core) == [unsure]
+    core.route_lost()
+    core.route_found()
+    assert sends(core) == [unsure]
+    fates = core.answered(Produced(token=unsure.token, error=UnknownProducer(producer=7)), 2)
+    assert [(fate.flight, type(fate.error)) for fate in fates] == [(unsure, OutcomeUnknown)]
+    assert core.wants_identity
+    core.opened(identity(2))
+    assert (fresh.base_seq, fresh.made.maker.producer) == (1, identity(2))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.patience import patient
 from tidelog.client import Client, Record
 from tidelog.wire.liftbridge_envelope import MessageType, encode_envelope, open_envelope
 from tidelog.wire.nats_connection import NatsConnection, NatsMessage, NatsOptions
@@ -77,7 +78,7 @@ class Publisher:
 
 
 async def until(condition: Callable[[], bool], what: str, *, deadline_s: float = WAIT_S) -> None:
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + patient(deadline_s)
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0.01)
@@ -86,7 +87,7 @@ async def until(condition: Callable[[], bool], what: str, *, deadline_s: float =
 async def records_of(client: Client, channel: str, count: int, *, deadline_s: float = WAIT_S) -> list[Record]:
     """The first messages of a channel."""
     found: list[Record] = []
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(patient(deadline_s)):
         async with client.reader(channel, start="earliest") as reader:
             while len(found) < count:
                 found += [record for record in await reader.read() if isinstance(record, Record)]

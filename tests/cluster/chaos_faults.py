@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tests.cluster.chaos_load import ChaosLoad
 from tests.cluster.chaos_world import NATS, NEARLY_BYTES, ChaosWorld
+from tests.patience import patient
 from tidelog.bench.cluster_load import ClusterCaller
 from tidelog.bench.fault_proxy import NOBODY
 from tidelog.errors import LogError
@@ -267,7 +268,7 @@ class Faults:
         self.world.fill(victim, leave_bytes=NEARLY_BYTES)
         said = len(self._kit.said(victim))
         self._kit.start(victim)
-        end = time.monotonic() + REFUSED_S
+        end = time.monotonic() + patient(REFUSED_S)
         while REFUSED not in self._kit.said(victim)[said:] and time.monotonic() < end:
             self._kit.require_alive()
             await asyncio.sleep(POLL_S)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from tests.cluster.chaos_world import ChaosWorld
+from tests.patience import patient
 from tidelog.client import Client, CommittedLost, Producer, Reader, Receipt
 from tidelog.errors import LogError, NotChannelLeader
 
@@ -227,7 +228,7 @@ class ChaosLoad:
     async def end_producers(self, *, deadline_s: float) -> None:
         """Every record has its answer afterwards."""
         self._is_over = True
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(patient(deadline_s)):
             await asyncio.gather(*self._producers, *self._watchers)
 
     async def end_readers(self, ends: dict[str, int], *, deadline_s: float) -> None:

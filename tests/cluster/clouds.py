@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tidelog.cluster.keeper import KeeperOptions
 from tidelog.cluster.node import Node
 from tidelog.cluster.store_view import StoreView
 from tidelog.cluster.uplink_instance import Instance
+from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
@@ -85,7 +87,9 @@ class CloudHouse:
 async def running_cloud(
     folder: Path, tls: TlsFolder | None = None, *, store: StoreOptions | None = None, **options: Any
 ) -> AsyncIterator[CloudHouse]:
+    """Nothing is asked of a boat's ring: the lplex boats of these tests have a journal alone."""
     lines: list[str] = []
+    options["limits"] = replace(options.get("limits", ReceiverLimits()), ring_frames=0)
     files = {"tls_cert": tls.cert, "tls_key": tls.key, "tls_client_ca": tls.authority} if tls is not None else {}
     cloud = Cloud(
         CloudOptions(

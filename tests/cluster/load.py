@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.cluster.histories import History, Operation, violations
+from tests.patience import patient
 from tidelog.bench.cluster_kit import ClusterKit
 from tidelog.bench.cluster_load import ClusterCaller, MetadataClient
 from tidelog.core.catalog import AlterChannel, ChannelConfig, CreateChannel, DeleteChannel, PauseChannel
@@ -143,7 +144,7 @@ class Load:
         The workers may hang on a frozen node until their time is up, which says nothing about the others.
         """
         client = MetadataClient(self._caller, nodes, timeout_ms=self._timeout_ms, deadline_s=deadline_s)
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(patient(deadline_s)):
             while True:
                 # Nobody else changes this channel, so its epoch is known unless the last change's outcome is not.
                 if self._probe_epoch is None:

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.patience import patient
 from tests.wire.certificates import PrivateKey, crafted
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
@@ -62,11 +63,11 @@ Metadata = Sequence[tuple[str, str]]
 
 
 def run(scenario: Coroutine[Any, Any, T], deadline_s: float = 60.0) -> T:
-    return asyncio.run(asyncio.wait_for(scenario, deadline_s))
+    return asyncio.run(asyncio.wait_for(scenario, patient(deadline_s)))
 
 
 async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    give_up = time.monotonic() + deadline_s
+    give_up = time.monotonic() + patient(deadline_s)
     while not condition():
         assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0.01)
@@ -168,6 +169,8 @@ class CloudParty:
         self.fleet = fleet
         self._client_authority = client_authority
         self.port = 0
+        self.lines: list[str] = []
+        """What the log says of boats."""
         self._limits = limits or ReceiverLimits()
         self._revocations = revocations
         self._insecure_dev = insecure_dev or fleet is None
@@ -200,6 +203,7 @@ class CloudParty:
             boats=boats,
             identity=UplinkIdentity(insecure_dev=self._insecure_dev, revocations=self._revocations),
             relay=UplinkRelay(node, boats),
+            log=self.lines.append,
         )
         self.service.open()
         self._server = grpc.aio.server(
@@ -294,7 +298,7 @@ def blocks_of(node: Node, name: str) -> list[Block]:
 
 
 class BoatParty:
-    def __init__(self, folder: Path, *, config: SenderConfig = FAST) -> None:
+    def __init__(self, folder: Path, *, config: SenderConfig = FAST, jitter_seed: int = 7) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.journal: Journal = open_journal(
             OsDisk(folder),
@@ -305,12 +309,13 @@ class BoatParty:
         )
         self.ring = Ring()
         self.downs: list[str] = []
-        """What the client said each time the link went down."""
+        """What the client said when the link went down, and why it could not come up again."""
+        self.ups: list[str] = []
         self.uplink = BoatUplink(
             journal=self.journal,
             ring=self.ring,
             config=config,
-            jitter=random.Random(7).random,
+            jitter=random.Random(jitter_seed).random,
             now_ms=steady_clock_ms(),
         )
         self._client: UplinkClient | None = None
@@ -325,6 +330,9 @@ class BoatParty:
         if self._client is not None:
             self._client.notify()
 
+    def hear(self, line: str) -> None:
+        (self.ups if line.startswith("uplink up") else self.downs).append(line)
+
     async def sail(self, steps: int, *, each: int = 10) -> None:
         """Record as a bus would: a few frames, then a moment of nothing."""
         for _ in range(steps):
@@ -332,7 +340,11 @@ class BoatParty:
             await asyncio.sleep(0.01)
 
     def dial(self, target: UplinkTarget) -> None:
-        self._client = UplinkClient(uplink=self.uplink, target=target, log=self.downs.append)
+        self.dial_as(lambda: target)
+
+    def dial_as(self, target: Callable[[], UplinkTarget]) -> None:
+        """`target` is asked at every dial."""
+        self._client = UplinkClient(uplink=self.uplink, target=target, log=self.hear)
         self._task = asyncio.ensure_future(self._client.run())
 
     @property
@@ -419,6 +431,11 @@ class LplexBoat:
         self._channel = channel
         self.name = name
         self.metadata = (("x-instance-id", name),) if metadata is None else metadata
+        self._streams: list[Any] = []
+
+    def hang_up(self) -> None:
+        while self._streams:
+            self._streams.pop().cancel()
 
     async def handshake(self, head: int, *, journal_bytes: int = 4096, **fields: Any) -> pb.HandshakeResponse:
         request = pb.HandshakeRequest(instance_id=self.name, head_seq=head, journal_bytes=journal_bytes, **fields)
@@ -426,13 +443,18 @@ class LplexBoat:
 
     async def handshake_raw(self, data: bytes) -> pb.HandshakeResponse:
         call = self._channel.unary_unary(f"/{SERVICE}/Handshake")
-        return pb.HandshakeResponse.FromString(await call(data, timeout=ANSWER_S))
+        return pb.HandshakeResponse.FromString(await call(data, timeout=patient(ANSWER_S)))
 
     def live(self, metadata: Metadata | None = None) -> Any:
-        return self._channel.stream_stream(f"/{SERVICE}/Live")(metadata=metadata or self.metadata, timeout=60)
+        return self._open("Live", metadata)
 
     def backfill(self, metadata: Metadata | None = None) -> Any:
-        return self._channel.stream_stream(f"/{SERVICE}/Backfill")(metadata=metadata or self.metadata, timeout=60)
+        return self._open("Backfill", metadata)
+
+    def _open(self, method: str, metadata: Metadata | None) -> Any:
+        call = self._channel.stream_stream(f"/{SERVICE}/{method}")
+        self._streams.append(call(metadata=metadata or self.metadata, timeout=patient(60)))
+        return self._streams[-1]
 
 
 def live_frame(seq: int) -> bytes:
@@ -468,14 +490,14 @@ async def send_frames(stream: Any, seqs: range) -> int:
 
 async def answer(stream: Any) -> bytes:
     """The next answer, as bytes; a refusal comes as the call's error."""
-    data = await asyncio.wait_for(stream.read(), ANSWER_S)
+    data = await asyncio.wait_for(stream.read(), patient(ANSWER_S))
     assert isinstance(data, bytes), "the stream ended without an answer"
     return data
 
 
 async def code_of(stream: Any) -> grpc.StatusCode:
     """How the call ends. Answers are read on the way: gRPC shows a status only behind them."""
-    async with asyncio.timeout(ANSWER_S):
+    async with asyncio.timeout(patient(ANSWER_S)):
         with contextlib.suppress(grpc.aio.AioRpcError):
             while isinstance(await stream.read(), bytes):
                 pass
@@ -490,7 +512,7 @@ def blast(fleet: Fleet, port: int, name: str, seqs: range) -> tuple[grpc.StatusC
     credentials = fleet.boat(name)
     secrets = grpc.ssl_channel_credentials(fleet.nodes.certificate_pem, credentials.key, credentials.certificate)
     with grpc.secure_channel(f"{HOST}:{port}", secrets) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/Live")(map(live_frame, seqs), timeout=ANSWER_S)
+        call = channel.stream_stream(f"/{SERVICE}/Live")(map(live_frame, seqs), timeout=patient(ANSWER_S))
         try:
             for _ in call:
                 pass

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster.attach_kit import Publisher, enveloped, records_of, until
 from tests.cluster.test_nats_transport import NatsTrio
 from tests.cluster.test_node import free_port
+from tests.patience import patient
 from tests.wire.nats_server import NatsServer
 from tidelog.client import Client, connect
 from tidelog.cluster.node import Node, NodeProcessOptions
@@ -27,7 +28,7 @@ DEADLINE_S = 120.0
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, DEADLINE_S))
+    asyncio.run(asyncio.wait_for(story, patient(DEADLINE_S)))
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.attach_kit import Publisher, until
+from tests.patience import patient
 from tests.wire.nats_server import NatsServer
 from tidelog.bench.cluster_kit import OPERATOR, ClusterKit
 from tidelog.client import Client, LinkTlsFiles, connect
@@ -69,7 +70,7 @@ def operator_files(kit: ClusterKit) -> LinkTlsFiles:
 
 
 async def leader_of(client: Client, *, other_than: str = "") -> str:
-    end = time.monotonic() + FAULT_S
+    end = time.monotonic() + patient(FAULT_S)
     while time.monotonic() < end:
         with contextlib.suppress(LogError):
             found = (await client.describe(CHANNEL, timeout_ms=2_000))["leader"]
@@ -110,7 +111,7 @@ def test_every_acked_message_is_kept_while_leaders_and_the_server_die(tmp_path: 
     with NatsServer(tmp_path / "nats") as server:
         settings = ("-nats-servers", server.url, "-transport", transport)
         with ClusterKit(tmp_path, settings=settings) as kit:
-            asyncio.run(asyncio.wait_for(story(kit, server), 570))
+            asyncio.run(asyncio.wait_for(story(kit, server), patient(570)))
 
 
 async def strike(kit: ClusterKit, server: NatsServer, client: Client, fault: str) -> None:
@@ -129,7 +130,7 @@ async def check(client: Client, load: Load) -> None:
     """What an ack said is where it said, and nothing was acked as refused."""
     end = max(load.acked.values()) + 1
     found: dict[int, bytes | None] = {}
-    async with asyncio.timeout(FAULT_S), client.reader(CHANNEL) as reader:
+    async with asyncio.timeout(patient(FAULT_S)), client.reader(CHANNEL) as reader:
         while not found or max(found) < end - 1:
             found |= {record.offset: record.value for record in await reader.read()}  # type: ignore[union-attr]
     wrong = {token: offset for token, offset in load.acked.items() if found.get(offset) != b"message " + token.encode()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.cluster.parties import (
     target,
     wait_until,
 )
+from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.lpj import encode_lpj_block
@@ -288,7 +290,7 @@ def test_history_of_a_long_log_is_read_in_pieces_and_can_be_left(tmp_path: Path)
             started = time.monotonic()
             found = await history(house, START_US + 150_000, START_US + 150_010)
             assert [seq for seq, _ in found] == list(range(150_000, 150_010))
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < patient(2.0)
 
     run(scenario())
 
@@ -354,18 +356,29 @@ def test_history_passes_over_what_retention_takes_meanwhile(tmp_path: Path) -> N
 # --- single frames of an lplex boat --------------------------------------------------------------
 
 
-def test_ten_thousand_frames_of_an_lplex_boat_become_few_blocks(tmp_path: Path) -> None:
+def test_ten_thousand_frames_of_an_lplex_boat_become_few_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a disk whose sync takes 5 ms, so that the bound does not depend on how fast this one is."""
+    sync, sync_s = os.fdatasync, 0.005
+
+    def slow_sync(descriptor: int) -> None:
+        time.sleep(sync_s)
+        sync(descriptor)
+
     async def scenario() -> None:
         async with running_cloud(tmp_path, limits=FAST) as house, dialed(house.port) as channel:
             boat = LplexBoat(channel, NAME)
             await boat.handshake(1)
+            monkeypatch.setattr(os, "fdatasync", slow_sync)
             started = time.monotonic()
             assert await send_frames(boat.live(), range(1, 10_001)) == 10_000
             elapsed_s = time.monotonic() - started
             blocks = [block.maker.record_count for block in house.log(NAME).blocks() if block.maker.base_seq]
             print(f"{len(blocks)} blocks for 10,000 frames in {elapsed_s:.1f} s, largest {max(blocks)}")
             assert sum(blocks) == 10_000
-            assert len(blocks) < 5_000, "frames that come while an append is on its way share the next one"
+            assert len(blocks) <= 1 + elapsed_s / sync_s, "frames that come during an append share the next one"
+            assert len(blocks) < 10_000
             assert max(blocks) <= 256
             found = await history(house, 0, 2**62)
             assert found == [(seq, row(seq)) for seq in range(1, 10_001)]

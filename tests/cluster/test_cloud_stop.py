@@ -26,6 +26,7 @@ from tests.cluster.parties import (
     target,
     wait_until,
 )
+from tests.patience import patient
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.wire.proto import replication_pb2 as pb
 
@@ -57,7 +58,7 @@ def test_endless_live_streams_are_told_at_once_that_the_cloud_stops(tmp_path: Pa
             endings = [asyncio.ensure_future(code_of(stream)) for stream in streams]
             started = time.monotonic()
             await house.cloud.stop()
-            assert time.monotonic() - started < STOP_S
+            assert time.monotonic() - started < patient(STOP_S)
             assert set(await asyncio.gather(*endings)) == {grpc.StatusCode.UNAVAILABLE}
             assert (await streams[0].details()).startswith("log_closed")
         assert saved(tmp_path, "boat-4")["cursor"] == 3
@@ -95,7 +96,7 @@ def test_boats_that_do_not_read_do_not_hold_up_the_stop(tmp_path: Path) -> None:
             started = time.monotonic()
             await house.cloud.stop()
             elapsed_s = time.monotonic() - started
-            assert elapsed_s < STOP_S, f"{elapsed_s:.1f} s"
+            assert elapsed_s < patient(STOP_S), f"{elapsed_s:.1f} s"
             live.cancel()
         assert saved(tmp_path, NAME)["boat_head_seq"] == HEAD + FRAMES
 
@@ -107,7 +108,7 @@ def test_a_stream_that_is_fenced_ends_although_its_boat_does_not_read(tmp_path: 
         async with running_cloud(tmp_path, limits=FAST) as house, narrow_channel(house.port) as channel:
             boat = LplexBoat(channel, NAME)
             live = await talk_without_listening(house, boat)
-            await boat.handshake(HEAD + FRAMES)
+            await boat.handshake(HEAD + FRAMES, lineage=bytes(range(16)), life=b"1", sent_through=HEAD + FRAMES)
             await wait_until(lambda: ("live_stop", STOPPED) in house.events(NAME), "the old stream is over", STOP_S)
             live.cancel()
 

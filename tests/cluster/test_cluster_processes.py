@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.load import Load
+from tests.patience import patient
 from tidelog.bench.cluster_kit import HOST, LOAD, OPERATOR, ClusterKit
 from tidelog.bench.cluster_load import ClusterCaller
 from tidelog.core.catalog import ChannelConfig, CreateChannel, encode_change
@@ -60,7 +61,7 @@ class Silent:
 
 def run(command: list[str]) -> tuple[int, str]:
     """A process that must end by itself: its exit code, and what it said."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(ENDS_S), check=False)
     return ended.returncode, ended.stdout + ended.stderr
 
 

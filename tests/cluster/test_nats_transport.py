@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.cluster.parties import wait_until
 from tests.cluster.test_node import Trio
+from tests.patience import patient
 from tests.wire.nats_server import NatsServer
 from tidelog.client import Client, connect
 from tidelog.cluster.node import Node, NodeProcessOptions
@@ -115,7 +116,7 @@ async def produce(client: Client, count: int, *, size: int = 100) -> None:
 
 async def until_over_nats(trio: NatsTrio, client: Client, count: int, *, size: int = 100) -> None:
     """Until so many records went through without a message by link; a machine under load may need a second try."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(patient(DEADLINE_S)):
         while True:
             fallbacks, sent = trio.count("fallbacks"), trio.count("sent")
             await produce(client, count, size=size)
@@ -159,7 +160,7 @@ async def subscriber(url: str) -> AsyncIterator[list[NatsMessage]]:
         connection.subscribe(subject, seen.extend)
     await connection.start()
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patient(DEADLINE_S)):
             await up.wait()
         yield seen
     finally:
@@ -255,7 +256,7 @@ def test_a_server_that_freezes_stops_nobody(tmp_path: Path) -> None:
 
 
 async def elect(trio: NatsTrio, client: Client, leader: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(patient(DEADLINE_S)):
         while trio.leader_of("foo") != leader:
             with contextlib.suppress(LogError):
                 await client.elect("foo", leader)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.parties import wait_until
+from tests.patience import patient
 from tidelog.cluster.cluster_client import ClusterClient
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.core.catalog import AddGrant, AdmitNode, FenceNode, RemoveNode
@@ -274,7 +275,7 @@ def test_large_bodies_show_what_a_link_can_carry(tmp_path: Path) -> None:
                     await sender.pool.request("n2", 0x0103, body, timeout_ms=30_000)
                 return receiver.core.heartbeats.peak_bytes_per_s("n1") != 125_000_000
 
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(patient(DEADLINE_S)):
                 while not await shown():
                     pass
             report = receiver.core.heartbeats.report(receiver.now_ms())

@@ -84,8 +84,8 @@ def test_one_damaged_copy_loses_nothing(tmp_path: Path, damaged: str) -> None:
     assert (again.known_incarnation, again.state.cluster) == (8, (b"c" * 16).hex())
 
 
-def test_a_store_finds_damage_once_so_its_node_must_remember_it() -> None:
-    """NF3: the first opening writes what is whole anew; the second finds nothing amiss."""
+def test_a_store_tells_of_damage_until_its_node_says_that_the_catalog_knows() -> None:
+    """NF3: the first opening writes what is whole anew, and remembers what it found."""
     disk = SimDisk(Random(1))
     store = open_store(disk, now_us=1)
     logs = ChannelLogs(store)
@@ -100,4 +100,8 @@ def test_a_store_finds_damage_once_so_its_node_must_remember_it() -> None:
     disk.flip_bit(".tidelog/wal/000000000001.wal", 70, 3)
     assert not ChannelLogs(open_store(disk, now_us=2)).verified
     disk.crash()
-    assert ChannelLogs(open_store(disk, now_us=3)).verified
+    again = ChannelLogs(open_store(disk, now_us=3))
+    assert not again.verified
+    again.forget_loss()
+    disk.crash()
+    assert ChannelLogs(open_store(disk, now_us=4)).verified

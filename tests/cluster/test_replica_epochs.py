@@ -8,7 +8,7 @@ from tests.cluster.replica_kit import Kit
 from tidelog.cluster.replica_orders import BlocksRead, LogReady, ReadBlocks
 from tidelog.cluster.replica_statistics import Storage
 from tidelog.core.catalog import ChannelRetention, FsyncPolicy, PauseChannel, ResumeChannel
-from tidelog.core.replication.messages import Resign, SyncError, SyncNack, SyncRequest, SyncResponse
+from tidelog.core.replication.messages import LeaderSilent, Resign, SyncError, SyncNack, SyncRequest, SyncResponse
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
 
@@ -45,7 +45,9 @@ def test_rp3_a_leader_that_resigned_says_so_until_somebody_else_leads() -> None:
     kit.create()
     kit.write(b"one")
     kit.run_until(kit.is_whole)
-    kit.lose = lambda to, sender, message: isinstance(message, Resign) and kit.now_ms < 13_000
+    kit.lose = lambda to, sender, message: (
+        isinstance(message, LeaderSilent) or (isinstance(message, Resign) and kit.now_ms < 13_000)
+    )
     with kit.refusing("a"):
         kit.produce(b"two")
         kit.run(20)
@@ -53,6 +55,20 @@ def test_rp3_a_leader_that_resigned_says_so_until_somebody_else_leads() -> None:
     kit.run_until(lambda: kit.record().leader != "a", ms=10_000)
     resigned = kit.delivered(Resign)[-1]
     assert "refused" in resigned.reason
+    kit.run_until(kit.is_whole)
+
+
+def test_wi6_a_node_that_lives_and_does_not_lead_is_replaced_though_its_resignation_is_lost() -> None:
+    kit = Kit("a", "b", "c")
+    kit.create()
+    kit.write(b"one")
+    kit.run_until(kit.is_whole)
+    kit.lose = lambda to, sender, message: isinstance(message, Resign)
+    with kit.refusing("a"):
+        kit.produce(b"two")
+        kit.run(20)
+    kit.run_until(lambda: kit.record().leader != "a", ms=10_000)
+    kit.lose = lambda *_: False
     kit.run_until(kit.is_whole)
 
 

@@ -212,7 +212,7 @@ def test_placeholders_of_damaged_records_are_passed_over() -> None:
 def test_other_control_records_change_nothing_but_the_end() -> None:
     log = Log()
     log.append(encode_control([EpochStarted(epoch=1, node="a")], time_us=1))
-    assert (log.fold.end, log.fold.state()) == (1, {"producers": {}, "cursors": {}})
+    assert (log.fold.end, log.fold.state()) == (1, {"producers": {}, "producers_used_ms": {}, "cursors": {}})
     assert not log.fold.needs_snapshot
 
 

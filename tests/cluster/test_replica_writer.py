@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tidelog.blocks.block import Block, make_block
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster import replica_writer
 from tidelog.cluster.replica_orders import AppendBlocks, Appended, CloseLog, StorageOrder, StorageResult
 from tidelog.cluster.replica_writer import ReplicaWriter
+from tidelog.errors import DiskFailed, LogError, LogPoisoned
 
 WAIT_S = 30.0
 
@@ -25,6 +27,10 @@ class FakeLogs:
     def __init__(self) -> None:
         self.syncs = 0
         self.is_ready = True
+        self.stopped_by: LogError | None = None
+
+    def stopped(self) -> LogError | None:
+        return self.stopped_by
 
     def is_ready_for(self, byte_count: int) -> bool:
         return self.is_ready
@@ -90,7 +96,7 @@ class World:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Whatever is waited for comes with a result or with a failure."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(patient(WAIT_S)):
             while not is_so():
                 self._moved.clear()
                 await self._moved.wait()
@@ -231,3 +237,24 @@ def test_after_a_failure_nothing_is_written_any_more(monkeypatch: pytest.MonkeyP
 
     world = run(monkeypatch, scene)  # which stops the thread, behind all that was ordered
     assert [life for _, life in world.storage.done] == list(range(1, 1 + replica_writer._QUICK_COMMITS))
+
+
+@pytest.mark.parametrize("by", ["loop", "thread"])
+def test_rw2_a_store_that_stopped_ends_the_node_and_answers_nothing(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3: after a failed sync of the write-ahead file nobody may be told anything, and nothing more is written."""
+
+    async def scene(world: World) -> None:
+        number = await world.warm_up() if by == "loop" else 1
+        world.storage.logs.stopped_by = LogPoisoned(log="the store", cause="sync 1.wal: Input/output error")
+        world.writer.put([append(number)])
+        await world.until(lambda: bool(world.failures))
+        world.writer.put([append(number + 1)])
+        await asyncio.sleep(0.05)
+        assert number not in world.results
+        assert (by, number) in world.storage.done
+        assert (by, number + 1) not in world.storage.done
+
+    world = run(monkeypatch, scene)
+    (failure,) = world.failures
+    assert isinstance(failure, DiskFailed)
+    assert "sync 1.wal: Input/output error" in str(failure)

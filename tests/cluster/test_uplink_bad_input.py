@@ -43,6 +43,7 @@ from tests.cluster.parties import (
     target,
     wait_until,
 )
+from tests.patience import patient
 from tests.uplink.processes import CloudProcess, frames_of, open_files, seed_of_the_day
 from tests.uplink.proxy import LinkProxy
 from tidelog.blocks.block import MadeBlock
@@ -173,7 +174,7 @@ def harbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection((HOST, port), timeout=ANSWER_S)
+    return socket.create_connection((HOST, port), timeout=patient(ANSWER_S))
 
 
 def tls(harbour: Harbour, credentials: Credentials, *, protocols: list[str], folder: Path) -> ssl.SSLSocket:
@@ -323,7 +324,7 @@ def test_connections_reset_in_the_middle_of_a_message_leave_nothing_behind(harbo
             await asyncio.sleep(0.005 * number)
             proxy.cut()
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await asyncio.wait_for(writing, ANSWER_S)
+                await asyncio.wait_for(writing, patient(ANSWER_S))
 
     async def scenario() -> None:
         name = harbour.name()
@@ -382,7 +383,7 @@ def test_message_that_inflates_above_the_limit_is_refused(harbour: Harbour) -> N
             ) as channel,
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await channel.unary_unary(f"/{SERVICE}/Handshake")(bytes(100 * 2**20), timeout=30)
+                await channel.unary_unary(f"/{SERVICE}/Handshake")(bytes(100 * 2**20), timeout=patient(30))
             assert refusal.value.code() is EXHAUSTED
 
     run(scenario())
@@ -555,11 +556,14 @@ def test_hostile_blocks_are_refused_by_type_on_both_streams_and_nothing_is_taken
                     welcome = await boat.handshake(60, **hello)
                     assert (welcome.cursor, holes(welcome)) == (0, [(1, 61)]), f"after {what}"
                     stream = boat.live() if path == "live" else boat.backfill()
-                    live, backfill = pb.LiveUpstream(made_block=block), pb.BackfillUpstream(made_blocks=[block])
+                    live = pb.LiveUpstream(made_block=block)
+                    backfill = pb.BackfillUpstream(made_blocks=[block], file_offsets=[4_711])
                     await stream.write((live if path == "live" else backfill).SerializeToString())
                     code, details = await refusal_of(stream)
                     assert code is INVALID, f"{what} by {path}: {code} {details}"
                     assert details.split(":")[0] in TYPED, f"{what} by {path}: {details}"
+                    is_placed = path == "backfill" and details.startswith("block_corrupt")
+                    assert ("at byte 4711 of its segment file" in details) == is_placed, f"{what} by {path}: {details}"
             await boat.handshake(60, **hello)
             backfill = boat.backfill()
             honest = made_bytes(made_frames(range(1, 61)))
@@ -807,7 +811,9 @@ def test_a_boat_that_sends_every_second_seq_is_bounded(harbour: Harbour, count: 
         async with harbour.bystander(), harbour.attacker(name) as boat:
             head = 2 * count
             await boat.handshake(head, lineage=LINEAGE, life=b"1", sent_through=head)
-            backfill = boat._channel.stream_stream(f"/{SERVICE}/Backfill")(metadata=boat.metadata, timeout=1_800)
+            backfill = boat._channel.stream_stream(f"/{SERVICE}/Backfill")(
+                metadata=boat.metadata, timeout=patient(1_800)
+            )
             reading = asyncio.ensure_future(ending(backfill))
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for message in every_second(count):

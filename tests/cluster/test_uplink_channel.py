@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.control import LineageOpened, encode_control
+from tidelog.blocks.control import LineageOpened, RangeLost, decode_control, encode_control
+from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.frames import encode_frames
+from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import Message, encode_messages
 from tidelog.cluster.uplink_channel import UplinkChannel, fold_log, held_block
 from tidelog.core.uplink.messages import (
@@ -39,6 +42,8 @@ def block(start: int, stop: int, lineage: bytes = A, *, salt: int = 0) -> MadeBl
 
 
 class Cloud:
+    limits = ReceiverLimits()
+
     def __init__(self) -> None:
         self.disk = SimDisk(random.Random(1))
         self.log = self._open()
@@ -51,7 +56,7 @@ class Cloud:
 
     def _channel(self) -> UplinkChannel:
         held = functools.partial(held_block, self.log)
-        return UplinkChannel(instance="boat-001", fold=fold_log(self.log.blocks()), limits=ReceiverLimits(), held=held)
+        return UplinkChannel(instance="boat-001", fold=fold_log(self.log.blocks()), limits=self.limits, held=held)
 
     def receive(self, message: Any, *, commit: bool = True) -> list[Any]:
         appends, replies = self.channel.receive(message, new_lineage=NEW, now_ms=0)
@@ -239,16 +244,235 @@ def test_two_lineages_of_one_boat_are_kept_apart() -> None:
     assert fold_log(cloud.log.blocks()).to_state() == fold.to_state()
 
 
+# --- boats without lineages -----------------------------------------------------------------------
+
+
+class LplexCloud(Cloud):
+    """Spoken to by a boat that says its head only. Lineages are named by their number."""
+
+    limits = ReceiverLimits(max_live_lag=20)
+
+    def __init__(self) -> None:
+        self.lineages = 0
+        super().__init__()
+
+    def receive(self, message: Any, *, commit: bool = True) -> list[Any]:
+        self.lineages += 1
+        appends, replies = self.channel.receive(message, new_lineage=bytes([self.lineages]) * 16, now_ms=0)
+        for append in appends:
+            self.stage(append)
+        return replies + (self.commit() if commit else [])
+
+    def say_hello(self, head: int) -> Welcome:
+        return self.hello(head, lineage=None, journal_bytes=1)
+
+    def bring(self, run: int, seqs: range, *, live: bool = False, late_us: int = 0, **more: Any) -> list[Any]:
+        kind: Any = LiveData if live else BackfillData
+        made = run_block(run, seqs, late_us=late_us)
+        return self.receive(kind(session=self.session, seqs=seqs, block=made, **more))
+
+    def held(self) -> dict[bytes, dict[int, bytes]]:
+        """Payload by lineage and seq; a seq that counts twice fails."""
+        found: dict[bytes, dict[int, bytes]] = {}
+        for stored in self.log.blocks():
+            if stored.maker.kind == BlockKind.CONTROL:
+                continue
+            rows = list(decode_block_frames(stored).rows())
+            known = found.setdefault(stored.maker.producer, {})
+            for part in stored.counted_ranges():
+                for place in part:
+                    assert known.setdefault(stored.maker.base_seq + place, rows[place][2]) is rows[place][2]
+        return found
+
+    def assert_runs(self, *runs: Mapping[int, Iterable[int]]) -> None:
+        """Each lineage holds these seqs of one run, and no other lineage is there."""
+        held = sorted(sorted(seqs.items()) for seqs in self.held().values())
+        assert held == sorted([(seq, payload(run, seq)) for seq in seqs] for one in runs for run, seqs in one.items())
+        assert fold_log(self.log.blocks()).to_state() == self.channel.receiver.fold.to_state()
+
+
+RUN_US = 10**9
+"""From the start of one run to that of the next."""
+
+
+def payload(run: int, seq: int) -> bytes:
+    return b"%d-%d" % (run, seq)
+
+
+def run_block(run: int, seqs: range, *, late_us: int = 0, steady: bool = False) -> MadeBlock:
+    rows = [(run * RUN_US + 1000 * seq + late_us, 5, b"steady" if steady else payload(run, seq)) for seq in seqs]
+    return encode_frames(FrameColumns.from_rows(rows), base_seq=seqs.start)
+
+
 def test_two_passes_of_an_lplex_boat_make_its_hole_lost() -> None:
-    cloud = Cloud()
+    cloud = LplexCloud()
+    assert cloud.say_hello(100).live_start == 1
+    cloud.bring(1, range(1, 11), live=True)  # then it leaves for its lag
+    assert cloud.say_hello(100).live_start == 80
+    cloud.bring(1, range(80, 101), live=True)
     for _ in range(2):
-        cloud.hello(100, lineage=None, journal_bytes=1)
-        for start, stop in ((1, 50), (60, 100)):
-            made = block(start, stop, NEW)
-            cloud.receive(BackfillData(session=cloud.session, seqs=range(start, stop), block=made))
+        cloud.bring(1, range(1, 50))
+        cloud.bring(1, range(60, 80))
         cloud.receive(BackfillDone(session=cloud.session))
-    assert list(cloud.channel.receiver.fold.lineages[NEW].lost) == [range(50, 60)]
-    assert cloud.channel.receiver.cursor == 99
+        cloud.say_hello(100)
+        cloud.bring(1, range(85, 101), live=True)
+    assert list(cloud.channel.receiver.fold.lineages[cloud.channel.receiver.lineage or b""].lost) == [range(50, 60)]
+    assert cloud.channel.receiver.cursor == 100
+
+
+def restarted_cloud(head: int = 30) -> LplexCloud:
+    """Run 1 came to 100 with a hole, run 2 speaks now, from its first frame on."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    cloud.bring(1, range(61, 101), live=True)
+    cloud.say_hello(head)
+    assert cloud.channel.receiver.lineage is not None
+    cloud.bring(2, range(1, head + 1), live=True)
+    return cloud
+
+
+def test_old_files_of_a_restarted_boat_fill_the_old_run_and_never_the_new_one() -> None:
+    cloud = restarted_cloud()
+    session = cloud.session
+    cloud.bring(2, range(51, 81), live=True)  # a gap: the new run lacks 31 to 50 now
+    for seqs in (range(1, 31), range(31, 71), range(71, 111), range(111, 131)):
+        assert not [found for found in cloud.bring(1, seqs) if isinstance(found, Refused)]
+    cloud.bring(2, range(1, 61))
+    assert cloud.session == session
+    assert cloud.channel.receiver.cursor == 80
+    cloud.assert_runs({1: range(1, 131)}, {2: range(1, 81)})
+
+
+def test_files_of_a_run_that_the_cloud_never_heard_of_get_a_lineage_of_their_own() -> None:
+    cloud = restarted_cloud()
+    cloud.bring(3, range(31, 61), live=True)  # no boat counts so, but time tells a later run all the same
+    cloud = LplexCloud()
+    cloud.say_hello(20)
+    cloud.bring(5, range(1, 21), live=True)
+    cloud.bring(5, range(61, 81), live=True)
+    for seqs in (range(21, 41), range(41, 71)):
+        cloud.bring(2, seqs)
+    cloud.bring(4, range(11, 31))
+    cloud.bring(5, range(11, 71))
+    cloud.bring(2, range(1, 21))
+    cloud.assert_runs({2: range(1, 71)}, {4: range(11, 31)}, {5: range(1, 81)})
+
+
+def test_boat_that_restarted_and_counted_past_what_is_known_goes_on_in_a_new_lineage() -> None:
+    """Its bus spoke before the Handshake: only the frames tell."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    assert cloud.say_hello(45).live_start == 25
+    assert not [found for found in cloud.bring(2, range(25, 46), live=True) if isinstance(found, Refused)]
+    cloud.assert_runs({1: range(1, 41)}, {2: range(25, 46)})
+    assert cloud.say_hello(46).live_start == 30
+    assert cloud.channel.receiver.holes() == [range(1, 25)]
+
+
+def test_block_of_a_later_run_over_what_is_held_shows_a_restart_too() -> None:
+    """The gap is beyond the boat's ring: the block at its start tells."""
+    cloud = LplexCloud()
+    cloud.limits = ReceiverLimits(max_live_lag=20, ring_frames=30)
+    cloud.channel = cloud._channel()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    assert cloud.say_hello(200).holes == (range(41, 42),)
+    cloud.bring(2, range(180, 201), live=True)
+    cloud.bring(1, range(31, 51))
+    cloud.bring(2, range(21, 61))
+    # The block may be of a run before the one that speaks: it is left out until Live has shown that one.
+    cloud.assert_runs({1: range(1, 51)})
+    cloud.receive(BackfillDone(session=cloud.session))
+    cloud.say_hello(200)
+    cloud.bring(2, range(180, 201), live=True)
+    cloud.bring(1, range(31, 51))
+    cloud.bring(2, range(21, 61))
+    cloud.assert_runs({1: range(1, 51)}, {2: [*range(21, 61), *range(180, 201)]})
+
+
+def test_clock_that_was_set_back_makes_no_conflict() -> None:
+    """lplex's journal tells what follows a step back too late, until its block ends."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    cloud.bring(1, range(61, 81), live=True, late_us=-50_000)
+    cloud.bring(1, range(31, 71))
+    cloud.assert_runs({1: range(1, 81)})
+
+
+def test_steady_bus_of_another_run_is_told_by_its_times() -> None:
+    """Every frame says the same in both runs."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+
+    def bring(run: int, seqs: range, kind: Any) -> None:
+        cloud.receive(kind(session=cloud.session, seqs=seqs, block=run_block(run, seqs, steady=True)))
+
+    bring(1, range(1, 41), LiveData)
+    cloud.say_hello(45)
+    bring(2, range(25, 46), LiveData)
+    bring(1, range(21, 61), BackfillData)
+    bring(2, range(1, 31), BackfillData)
+    held = sorted(sorted(seqs) for seqs in cloud.held().values())
+    assert held == [[*range(1, 46)], [*range(1, 61)]]
+
+
+def test_steady_bus_that_came_frame_by_frame_is_told_by_its_times_too() -> None:
+    """One frame alone may be late by anything; the first one of a block is not late at all."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+
+    def bring(run: int, seqs: range, kind: Any) -> None:
+        cloud.receive(kind(session=cloud.session, seqs=seqs, block=run_block(run, seqs, steady=True)))
+
+    for seq in range(1, 41):
+        bring(1, range(seq, seq + 1), LiveData)
+    first = cloud.channel.receiver.lineage or b""
+    cloud.say_hello(0)
+    bring(3, range(1, 4), LiveData)
+    bring(1, range(33, 41), BackfillData)
+    bring(2, range(33, 41), BackfillData)
+    bring(2, range(41, 61), BackfillData)
+    assert cloud.channel.receiver.fold.lineages[first].span_us == (RUN_US + 1_000, RUN_US + 40_000)
+
+
+def test_block_that_shows_a_restart_may_be_of_a_run_between() -> None:
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    cloud.say_hello(200)
+    cloud.bring(2, range(31, 51))  # run 3 speaks
+    cloud.bring(2, range(51, 61))
+    cloud.bring(3, range(180, 201), live=True)
+    cloud.assert_runs({1: range(1, 41)}, {3: range(180, 201)})
+
+
+def test_block_that_came_before_any_frame_of_live_waits_for_the_next_pass() -> None:
+    cloud = LplexCloud()
+    cloud.say_hello(30)
+    cloud.bring(1, range(1, 21))
+    assert cloud.held() == {}
+    cloud.receive(BackfillDone(session=cloud.session))
+    assert cloud.channel.wake_at_ms() == 1_000
+
+
+def test_good_records_of_a_damaged_block_are_kept_and_the_others_lost_with_the_reason() -> None:
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 11), live=True)
+    cloud.bring(1, range(21, 31), live=True)
+    cloud.bring(1, range(5, 19), lost=range(19, 23), problem="record 14 of 18 is not a frame record")
+    fold = cloud.channel.receiver.fold.lineages[cloud.channel.receiver.lineage or b""]
+    assert (list(fold.lost), fold.cursor) == ([range(19, 21)], 30)
+    records = [
+        record
+        for found in cloud.log.blocks()
+        if found.maker.kind == BlockKind.CONTROL
+        for record in decode_control(found.maker, found.raw_body())
+    ]
+    assert any(isinstance(record, RangeLost) and "record 14 of 18" in record.reason for record in records)
 
 
 def test_acks_on_a_timer_end_with_the_connection() -> None:

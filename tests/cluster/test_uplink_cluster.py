@@ -26,6 +26,7 @@ from tests.cluster.parties import (
     wait_until,
 )
 from tests.cluster.uplink_trio import UplinkTrio, plain_target, uplink_port, uplink_trio
+from tests.patience import patient
 from tidelog.cluster.node import Node
 from tidelog.cluster.replication_events import EventRing
 from tidelog.cluster.uplink_identity import PASSED_ON
@@ -155,7 +156,7 @@ def test_a_leader_killed_in_the_middle_costs_no_frame_and_no_ack(tmp_path: Path)
             await trio.kill(victim.core.node)
             before = ours.journal.acked
             await ours.sail(30)
-            await asyncio.wait_for(lplex, FAILOVER_S)
+            await asyncio.wait_for(lplex, patient(FAILOVER_S))
             await ours.wait_acked(FAILOVER_S)
             assert ours.journal.acked >= before
             assert acked == sorted(acked), "acks never go back"

@@ -11,6 +11,7 @@ import aiohttp
 
 from tests.cluster.parties import HOST, LplexBoat, dialed, run, send_frames, wait_until
 from tests.cluster.uplink_trio import UplinkTrio, uplink_port, uplink_trio
+from tests.patience import patient
 from tidelog.cluster.http_relay import PASSED_ON
 from tidelog.cluster.node import Node
 
@@ -75,7 +76,7 @@ def test_an_event_stream_is_passed_on_and_ends_when_leadership_moves(tmp_path: P
                 await send_frames(boat.live(), range(21, 31))
                 seen: list[int] = []
                 while len(seen) < 10:
-                    line = await asyncio.wait_for(stream.content.readline(), 20)
+                    line = await asyncio.wait_for(stream.content.readline(), patient(20))
                     if line.startswith(b"data:"):
                         seen.append(json.loads(line[5:])["seq"])
                 assert seen == list(range(21, 31))
@@ -85,7 +86,7 @@ def test_an_event_stream_is_passed_on_and_ends_when_leadership_moves(tmp_path: P
                 assert replica is not None
                 replica.resign("the test wants it")
                 leader.pump_soon()
-                while await asyncio.wait_for(stream.content.readline(), 20):
+                while await asyncio.wait_for(stream.content.readline(), patient(20)):
                     pass
 
     run(scenario(), 120)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.parties import (
-    FAST,
     BoatParty,
     CloudParty,
     Fleet,
@@ -19,6 +18,8 @@ from tests.cluster.parties import (
     wait_until,
 )
 from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.uplink_client import UplinkClient
+from tidelog.storage.writer import steady_clock_ms
 
 NAME = "boat-001"
 
@@ -165,7 +166,7 @@ def test_cloud_that_is_not_there_yet_is_found_when_it_comes(tmp_path: Path, flee
         boat = BoatParty(tmp_path / "boat")
         boat.record(100)
         boat.dial(target(fleet, cloud.port, NAME))
-        await wait_until(lambda: len(boat.downs) >= 3, "the boat tried")
+        await wait_until(lambda: boat.uplink.statistics().dials >= 4, "the boat tried")
         assert all("UNAVAILABLE" in reason for reason in boat.downs)
         await cloud.start()
         await boat.wait_acked()
@@ -176,50 +177,64 @@ def test_cloud_that_is_not_there_yet_is_found_when_it_comes(tmp_path: Path, flee
     run(scenario())
 
 
-def test_second_client_of_a_boat_fences_the_first(tmp_path: Path, fleet: Fleet) -> None:
-    patient = SenderConfig(backoff_first_ms=30_000)
+def test_second_process_with_a_boats_certificate_waits_until_the_first_is_gone(tmp_path: Path, fleet: Fleet) -> None:
+    """They took the session from each other every second, and both delivered."""
 
     async def scenario() -> None:
-        boat = BoatParty(tmp_path / "boat", config=patient)
-        other = BoatParty(tmp_path / "other", config=FAST)
+        boat, other = BoatParty(tmp_path / "boat"), BoatParty(tmp_path / "other")
         async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
             boat.dial(target(fleet, cloud.port, NAME))
             await boat.sail(5)
             await boat.wait_acked()
-            first = cloud.session(NAME)
             other.record(70)
             other.dial(target(fleet, cloud.port, NAME))
-            await wait_until(lambda: bool(boat.downs), "the first is told")
-            assert "FAILED_PRECONDITION: session_fenced" in boat.downs[0]
-            assert not boat.is_connected
+            await wait_until(lambda: bool(other.downs), "the second is told")
+            assert f"name_in_use: another process uses the name {NAME} since 20" in other.downs[0]
+            await boat.sail(20)
+            await boat.wait_acked()
+            assert (cloud.session(NAME), boat.downs, other.journal.acked) == (1, [], 0)
+            assert cloud.service.instances[NAME].status().name_in_use >= 1
+            assert sum("name_in_use" in line for line in other.downs) == 1, "once, and not for every dial"
+            await boat.hang_up()
             await other.wait_acked()
-            assert cloud.session(NAME) == first + 1
+            assert "after='name_in_use'" in other.ups[0]
             # Two journals of one boat are two lineages: no seq ever means two frames.
             for party in (boat, other):
                 there = cloud.held(NAME, party.journal.lineage)
                 assert sorted(there) == party.held()
+            assert [line.split()[1] for line in cloud.lines] == ["connected", "refused", "recovered"]
             await boat.close()
             await other.close()
 
     run(scenario())
 
 
-def test_fenced_client_comes_back_and_delivers(tmp_path: Path, fleet: Fleet) -> None:
+def test_a_boat_that_dials_again_over_a_half_open_link_takes_its_own_session_over_at_once(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    """U2: the cloud has not noticed that the link is dead, and the same process is there again."""
+
     async def scenario() -> None:
         boat = BoatParty(tmp_path / "boat")
-        other = BoatParty(tmp_path / "other", config=SenderConfig(backoff_first_ms=30_000))
         async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
             boat.dial(target(fleet, cloud.port, NAME))
             await boat.sail(5)
-            other.record(10)
-            other.dial(target(fleet, cloud.port, NAME))
-            await wait_until(lambda: bool(boat.downs) and boat.is_connected, "the first is back")
-            await other.hang_up()
-            await boat.sail(5)
             await boat.wait_acked()
-            assert sorted(cloud.held(NAME, boat.journal.lineage)) == boat.held()
+            # What a half-open link leaves behind: the old streams run on, as far as the cloud knows.
+            old = cloud.service.instances[NAME].session
+            client = UplinkClient(uplink=boat.uplink, target=target(fleet, cloud.port, NAME))
+            boat.uplink.disconnected(steady_clock_ms())
+            boat.record(10)
+            task = asyncio.ensure_future(client.run())
+            await wait_until(lambda: cloud.session(NAME) == 2, "it is let in")
+            assert old is not None
+            assert old.refusal is not None
+            assert old.refusal.code == "session_fenced"
+            assert "boat fenced name=boat-001 session=1 by=2" in cloud.lines
+            await boat.wait_acked()
+            task.cancel()
+            await asyncio.wait({task})
             await boat.close()
-            await other.close()
 
     run(scenario())
 
@@ -233,7 +248,10 @@ def test_full_disk_of_the_cloud_refuses_until_there_is_room_and_loses_nothing(tm
             await boat.wait_acked()
             cloud.disk.is_full = True
             await boat.sail(10)
-            await wait_until(lambda: len(boat.downs) >= 3, "the boat is refused, also when it dials again")
+            dials = boat.uplink.statistics().dials
+            await wait_until(
+                lambda: boat.uplink.statistics().dials >= dials + 3, "the boat is refused when it dials too"
+            )
             assert any("RESOURCE_EXHAUSTED: disk_full" in reason for reason in boat.downs)
             assert boat.journal.acked == 100, "nothing that was refused is acked"
             cloud.disk.is_full = False

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.parties import BoatParty, CloudParty, Fleet, LplexBoat, answer, dialed, row, run, target
 from tests.http.parties import Client, Events, options, serving
+from tests.patience import patient
 from tidelog.cluster.cloud_http import CloudHttp
 from tidelog.cluster.store_view import StoreView
 from tidelog.wire.proto import replication_pb2 as pb
@@ -37,7 +38,7 @@ async def frames(events: Events, count: int) -> list[dict[str, Any]]:
     """The next frames; what else is on the stream is passed over."""
     found: list[dict[str, Any]] = []
     while len(found) < count:
-        event = await asyncio.wait_for(events.next(), 10)
+        event = await asyncio.wait_for(events.next(), patient(10))
         assert event is not None, "the stream ended"
         if "type" not in event:
             found.append(event)

@@ -9,23 +9,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tidelog.core.uplink.facts import DeclareLost, DeclareVoid, OpenLineage
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
     BackfillGone,
+    BackfillUnread,
     Hello,
     LiveAck,
     LiveData,
     LiveStatus,
+    Refused,
     Welcome,
 )
 from tidelog.core.uplink.receiver import (
     Append,
-    DeclareLost,
-    DeclareVoid,
     Note,
-    OpenLineage,
     ReceiverLimits,
     Reply,
     UplinkReceiver,
@@ -131,16 +131,24 @@ def test_a_reconnect_adds_the_gap_as_a_hole_and_live_starts_at_the_head(
 @pytest.mark.parametrize(
     ("cursor", "head", "holes", "live_start"),
     [
-        (100, 100, (), 100),
-        (100, 101, (), 101),
-        (100, 102, (range(101, 102),), 102),
-        (100, 200, (range(101, 200),), 200),
+        (0, 0, (), 1),
+        (0, 9_000, (), 1),
+        (100, 100, (), 85),
+        (100, 101, (), 85),
+        (100, 10_085, (), 85),
+        (100, 10_086, (), 85),
+        (100, 60_086, (range(101, 102),), 50_086),
     ],
 )
-def test_an_lplex_boat_gets_lplex_s_own_arithmetic(
+def test_an_lplex_boat_is_asked_for_live_from_the_end_of_what_is_held_where_its_ring_reaches(
     cursor: int, head: int, holes: tuple[range, ...], live_start: int
 ) -> None:
-    welcome = at_cursor(cursor).hello(head, lineage=None, journal_bytes=1)
+    """A few frames that are held come again: they show that its run goes on."""
+    cloud = Cloud()
+    cloud.hello(0, lineage=None, journal_bytes=1)
+    if cursor:
+        cloud.live(1, cursor + 1)
+    welcome = cloud.hello(head, lineage=None, journal_bytes=1)
     assert (welcome.cursor, welcome.holes, welcome.live_start) == (cursor, holes, live_start)
 
 
@@ -222,33 +230,160 @@ def test_an_lplex_boat_whose_head_went_back_opens_a_new_lineage() -> None:
     assert isinstance(cloud.notes[-2], OpenLineage)
 
 
-def test_holes_of_a_boat_without_journal_files_are_lost_at_once() -> None:
-    """F5."""
-    cloud = Cloud()
-    assert cloud.hello(50, lineage=None, journal_bytes=0).holes == ()
-    assert cloud.receiver.cursor == 49
-    cloud.live(50, 51)
+def test_only_what_live_is_not_asked_for_is_lost_of_a_boat_without_journal_files() -> None:
+    """F5: its ring still has the newest."""
+    cloud = Cloud(max_live_lag=10)
+    assert cloud.hello(50, lineage=None, journal_bytes=0).live_start == 1, "its ring is asked for all of it"
+    assert cloud.receiver.cursor == 0, "and nothing is given up"
+    welcome = cloud.hello(50, lineage=None, journal_bytes=0)
+    assert (welcome.holes, welcome.live_start, welcome.cursor) == ((), 40, 39)
+    cloud.live(40, 51)
     assert cloud.receiver.cursor == 50
+    assert cloud.hello(58, lineage=None, journal_bytes=0).live_start == 35
+    assert cloud.receiver.cursor == 50
+
+
+def lplex_with_a_hole(**limits: int) -> Cloud:
+    """Head 100, Live from 80: it left for its lag when it was asked for more."""
+    cloud = Cloud(max_live_lag=20, **limits)
+    for live_start in (1, 80):
+        assert cloud.hello(100, lineage=None, journal_bytes=1).live_start == live_start
+    cloud.live(80, 101)
+    assert cloud.receiver.holes() == [range(1, 80)]
+    return cloud
+
+
+def end_pass(cloud: Cloud) -> None:
+    cloud.take(cloud.receiver.backfill_done(cloud.receiver.session, now_ms=0))
 
 
 def test_a_hole_of_an_lplex_boat_is_lost_after_two_passes_that_went_past_it() -> None:
     """F5."""
-    cloud = Cloud()
+    cloud = lplex_with_a_hole()
     for lost in ([], [range(50, 60)]):
-        cloud.hello(100, lineage=None, journal_bytes=1)
         cloud.backfill(1, 50)
-        cloud.backfill(60, 100)
-        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
+        cloud.backfill(60, 80)
+        end_pass(cloud)
         assert list(cloud.receiver.fold.lineages[NEW].lost) == lost
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+
+
+def test_a_hole_of_blocks_that_nobody_can_read_is_lost_after_two_passes() -> None:
+    """F5: a journal compressed with dictionaries brings nothing, and never will."""
+    cloud = lplex_with_a_hole()
+    for lost in ([], [range(1, 80)]):
+        unread = BackfillUnread(session=cloud.receiver.session, seqs=range(1, 80), time_us=5)
+        cloud.take(cloud.receiver.unread(unread, is_current=True))
+        end_pass(cloud)
+        assert list(cloud.receiver.fold.lineages[NEW].lost) == lost
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+
+
+def test_unreadable_blocks_of_an_older_run_say_nothing_of_this_one() -> None:
+    cloud = lplex_with_a_hole()
+    for _ in range(5):
+        unread = BackfillUnread(session=cloud.receiver.session, seqs=range(1, 80), time_us=5)
+        cloud.take(cloud.receiver.unread(unread, is_current=False))
+        end_pass(cloud)
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+    assert not cloud.receiver.fold.lineages[NEW].lost
 
 
 def test_a_hole_that_backfill_never_went_past_is_not_lost() -> None:
-    cloud = Cloud()
+    cloud = lplex_with_a_hole()
     for _ in range(5):
-        cloud.hello(100, lineage=None, journal_bytes=1)
         cloud.backfill(1, 50)
-        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
+        end_pass(cloud)
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
     assert not cloud.receiver.fold.lineages[NEW].lost
+
+
+def test_a_pass_in_which_a_run_could_not_be_told_counts_for_nothing_and_the_boat_comes_again_soon() -> None:
+    cloud = lplex_with_a_hole()
+    for _ in range(4):
+        cloud.backfill(60, 80)
+        cloud.take(cloud.receiver.undecided(cloud.receiver.session))
+        end_pass(cloud)
+        assert cloud.receiver.wake_at_ms() == 1_000
+        assert cloud.receiver.wake(980) == []
+        (refusal,) = cloud.receiver.wake(1_000)
+        assert isinstance(refusal, Reply)
+        assert isinstance(refusal.message, Refused)
+        assert refusal.message.code == "holes_left"
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+    assert not cloud.receiver.fold.lineages[NEW].lost
+
+
+def test_an_lplex_boat_is_told_to_come_again_for_the_holes_that_a_pass_left() -> None:
+    """It hears of holes in a Handshake only; what it had not written yet is there later."""
+    cloud = lplex_with_a_hole()
+    waits = []
+    for _ in range(6):
+        end_pass(cloud)
+        waits.append(cloud.receiver.asks.again_at_ms)
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+    assert waits == [60_000, 120_000, 240_000, 480_000, 960_000, 960_000]
+    cloud.backfill(1, 80)
+    end_pass(cloud)
+    assert cloud.receiver.asks.again_at_ms is None, "nothing is left"
+
+
+def test_what_live_was_asked_for_is_not_charged_to_the_rate() -> None:
+    """An lplex boat sends what its ring holds as fast as it can."""
+    cloud = Cloud(rate_frames_per_s=1, burst_frames=5, max_live_lag=400)
+    cloud.hello(300, lineage=None, journal_bytes=1)
+    assert cloud.live(1, 301)[0].cursor == 300
+    cloud.live(301, 306)
+    with pytest.raises(RateExceeded):
+        cloud.live(306, 307)
+
+
+def test_a_ring_that_does_not_reach_is_asked_for_less_until_it_answers() -> None:
+    cloud = Cloud(max_live_lag=10_000)
+    starts = [cloud.hello(8_000, lineage=None, journal_bytes=1).live_start for _ in range(5)]
+    assert starts == [1, 1, 6_001, 6_001, 7_501]
+    cloud.live(7_501, 8_001)
+    assert cloud.hello(8_100, lineage=None, journal_bytes=1).live_start == 7_985
+
+
+def test_a_gap_beyond_the_ring_asks_for_the_block_at_its_start_and_leaves_live_out_until_it_came() -> None:
+    """Else a boat that restarted meanwhile would be taken for one whose run goes on."""
+    cloud = Cloud(max_live_lag=10, ring_frames=50)
+    cloud.hello(0, lineage=None, journal_bytes=1)
+    cloud.live(1, 21)
+    welcome = cloud.hello(200, lineage=None, journal_bytes=1)
+    assert (welcome.holes, welcome.live_start) == ((range(21, 22),), 190)
+    cloud.live(190, 201)
+    assert list(cloud.receiver.fold.lineages[NEW].held) == [range(1, 21)]
+    cloud.backfill(11, 31)
+    end_pass(cloud)
+    assert cloud.receiver.wake_at_ms() == 1_000
+    welcome = cloud.hello(201, lineage=None, journal_bytes=1)
+    assert (welcome.holes, welcome.live_start) == ((range(31, 191),), 191)
+    cloud.live(191, 202)
+    assert cloud.receiver.fold.lineages[NEW].held.end == 202
+
+
+def test_files_are_asked_for_what_older_runs_lack_until_two_passes_brought_nothing() -> None:
+    cloud = Cloud()
+    cloud.hello(0, lineage=None, journal_bytes=1)
+    cloud.live(1, 21)
+    cloud.live(31, 41)
+    for expected in (True, True, False):
+        cloud.take(cloud.receiver.hello(Hello(head=3, journal_bytes=1), new_lineage=B, now_ms=0))
+        (welcome,) = [found for found in cloud.replies if isinstance(found, Welcome)][-1:]
+        asked = [(hole.start, hole.stop > 10**9) for hole in welcome.holes]
+        assert asked == ([(21, False), (41, True)] if expected else [])
+        end_pass(cloud)
+    assert list(cloud.receiver.fold.lineages[NEW].lost) == [range(21, 31)]
+    assert cloud.receiver.fold.lineages[NEW].closed
+    assert ChannelFold.from_state(cloud.receiver.fold.to_state()).lineages[NEW].closed
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -391,14 +526,15 @@ def test_many_declared_ranges_take_few_blocks() -> None:
 
 def test_a_hole_that_an_lplex_boat_was_not_asked_for_is_not_lost() -> None:
     """F5: only what a Handshake named can have been looked for."""
-    cloud = Cloud(holes_told_max=1)
-    for _ in range(3):
+    cloud = lplex_with_a_hole(holes_told_max=1)
+    cloud.backfill(40, 60)
+    cloud.hello(100, lineage=None, journal_bytes=1)
+    for _ in range(2):
+        cloud.backfill(70, 80)
+        end_pass(cloud)
         cloud.hello(100, lineage=None, journal_bytes=1)
-        if not cloud.appends:
-            cloud.backfill(40, 60)
-        cloud.backfill(90, 100)
-        cloud.take(cloud.receiver.backfill_done(cloud.receiver.session))
-    assert [fact.seqs for fact in cloud.notes if isinstance(fact, DeclareLost)] == [range(60, 90)]
+        cloud.live(85, 101)
+    assert [fact.seqs for fact in cloud.notes if isinstance(fact, DeclareLost)] == [range(60, 70)]
     assert cloud.receiver.holes() == [range(1, 40)]
 
 
@@ -417,16 +553,17 @@ def test_a_tidelog_boat_with_other_frames_is_told_to_fork_at_its_next_handshake(
     assert not cloud.hello(20, life=b"2", earlier=((b"1", 20),)).fork
 
 
-def test_an_lplex_boat_with_other_frames_has_restarted_and_gets_a_new_lineage() -> None:
+def test_an_lplex_boat_with_other_frames_has_restarted_and_its_session_goes_on_in_a_new_lineage() -> None:
     cloud = Cloud()
     cloud.hello(0, lineage=None)
     cloud.live(1, 11)
-    with pytest.raises(ConflictingFrames):
-        cloud.receiver.conflict(10)
-    cloud.receiver.hello(Hello(head=20, journal_bytes=1), new_lineage=B, now_ms=0)
+    cloud.hello(20, lineage=None, journal_bytes=1)
+    cloud.take(cloud.receiver.restarted(B, now_ms=7))
+    cloud.live(11, 21)
     assert cloud.receiver.lineage == B
-    assert cloud.receiver.holes() == [range(1, 20)]
+    assert cloud.receiver.holes() == [range(1, 11)]
     assert cloud.receiver.fold.lineages[NEW].cursor == 10
+    assert cloud.receiver.wake_at_ms() == 1_007, "what the new run lacks must be asked for in a Handshake"
 
 
 # --- sessions and limits -------------------------------------------------------------------------

@@ -84,24 +84,65 @@ def failed_dials(core: UplinkSender, count: int) -> int:
     return core.wake_at_ms()
 
 
-def test_a_session_that_made_progress_resets_the_back_off() -> None:
+def session_of(core: UplinkSender, now_ms: int, *, acked_for_ms: int) -> int:
+    """A session from `now_ms` on that delivers frames and is acked for so long; returns when the next dial is due."""
+    core.wake(now_ms)
+    core.welcomed(welcome(), now_ms=now_ms)
+    for after_ms in sorted({*range(0, acked_for_ms, 2_000), acked_for_ms}):
+        core.next_live(core.live_position(), now_ms=now_ms + after_ms)
+        core.live_acked(live_ack(core.live_position() - 1, cursor=core.live_position() - 1), now_ms=now_ms + after_ms)
+    core.disconnected(now_ms=now_ms + acked_for_ms)
+    return core.wake_at_ms()
+
+
+@pytest.mark.parametrize("acked_for_ms", [0, 5_000, 60_000])
+def test_every_failed_dial_doubles_the_back_off_whatever_came_before(acked_for_ms: int) -> None:
+    """A session that had made progress counted for all the failed dials after it: 24 of them in 20 s."""
     core = sender()
+    dial_at_ms = session_of(core, 0, acked_for_ms=acked_for_ms)
+    waits = [dial_at_ms - acked_for_ms]
+    for _ in range(7):
+        core.wake(dial_at_ms)
+        core.disconnected(now_ms=dial_at_ms)
+        waits.append(core.wake_at_ms() - dial_at_ms)
+        dial_at_ms = core.wake_at_ms()
+    assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
+
+
+def test_a_session_that_was_acked_for_as_long_as_the_back_off_starts_it_over() -> None:
+    core = sender()
+    now_ms = failed_dials(core, 5)
+    assert session_of(core, now_ms, acked_for_ms=32_000) - (now_ms + 32_000) == 1_000
+
+
+def test_a_session_that_was_acked_for_less_does_not() -> None:
+    core = sender()
+    now_ms = failed_dials(core, 5)
+    assert session_of(core, now_ms, acked_for_ms=31_000) - (now_ms + 31_000) == 32_000
+
+
+@pytest.mark.parametrize("session_ms", [0, 100, 1_000, 5_000, 9_000])
+def test_a_cloud_that_welcomes_and_breaks_is_not_dialed_without_end(session_ms: int) -> None:
+    core = sender(jitter=0.0)
+    now_ms, dials = 0, []
+    while now_ms < 600_000:
+        dials.append(now_ms)
+        now_ms = session_of(core, now_ms, acked_for_ms=session_ms)
+    assert max(sum(start <= at < start + 20_000 for at in dials) for start in dials) <= 6
+    assert len(dials) <= 6 + 600 / 30
+
+
+def test_a_lag_reconnect_is_immediate_and_neither_starts_the_back_off_over() -> None:
+    core = sender(max_live_lag=100, lag_check_interval=10, live_window_blocks=1_000)
     now_ms = failed_dials(core, 5)
     core.wake(now_ms)
     core.welcomed(welcome(), now_ms=now_ms)
-    assert core.next_live(5, now_ms=now_ms) == range(1, 6)
-    core.live_acked(live_ack(5, cursor=5), now_ms=now_ms)
-    core.disconnected(now_ms=now_ms)
-    assert core.wake_at_ms() - now_ms == 1_000
-
-
-def test_a_session_without_progress_does_not() -> None:
-    core = sender()
-    now_ms = failed_dials(core, 5)
+    while isinstance(core.next_live(10_000, now_ms=now_ms), range):
+        pass
+    assert core.wake_at_ms() == now_ms
     core.wake(now_ms)
-    core.welcomed(welcome(), now_ms=now_ms)
     core.disconnected(now_ms=now_ms)
-    assert core.wake_at_ms() - now_ms == 32_000
+    assert core.wake_at_ms() - now_ms == 60_000
 
 
 def test_a_link_without_an_answer_is_dead_within_thirty_seconds() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from tests.patience import patient
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.doors.liftbridge_door import LiftbridgeDoor, LiftbridgeOptions
@@ -48,14 +49,14 @@ _UNARY = (
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patient(DEADLINE_S)):
             await work
 
     asyncio.run(bounded())
 
 
 async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = FORM_S) -> None:
-    give_up = time.monotonic() + deadline_s
+    give_up = time.monotonic() + patient(deadline_s)
     while not condition():
         assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0.01)
@@ -88,7 +89,7 @@ class Api:
 
     async def __call__(self, request: Any, *, deadline_s: float | None = CALL_S) -> Any:
         name = type(request).__name__.removesuffix("Request")
-        return await self._calls[name](request, timeout=deadline_s)
+        return await self._calls[name](request, timeout=None if deadline_s is None else patient(deadline_s))
 
     async def refusal(self, request: Any, *, deadline_s: float | None = CALL_S) -> grpc.aio.AioRpcError:
         try:
@@ -112,9 +113,12 @@ class Api:
 
     async def read(self, stream: str, **more: Any) -> tuple[list[pb.Message], grpc.aio.AioRpcError]:
         """All messages of a subscription that ends by itself, and how it ended; the handshake is checked."""
+        return await self.read_asked(pb.SubscribeRequest(stream=stream, **more))
+
+    async def read_asked(self, request: pb.SubscribeRequest) -> tuple[list[pb.Message], grpc.aio.AioRpcError]:
         found: list[pb.Message] = []
         try:
-            async for message in self.subscribe(stream, **more):
+            async for message in self._subscribe(request):
                 found.append(message)
         except grpc.aio.AioRpcError as error:
             if found:
@@ -139,6 +143,8 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.doors: dict[str, LiftbridgeDoor] = {}
         self.lines: list[str] = []
+        self.without_door: set[str] = set()
+        """Nodes that are started without one."""
 
     async def start(self) -> None:
         for name in self.peers:
@@ -168,14 +174,15 @@ class Cluster:
                 store=StoreOptions(log=LogOptions(reserve_bytes=0)),
                 groups=self._groups,
                 nats=self._nats,
-                other_doors=(door.address(HOST),),
+                other_doors=() if name in self.without_door else (door.address(HOST),),
             ),
             log=self.lines.append,
         )
         await node.start()
         self.nodes[name] = node
         self.doors[name] = door
-        await door.start(node)
+        if name not in self.without_door:
+            await door.start(node)
 
     async def stop_node(self, name: str) -> None:
         await self.doors.pop(name).stop()
@@ -213,7 +220,7 @@ class NodeProcess:
 
     def wait_served(self) -> None:
         assert self._process is not None
-        give_up = time.monotonic() + FORM_S
+        give_up = time.monotonic() + patient(FORM_S)
         while b"liftbridge door up" not in self._log.read_bytes():
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < give_up, self._log.read_text()
@@ -223,7 +230,7 @@ class NodeProcess:
         """It ends cleanly."""
         assert self._process is not None
         self._process.terminate()
-        assert self._process.wait(FORM_S) == 0, self._log.read_text()
+        assert self._process.wait(patient(FORM_S)) == 0, self._log.read_text()
 
     def kill(self) -> None:
         if self._process is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doors.door_kit import HOST, Api, Cluster, dialled, opened, run, wait_until
+from tests.patience import patient
 from tidelog.doors.liftbridge_door import LiftbridgeOptions
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
@@ -33,7 +34,7 @@ async def events(cluster: Cluster, count: int) -> list[pb.ActivityStreamEvent]:
     found: dict[int, pb.ActivityStreamEvent] = {}
     leader = leading_node(cluster)
     assert leader is not None
-    async with dialled(cluster.port(leader)) as api, asyncio.timeout(60):
+    async with dialled(cluster.port(leader)) as api, asyncio.timeout(patient(60)):
         call = api.subscribe("__activity", startPosition=pb.EARLIEST)
         assert await call.read() == pb.Message()
         while len(found) < count:

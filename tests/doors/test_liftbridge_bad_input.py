@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tests.doors.door_kit import HOST, Api, Cluster, dialled, opened, run, wait_until
+from tests.patience import patient
 from tidelog.bench.grpc_pump import GrpcPump, grpc_message
 from tidelog.units import KIB, MIB
 from tidelog.wire.http2_frames import END_HEADERS, PREFACE, Kind, frame, settings_frame
@@ -71,7 +72,7 @@ async def a_witness(folder: Path) -> AsyncIterator[tuple[Cluster, Api]]:
 
 
 async def _is_well(publishing: Any, subscribed: Any, word: str) -> None:
-    async with asyncio.timeout(WELL_S):
+    async with asyncio.timeout(patient(WELL_S)):
         await publishing.write(pb.PublishRequest(stream="foo", value=word.encode(), correlationId=word))
         assert (await publishing.read()).correlationId == word
         while (await subscribed.read()).value != word.encode():
@@ -186,10 +187,10 @@ def test_rubbish_instead_of_requests_is_told_so(tmp_path: Path) -> None:
         ):
             for method in UNARY:
                 call = channel.unary_unary(f"/proto.API/{method}")
-                assert await refused(call(b"\xff\xff\xff", timeout=WELL_S)) is INVALID, method
+                assert await refused(call(b"\xff\xff\xff", timeout=patient(WELL_S))) is INVALID, method
                 for _ in range(15):
                     data = dice.randbytes(dice.randrange(40))
-                    code = await outcome(call(data, timeout=WELL_S))
+                    code = await outcome(call(data, timeout=patient(WELL_S)))
                     bad = code in (Status.UNKNOWN, Status.INTERNAL, Status.UNAVAILABLE)
                     assert not bad, f"{method} {data.hex()}: {code}, seed {seed}"
             subscribe = channel.unary_stream("/proto.API/Subscribe")

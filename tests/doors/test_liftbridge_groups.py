@@ -13,6 +13,7 @@ import pytest
 
 from tests.doors.door_kit import FORM_S, Api, Cluster, dialled, one_node, opened, run, wait_until
 from tests.doors.test_liftbridge_access import Tree, grant, secured, shown
+from tests.patience import patient
 from tidelog.client import connect
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.wire.proto import liftbridge_pb2 as pb
@@ -37,7 +38,7 @@ async def assigned(api: Api, consumer: str, *, group: str = "g") -> dict[str, li
 
 
 async def until_assigned(api: Api, consumer: str, wanted: dict[str, list[int]]) -> None:
-    give_up = time.monotonic() + FORM_S
+    give_up = time.monotonic() + patient(FORM_S)
     share: dict[str, list[int]] = {}
     while share != wanted:
         assert time.monotonic() < give_up, f"{consumer} still has {share}"

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tests.doors.door_kit import FORM_S, HOST, Api, NodeProcess, dialled, free_port, run
+from tests.patience import patient
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 COUNT = 1_500
@@ -24,7 +25,7 @@ async def leader_of(api: Api) -> str:
 
 async def created(api: Api) -> None:
     """As soon as all three nodes are there."""
-    give_up = time.monotonic() + FORM_S
+    give_up = time.monotonic() + patient(FORM_S)
     while True:
         try:
             await api.create("foo", replicationFactor=3)

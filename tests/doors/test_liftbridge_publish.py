@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from tests.doors.door_kit import HOST, Api, dialled, one_node, opened, run
+from tests.patience import patient
 from tidelog.client import connect
 from tidelog.doors.liftbridge_producers import Outgoing, Producers
 from tidelog.wire.proto import liftbridge_pb2 as pb
@@ -37,7 +38,7 @@ def test_an_ack_says_where_the_message_is_and_whose_it_was(tmp_path: Path) -> No
                 assert (ack.stream, ack.partitionSubject, ack.msgSubject) == ("foo", "sub.1", "sub.1")
                 assert (ack.ackPolicy, ack.ackError) == (policy, pb.Ack.OK)
                 assert ack.receptionTimestamp > 10**18
-                assert (ack.commitTimestamp >= ack.receptionTimestamp) == (policy == pb.ALL)
+                assert ack.commitTimestamp >= ack.receptionTimestamp
             messages, _ = await api.read("foo", partition=1, **SPAN)
             assert messages[-1].offset == ack.offset
             assert [message.subject for message in messages] == ["sub.1"] * 2
@@ -244,7 +245,7 @@ def test_bytes_that_are_no_request_harm_nobody(tmp_path: Path) -> None:
             async with grpc.aio.insecure_channel(f"{HOST}:{cluster.port('n1')}") as channel:
                 for method in ("CreateStream", "Publish", "FetchMetadata", "SetCursor"):
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await channel.unary_unary(f"/proto.API/{method}")(b"\xff\xff\xff", timeout=30)
+                        await channel.unary_unary(f"/proto.API/{method}")(b"\xff\xff\xff", timeout=patient(30))
                     assert refused.value.code() is INVALID, method
                 call = channel.stream_stream("/proto.API/PublishAsync")()
                 await call.write(pb.PublishRequest(stream="foo", value=b"first").SerializeToString())

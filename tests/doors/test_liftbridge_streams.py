@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.doors.door_kit import HOST, Api, Cluster, dialled, one_node, opened, run
+from tests.doors.door_kit import FORM_S, HOST, Api, Cluster, dialled, one_node, opened, run
+from tests.patience import patient
 from tidelog.client import connect
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
@@ -120,6 +123,27 @@ def test_a_deleted_stream_is_gone_with_all_its_partitions(tmp_path: Path) -> Non
     run(scenario())
 
 
+def test_a_stream_that_is_deleted_and_created_again_takes_and_gives_messages(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            opened(tmp_path, 3) as cluster,
+            dialled(cluster.port("n1")) as api,
+            dialled(cluster.port("n2")) as other,
+        ):
+            for round_number in range(4):
+                await (api, other)[round_number % 2].create("s", replicationFactor=1)
+                value = b"%d" % round_number
+                for publisher in (api, other):
+                    for policy in (pb.ALL, pb.LEADER):
+                        await publisher.publish("s", value, policy=policy)
+                async with dialled(cluster.port(cluster.leader_of("s"))) as reader:
+                    found, _ = await reader.read("s", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
+                assert [message.value for message in found] == [value] * 4
+                await (other, api)[round_number % 2](pb.DeleteStreamRequest(name="s"))
+
+    run(work())
+
+
 def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
@@ -187,6 +211,63 @@ def test_a_paused_stream_is_shown_so_and_a_publish_resumes_it(tmp_path: Path) ->
     run(scenario())
 
 
+def test_a_publish_right_after_a_pause_or_after_readonly_ended_is_taken_at_every_node(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            opened(tmp_path, 3) as cluster,
+            dialled(cluster.port("n1")) as first,
+            dialled(cluster.port("n2")) as second,
+            dialled(cluster.port("n3")) as third,
+        ):
+            apis = (first, second, third)
+            await first.create("s", replicationFactor=3)
+            await first.publish("s", b"begin")
+            for number in range(18):
+                admin, publisher = apis[number % 3], apis[number // 3 % 3]
+                await admin(pb.PauseStreamRequest(name="s"))
+                await publisher.publish("s", b"paused %d" % number, policy=(pb.ALL, pb.LEADER)[number % 2])
+                for readonly in (True, False):
+                    await admin(pb.SetStreamReadonlyRequest(name="s", readonly=readonly))
+                await publisher.publish("s", b"writable %d" % number)
+            async with dialled(cluster.port(cluster.leader_of("s"))) as reader:
+                found, _ = await reader.read("s", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
+            wanted = [b"begin"]
+            for number in range(18):
+                wanted += [b"paused %d" % number, b"writable %d" % number]
+            assert [message.value for message in found] == wanted
+
+    run(work())
+
+
+def test_messages_in_flight_while_a_stream_is_paused_resume_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            opened(tmp_path, 3) as cluster,
+            dialled(cluster.port("n1")) as api,
+            dialled(cluster.port("n2")) as admin,
+        ):
+            await api.create("s", replicationFactor=3)
+            call = api.publish_async()
+            acked = set()
+
+            async def publish() -> None:
+                for number in range(400):
+                    await call.write(pb.PublishRequest(stream="s", value=b"%d" % number, correlationId=str(number)))
+                    if number % 50 == 25:
+                        await admin(pb.PauseStreamRequest(name="s"))
+                await call.done_writing()
+
+            publishing = asyncio.ensure_future(publish())
+            async for response in call:
+                assert not response.HasField("asyncError"), response
+                acked.add(response.correlationId)
+                if len(acked) == 400:
+                    break
+            await publishing
+
+    run(work())
+
+
 def test_a_readonly_stream_takes_no_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as api:
@@ -209,7 +290,6 @@ def test_a_readonly_stream_takes_no_messages(tmp_path: Path) -> None:
         pb.PauseStreamRequest(name="foo", partitions=[0, 1]),
         pb.SetStreamReadonlyRequest(name="foo", partitions=[-1]),
         pb.DeleteStreamRequest(name="nothing"),
-        pb.DeleteStreamRequest(name="__cursors"),
         pb.FetchPartitionMetadataRequest(stream="nothing"),
         pb.FetchPartitionMetadataRequest(stream="foo", partition=1),
         pb.PublishRequest(stream="nothing"),
@@ -250,6 +330,36 @@ def test_brokers_are_where_the_doors_are(tmp_path: Path) -> None:
             (broker,) = (await api(pb.FetchMetadataRequest())).brokers
             assert (broker.id, broker.host, broker.port) == ("n1", HOST, cluster.port("n1"))
             assert (broker.partitionCount, broker.leaderCount) == (2, 2)
+
+    run(scenario())
+
+
+def test_every_broker_answers_while_one_node_is_dead_and_another_has_no_door(tmp_path: Path) -> None:
+    """Go clients dial all brokers that they are told of, and do not connect if one of them does not answer."""
+
+    async def scenario() -> None:
+        cluster = Cluster(tmp_path, 3)
+        cluster.without_door.add("n2")
+        try:
+            await cluster.start()
+            async with dialled(cluster.port("n1")) as api:
+                await api.create("foo", replicationFactor=3)
+                await cluster.stop_node("n3")
+                give_up = time.monotonic() + patient(FORM_S)
+                while True:
+                    answer = await api(pb.FetchMetadataRequest(streams=["foo"]))
+                    places = {broker.id: (broker.host, broker.port) for broker in answer.brokers}
+                    if set(places.values()) == {(HOST, cluster.port("n1"))}:
+                        break
+                    assert time.monotonic() < give_up, places
+                assert sorted(places) == ["n1", "n2", "n3"], "whoever holds a replica is named"
+                await cluster.start_node("n3")
+                place = (HOST, cluster.port("n3"))
+                while place not in {(one.host, one.port) for one in (await api(pb.FetchMetadataRequest())).brokers}:
+                    assert time.monotonic() < give_up, "the node is back, and so is its door"
+                    await asyncio.sleep(0.02)
+        finally:
+            await cluster.stop()
 
     run(scenario())
 
@@ -301,9 +411,9 @@ def test_health_is_told(tmp_path: Path) -> None:
             grpc.aio.insecure_channel(f"{HOST}:{cluster.port('n1')}") as channel,
         ):
             check = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert await check(b"\x0a\x09proto.API", timeout=30) == b"\x08\x01"
+            assert await check(b"\x0a\x09proto.API", timeout=patient(30)) == b"\x08\x01"
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await check(b"\x0a\x01x", timeout=30)
+                await check(b"\x0a\x01x", timeout=patient(30))
             assert refused.value.code() is NOT_FOUND
 
     run(scenario())

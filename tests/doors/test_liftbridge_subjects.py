@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from tests.doors.door_kit import Api, Cluster, dialled, opened, run, wait_until
+from tests.patience import patient
 from tests.wire.nats_server import NatsServer
 from tidelog.client import connect
 from tidelog.core.catalog import ChannelConfig
@@ -65,7 +66,7 @@ def test_a_message_goes_over_nats_to_streams_and_to_whoever_listens(tmp_path: Pa
 
 
 async def wait_last(api: Api, stream: str, value: bytes) -> None:
-    async with asyncio.timeout(FED_S):
+    async with asyncio.timeout(patient(FED_S)):
         async for message in api.subscribe(stream, startPosition=pb.EARLIEST):
             if message.value == value:
                 return

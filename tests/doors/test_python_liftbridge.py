@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.doors.door_kit import HOST, NodeProcess, free_port
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements" / "liftbridge-client.txt"
@@ -34,7 +35,7 @@ def client_python(pytestconfig: pytest.Config) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
-        subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True, timeout=INSTALL_S)
+        subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True, timeout=patient(INSTALL_S))
         made.touch()
     return python
 
@@ -60,7 +61,7 @@ def test_python_liftbridge_creates_publishes_subscribes_and_reads_metadata(clien
             [str(client_python), str(script), f"{HOST}:{port}"],
             capture_output=True,
             text=True,
-            timeout=RUN_S,
+            timeout=patient(RUN_S),
             env=environment,
             check=False,
         )

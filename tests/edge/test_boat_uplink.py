@@ -128,6 +128,21 @@ def test_a_backfilled_block_is_the_journal_s_byte_for_byte() -> None:
     assert len(decode_frames(sent.block.maker, stored.raw_body())) == 10
 
 
+def test_a_backfilled_block_lies_where_the_boat_says_in_its_file() -> None:
+    boat = Boat()
+    for _ in range(3):
+        boat.record(10)
+        boat.journal.flush(START_US)
+    boat.connect()
+    sent = boat.poll()
+    assert [out.seqs for out in sent] == [range(1, 11), range(11, 21), range(21, 31)]
+    log = boat.journal.fresh
+    (segment,) = log.segments
+    with log.files.use(segment.path) as file:
+        for out in sent:
+            assert file.read_at(out.file_offset, 64) == bytes(out.block.maker_bytes)
+
+
 def test_a_hole_inside_a_block_is_answered_with_the_whole_block() -> None:
     boat = Boat()
     boat.record(10)
@@ -192,6 +207,18 @@ def test_acks_reach_the_journal_of_the_session_that_is_open_only() -> None:
     assert boat.journal.acked == 8
     boat.receive(LiveAck(session=1, cursor=10, committed_through=0, holes=()))
     assert boat.journal.acked == 10
+
+
+def test_the_time_of_the_last_ack_stays_while_no_ack_comes() -> None:
+    """It was worked out anew at each question from two clocks, and moved with them."""
+    boat = Boat()
+    boat.connect()
+    boat.uplink.receive(LiveAck(session=1, cursor=0, committed_through=0, holes=()), 1_000, now_us=START_US)
+    for now_ms in (1_001, 2_000, 3_600_000):
+        boat.uplink.poll(now_ms, now_us=START_US - 86_400_000_000 + 999 * now_ms)
+        assert boat.uplink.statistics().last_ack_us == START_US
+    boat.uplink.receive(LiveAck(session=9, cursor=0, committed_through=0, holes=()), 4_000, now_us=START_US + 7)
+    assert boat.uplink.statistics().last_ack_us == START_US, "it was of another session"
 
 
 def test_a_silent_bus_still_reports() -> None:

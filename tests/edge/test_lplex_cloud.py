@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from tests.cluster.parties import BoatParty, row, wait_until
 from tidelog.blocks.lpj import decode_lpj_block, inflate_lpj
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.sender import SenderConfig
+from tidelog.edge.lplex_cloud import NO_FRAME_ID, NO_FRAME_PAYLOAD
 from tidelog.edge.uplink import LiveFrames, Out
 from tidelog.edge.uplink_client import UplinkClient
 from tidelog.edge.uplink_target import UplinkTarget
+from tidelog.storage.writer import steady_clock_ms
 from tidelog.wire.proto import replication_pb2 as pb
 
 Row = tuple[int, int, bytes]
@@ -45,6 +47,15 @@ class LplexCloud:
     handshakes: int = 0
     backfills_ended: int = 0
     statuses: int = 0
+    live_through: int = 0
+    live_at_close: int = 0
+    """How far Live was beyond the head of the Handshake when the last hole closed."""
+    is_status_late: bool = False
+    """A status is heard after the block that came behind it, as a cloud with much to do may."""
+
+    @property
+    def duplicates(self) -> int:
+        return sum(len(taken) - 1 for taken in self.rows.values())
 
     def handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -71,12 +82,15 @@ class LplexCloud:
 
     async def _live(self, requests: AsyncIterator[bytes], context: Any) -> None:
         tokens, refilled, acked = self.burst, time.monotonic(), time.monotonic()
+        is_known = False
         async for data in requests:
             message = pb.LiveUpstream.FromString(data)
             if message.WhichOneof("msg") == "status":
-                self.head = message.status.head_seq
+                if is_known and not self.is_status_late:  # before the first frame it does not know whose it is
+                    self.head = message.status.head_seq
                 self.statuses += 1
                 continue
+            is_known = True
             assert message.WhichOneof("msg") == "frame", "an lplex cloud knows nothing else"
             now = time.monotonic()
             tokens, refilled = min(self.burst, tokens + (now - refilled) * self.rate), now
@@ -95,6 +109,7 @@ class LplexCloud:
             self.seeds.append(taken)
             return
         self.rows.setdefault(frame.seq, []).append(taken)
+        self.live_through = frame.seq
         if frame.seq == self.cursor + 1:
             self.cursor = frame.seq
 
@@ -108,6 +123,8 @@ class LplexCloud:
                 self.rows.setdefault(block.base_seq + place, []).append(found)
             self.holes.remove(range(block.base_seq, block.base_seq + block.frame_count))
             self.cursor = max(self.cursor, self.holes.start - 1 if self.holes else self.head)
+            if not self.holes:
+                self.live_at_close = self.live_through - block.base_seq - block.frame_count
             answer = pb.BackfillDownstream(
                 continuous_through=self.cursor,
                 remaining=[pb.SeqRange(start=hole.start, end=hole.stop) for hole in self.holes],
@@ -131,7 +148,7 @@ async def serving(cloud: LplexCloud, port: int = 0) -> AsyncIterator[int]:
 @contextlib.asynccontextmanager
 async def dialled(boat: BoatParty, port: int, **more: Any) -> AsyncIterator[None]:
     target = UplinkTarget(address=f"127.0.0.1:{port}", instance="boat-001", insecure_dev=True)
-    client = UplinkClient(uplink=boat.uplink, target=target, log=boat.downs.append, **more)
+    client = UplinkClient(uplink=boat.uplink, target=target, log=boat.hear, **more)
     task = asyncio.ensure_future(client.run())
     boat._client = client
     try:
@@ -140,15 +157,40 @@ async def dialled(boat: BoatParty, port: int, **more: Any) -> AsyncIterator[None
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        boat.uplink.disconnected(steady_clock_ms())
 
 
-def assert_has(cloud: LplexCloud, seqs: range) -> None:
+def assert_has(cloud: LplexCloud, seqs: range, *, without: Sequence[range] = ()) -> None:
+    """Each frame once; of seqs `without` a frame, what stands in for it."""
     assert sorted(cloud.rows) == list(seqs)
+    assert cloud.duplicates == 0
     for seq in seqs:
-        assert set(cloud.rows[seq]) == {row(seq)}
+        if any(seq in part for part in without):
+            assert cloud.rows[seq][0][1:] == (NO_FRAME_ID, NO_FRAME_PAYLOAD)
+        else:
+            assert cloud.rows[seq] == [row(seq)]
+
+
+def crashed(boat: BoatParty, folder: Path) -> tuple[BoatParty, range]:
+    """The boat after a power cut, and the seqs that were leased and never used, or lost with the memory."""
+    durable = boat.journal.durable_head
+    boat.journal.let_go(0)
+    boat = BoatParty(folder, config=FAST)
+    void = range(durable + 1, boat.journal.head + 1)
+    assert len(void) > 10_000
+    return boat, void
+
+
+def record_blocks(boat: BoatParty) -> None:
+    """So many blocks that Backfill takes a while with `SLOW_BACKFILL`."""
+    for _ in range(10):
+        boat.record(500)
+        boat.journal.flush(0)
 
 
 FAST = SenderConfig(backoff_first_ms=50, backoff_max_ms=200, status_interval_ms=200, silence_max_ms=1_000)
+
+SLOW_BACKFILL = replace(FAST, status_interval_ms=900, backfill_bytes_per_s=4_000)
 
 
 def test_a_new_lplex_cloud_gets_the_past_and_the_present_over_live(tmp_path: Path) -> None:
@@ -250,8 +292,119 @@ def test_a_boat_that_lplex_refused_for_its_rate_loses_nothing(tmp_path: Path) ->
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("trimmed", [0, 500])
-def test_holes_that_cannot_be_filled_do_not_keep_the_rest_from_coming(tmp_path: Path, trimmed: int) -> None:
+def test_after_a_crash_the_cursor_passes_the_void_seqs_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+    """The cursor stood still at the first void seq for ever, and each Handshake asked for all that came after it."""
+
+    async def play() -> None:
+        cloud, boat, voids = LplexCloud(), BoatParty(tmp_path, config=FAST), []
+
+        def is_told() -> bool:
+            return cloud.cursor == boat.journal.head
+
+        async with serving(cloud) as port:
+            for _ in range(2):
+                async with dialled(boat, port):
+                    await boat.sail(20, each=10)
+                    await wait_until(is_told, f"the cursor moves on; {boat.downs}")
+                boat.journal.flush(0)
+                boat, void = crashed(boat, tmp_path)
+                voids.append(void)
+            boat.record(300)
+            async with dialled(boat, port):
+                await wait_until(lambda: cloud.cursor >= boat.journal.head - 1, "Backfill brings the rest")
+                await boat.sail(10, each=10)
+                await wait_until(lambda: cloud.cursor == boat.journal.head, "Live goes on from there")
+            handshakes = cloud.handshakes
+            async with dialled(boat, port):
+                await wait_until(lambda: cloud.handshakes > handshakes, "it dials again")
+                await boat.sail(10, each=10)
+                await wait_until(lambda: cloud.cursor == boat.journal.head, "and has nothing to send again")
+        assert_has(cloud, range(1, boat.journal.head + 1), without=voids)
+        await boat.close()
+
+    asyncio.run(play())
+
+
+def test_a_new_lplex_cloud_hears_of_void_seqs_over_live_and_of_many_by_backfill(tmp_path: Path) -> None:
+    async def play() -> None:
+        cloud, boat = LplexCloud(), BoatParty(tmp_path, config=FAST)
+        boat.record(200)
+        boat.journal.flush(0)
+        boat, void = crashed(boat, tmp_path)
+        boat.record(50)
+        async with serving(cloud) as port, dialled(boat, port):
+            await wait_until(lambda: cloud.cursor == boat.journal.head, f"the cursor moves on; {boat.downs}")
+            assert cloud.handshakes == 2
+        assert_has(cloud, range(1, boat.journal.head + 1), without=[void])
+        await boat.close()
+
+    asyncio.run(play())
+
+
+def test_live_goes_on_while_holes_are_filled_and_the_cursor_does_not_stand_still_after(tmp_path: Path) -> None:
+    """When the last hole closes, lplex's cursor jumps to the head that it last heard of. Live was beyond that, so the
+    cursor never moved again, and the next Handshake asked for everything since."""
+
+    async def play() -> None:
+        cloud, boat = LplexCloud(), BoatParty(tmp_path, config=SLOW_BACKFILL)
+        async with serving(cloud) as port:
+            async with dialled(boat, port):
+                await boat.sail(10)
+                await wait_until(lambda: cloud.cursor == 100, "Live is contiguous")
+            record_blocks(boat)
+            async with dialled(boat, port):
+                while cloud.holes or cloud.handshakes < 2:
+                    await boat.sail(1)
+                await boat.sail(5)
+                await wait_until(lambda: cloud.cursor == boat.journal.head, "the cursor moves with Live")
+        assert cloud.live_at_close > 50, "Live went on meanwhile"
+        assert_has(cloud, range(1, boat.journal.head + 1))
+        await boat.close()
+
+    asyncio.run(play())
+
+
+def test_a_cloud_that_hears_of_the_head_too_late_gets_those_frames_again_and_moves_on(tmp_path: Path) -> None:
+    async def play() -> None:
+        cloud, boat = LplexCloud(), BoatParty(tmp_path, config=SLOW_BACKFILL)
+        async with serving(cloud) as port:
+            async with dialled(boat, port):
+                await boat.sail(10)
+                await wait_until(lambda: cloud.cursor == 100, "Live is contiguous")
+            record_blocks(boat)
+            cloud.is_status_late = True
+            async with dialled(boat, port):
+                while cloud.holes or cloud.handshakes < 2:
+                    await boat.sail(1)
+                await boat.sail(5)
+                await wait_until(lambda: cloud.cursor == boat.journal.head, "the cursor moves with Live")
+        assert cloud.live_at_close > 50, "Live went on meanwhile"
+        assert sorted(cloud.rows) == list(range(1, boat.journal.head + 1))
+        assert 0 < cloud.duplicates <= cloud.live_at_close, "those that Live had sent since the Handshake, once more"
+        await boat.close()
+
+    asyncio.run(play())
+
+
+def test_a_boat_that_has_nothing_new_does_not_send_its_newest_frame_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        cloud, boat = LplexCloud(), BoatParty(tmp_path, config=FAST)
+        async with serving(cloud) as port:
+            for _ in range(3):
+                async with dialled(boat, port):
+                    handshakes = cloud.handshakes
+                    await wait_until(lambda: cloud.handshakes > handshakes, "it dials")  # noqa: B023
+                    await wait_until(lambda: boat.is_connected, "and is welcome")
+                    await boat.sail(2)
+                    await wait_until(lambda: cloud.cursor == boat.journal.head, "all arrived")
+        assert_has(cloud, range(1, 61))
+        await boat.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("trimmed", [0, 1_000])
+def test_what_the_boat_no_longer_has_does_not_keep_the_cursor_from_passing(tmp_path: Path, trimmed: int) -> None:
     async def play() -> None:
         cloud, boat = LplexCloud(), BoatParty(tmp_path, config=FAST)
         boat.record(1_000)
@@ -263,9 +416,8 @@ def test_holes_that_cannot_be_filled_do_not_keep_the_rest_from_coming(tmp_path: 
             boat.journal.sealed.trim(boat.journal.sealed.log_end, 0)
         boat.record(1_000)
         async with serving(cloud) as port, dialled(boat, port):
-            expected = range(1_001 if trimmed else 1, 2_001)
-            await wait_until(lambda: set(expected) <= set(cloud.rows), "what the boat has arrived")
-        assert_has(cloud, expected)
+            await wait_until(lambda: cloud.cursor == 2_000, f"the cursor passes what is gone; {boat.downs}")
+        assert_has(cloud, range(101, 2_001), without=[range(101, trimmed + 1)])
         boat.journal.close(0)
 
     asyncio.run(play())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.edge.bus_frames import Row, can_id, capture_path, fast_packet
+from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import SkipReason, write_canboat_raw, write_candump
 from tidelog.compat.lpj import LpjWriter
@@ -303,7 +304,9 @@ class Listener:
     def wait_read(self, count: int) -> list[Row]:
         rows: list[Row] = []
         while len(rows) < count:
-            assert self.source.wake_at_us() is not None or self.told.wait(WAIT_S), f"only {len(rows)} frames came"
+            assert self.source.wake_at_us() is not None or self.told.wait(patient(WAIT_S)), (
+                f"only {len(rows)} frames came"
+            )
             self.told.clear()
             rows += rows_of(self.source.read(NOW_US))
         return rows
@@ -372,7 +375,7 @@ def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = FakeBus(25)
     monkeypatch.setattr(can, "Bus", lambda **_: bus)
     source = SocketCanSource(options=SocketCanOptions(queue_frames_max=10))
-    assert bus.silent.wait(WAIT_S)
+    assert bus.silent.wait(patient(WAIT_S))
     rows = rows_of(source.read(NOW_US))
     source.close()
     assert [row[2][0] for row in rows] == list(range(10))
@@ -389,7 +392,7 @@ def test_a_broken_bus_is_told_once_after_the_last_frame(monkeypatch: pytest.Monk
     monkeypatch.setattr(can, "Bus", lambda **_: bus)
     broken = threading.Event()
     source = SocketCanSource(on_frames=lambda: broken.set() if not bus.messages and bus.silent.is_set() else None)
-    assert broken.wait(WAIT_S)
+    assert broken.wait(patient(WAIT_S))
     assert len(source.read(NOW_US)) == 3
     assert source.wake_at_us() == 0
     with pytest.raises(SourceFailed) as caught:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.cluster.parties import wait_until
 from tests.cluster.test_node import free_port
+from tests.patience import patient
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.cluster.node_core import NodeOptions
 from tidelog.core.replication.metrics import ChannelSample
@@ -119,4 +120,4 @@ async def harbour(folder: Path, names: tuple[str, ...] = NAMES) -> AsyncIterator
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 4 * DEADLINE_S))
+    asyncio.run(asyncio.wait_for(story, patient(4 * DEADLINE_S)))

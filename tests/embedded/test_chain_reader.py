@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.replica_kit import Kit
+from tests.patience import patient
 from tidelog.blocks.messages import encode_values
 from tidelog.core.catalog import Catalog, ChannelRecord, UncleanCause, UncleanElection
 from tidelog.core.client_messages import Fetch, Fetched
@@ -114,7 +115,7 @@ def sea(monkeypatch: pytest.MonkeyPatch) -> Sea:
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(story, 30))
+    return asyncio.run(asyncio.wait_for(story, patient(30)))
 
 
 def test_the_own_replica_is_read_and_nobody_else_is_asked(sea: Sea) -> None:

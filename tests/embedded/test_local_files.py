@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tidelog.blocks.messages import encode_values
 from tidelog.embedded import (
     ColocationStrict,
@@ -44,7 +45,7 @@ MEMORY = FileConfig().with_persistent(False)
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 60))
+    asyncio.run(asyncio.wait_for(story, patient(60)))
 
 
 async def values(file: LogFile, start: int = 0, end: int = 1 << 40) -> list[bytes | None]:

@@ -249,6 +249,7 @@ def test_strict_colocation_goes_only_where_the_chain_is(tmp_path: Path) -> None:
             assert first[leader].coordinator.is_advertised
             beside = MEMORY.with_replication(
                 ReplicationConfig.new()
+                .with_factor(2)
                 .with_placement(ColocationStrict())
                 .with_placement_metadata({"metadata.colocate-with-strict": chain})
             )

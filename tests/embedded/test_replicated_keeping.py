@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.embedded.parties import harbour, play, replicated, values
+from tests.patience import patient
 from tidelog.client.records import AnyRecord
 from tidelog.cluster.client_requests import AlterOperation
 from tidelog.embedded import FileConfig, LogManager, Pinned, ReplicationConfig, Role
@@ -80,7 +81,7 @@ def test_a_tail_that_retention_passed_is_told_so_on_every_node(tmp_path: Path) -
             tails = {name: file.tail(0) for name, file in files.items()}
             await files[leader].append(b"first")
             for name, tail in tails.items():
-                record: AnyRecord = await asyncio.wait_for(anext(tail), 30)
+                record: AnyRecord = await asyncio.wait_for(anext(tail), patient(30))
                 assert record.offset <= 1, name
             for _ in range(100):
                 await files[leader].append(bytes(4 * 1024))
@@ -93,7 +94,7 @@ def test_a_tail_that_retention_passed_is_told_so_on_every_node(tmp_path: Path) -
             assert min(starts.values()) > 1, starts
             for name, tail in tails.items():
                 with pytest.raises(Lagged) as refusal:
-                    await asyncio.wait_for(anext(tail), 30)
+                    await asyncio.wait_for(anext(tail), patient(30))
                 assert refusal.value.log_start > 1, name
                 start = refusal.value.log_start
                 rest = await files[name].read_range(start, 1 << 40)

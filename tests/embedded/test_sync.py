@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_node import free_port
+from tests.patience import patient
 from tidelog.cluster.node import Node, NodeProcessOptions
 from tidelog.embedded import Cause, FileConfig, Record, ReplicationConfig, Role, SyncLogManager
 from tidelog.errors import InvalidTransition, LogClosed, ReplicationNotEnabled, UnknownChannel
@@ -54,7 +55,7 @@ def test_threads_share_a_file_and_a_tail_ends_when_it_is_closed() -> None:
         for writer in writers:
             writer.start()
         for writer in writers:
-            writer.join(30)
+            writer.join(patient(30))
         assert file.committed_end == 100
         tail = file.tail(99)
         next(tail)
@@ -64,7 +65,7 @@ def test_threads_share_a_file_and_a_tail_ends_when_it_is_closed() -> None:
                 break
             deadline.wait(0.01)
         file.close()
-        follower.join(30)
+        follower.join(patient(30))
         assert seen == list(range(100))
 
 
@@ -98,7 +99,7 @@ def node_elsewhere(folder: Path) -> Iterator[tuple[asyncio.AbstractEventLoop, No
         run(node.stop())
         run(settle())
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(patient(30))
         loop.close()
 
 

@@ -11,6 +11,7 @@ from tidelog.core.replication.messages import (
     AskLog,
     LeaderSilent,
     LogFacts,
+    LogMemory,
     NodeLoadReport,
     Notify,
     ProposeChange,
@@ -72,6 +73,14 @@ def replication_seeds() -> Iterator[bytes]:
         Withdraw(channel_id=1, channel_epoch=2, incarnation=3, reason="no room"),
         AskLog(channel_id=1, channel_epoch=2),
         LogFacts(channel_id=1, channel_epoch=2, incarnation=3, last_epoch=4, log_end=5),
+        LogFacts(
+            channel_id=1,
+            channel_epoch=2,
+            incarnation=3,
+            last_epoch=4,
+            log_end=5,
+            memory=LogMemory(epoch=6, committed_end=7, ends=(("n1", 8), ("n2", 9))),
+        ),
         ProposeChange(change=b"{}"),
         NodeLoadReport(incarnation=1, free_bytes=2, capacity_bytes=3, chains=(4, 5)),
     ]

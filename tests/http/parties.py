@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.http.schemas import problems
+from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.http.access import AccessOptions
 from tidelog.http.server import HttpOptions, HttpServer
@@ -67,17 +68,19 @@ class Client:
         """Ask, and hold a JSON answer against the document."""
         async with self.session.request(method, self.url(path), headers=self._headers(headers), **more) as response:
             answer = Answer(response.status, response.headers, await response.read())
-        if check and method == "GET":
-            self._hold(path, answer)
+        if check and method in ("GET", "PUT", "POST") and answer.status != 405:
+            self._hold(path, answer, method.lower())
         return answer
 
-    def _hold(self, path: str, answer: Answer) -> None:
+    def _hold(self, path: str, answer: Answer, method: str) -> None:
         document = self.server.document
         for template, item in document["paths"].items():
             if re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path.split("?")[0]):
                 self.seen.add(template)
-                described = item["get"]["responses"].get(str(answer.status))
+                described = item[method]["responses"].get(str(answer.status))
                 assert described is not None, f"{template} does not say that it may answer {answer.status}"
+                if answer.status == 204:
+                    return
                 content_type = answer.headers["Content-Type"].split(";")[0]
                 assert content_type in described["content"], f"{template} answers {content_type}"
                 if content_type == "application/json":
@@ -89,7 +92,7 @@ class Client:
     @asynccontextmanager
     async def events(self, path: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[Events]:
         self.seen.add(re.sub(r"(?<=/instances/)[^/]+", "{id}", path.split("?")[0]))
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=patient(DEADLINE_S))
         async with self.session.get(self.url(path), headers=self._headers(headers), timeout=timeout) as response:
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream"
@@ -163,7 +166,7 @@ async def serving(
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             await test()
 
     asyncio.run(bounded())
@@ -177,7 +180,7 @@ async def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def wait_until_true(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + patient(DEADLINE_S)
     while not await condition():
         assert time.monotonic() < deadline_s, f"{what} did not happen"
         await asyncio.sleep(0.005)

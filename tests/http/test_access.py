@@ -14,8 +14,10 @@ from tidelog.http.access import (
     NOBODY,
     READ_DATA,
     READ_METRICS,
+    READ_SCOPES,
     READ_STATUS,
     SCOPES,
+    WRITE_BUS,
     Access,
     AccessOptions,
     Principal,
@@ -65,7 +67,7 @@ def test_a_new_token_opens_what_its_line_says(tmp_path: Path) -> None:
     write(path, "# who may read", every.line, "", f"{narrow.line}  # the dashboard")
     assert every.secret not in path.read_text()
     access = opened(path, Clock())
-    assert access.caller(bearer(every.secret), None) == Principal(name="ops", scopes=frozenset(SCOPES))
+    assert access.caller(bearer(every.secret), None) == Principal(name="ops", scopes=frozenset(READ_SCOPES))
     found = access.caller({"X-API-Key": narrow.secret}, None)
     assert (found.name, found.may(READ_DATA), found.may(READ_STATUS)) == ("dash", True, False)
     assert [found.sees(name) for name in ("boat-1", "tug", "tug2", "Boat-1")] == [True, True, False, False]
@@ -178,6 +180,7 @@ def test_anonymous_callers_are_let_in_only_when_told_so() -> None:
     assert Access(AccessOptions()).caller({}, None) is NOBODY
     open_to_all = Access(AccessOptions(anonymous=True))
     assert open_to_all.caller({}, None) is ANYBODY
+    assert not ANYBODY.may(WRITE_BUS)
     assert open_to_all.caller({}, certified("boat")) is ANYBODY
     refused(open_to_all, bearer("wrong"))
 

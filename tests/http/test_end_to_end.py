@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.http.parties import DEADLINE_S, START_US, Client, columns, options, run, serving, wait_until_true
+from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.cluster.cloud import Cloud, CloudOptions
 from tidelog.cluster.cloud_http import CloudHttp
@@ -88,7 +89,7 @@ def test_a_frame_of_the_bus_is_seen_on_the_boat_and_in_the_cloud(tmp_path: Path)
                 assert "live_start" in [event["type"] for event in events_json]
         finally:
             boat.stop()
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(patient(DEADLINE_S)):
                 await boating
             await cloud.stop()
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.patience import patient
 from tidelog.bench.grpc_pump import GrpcPump, grpc_message
 from tidelog.http.grpc_call import GrpcOptions, percent_encoded, timeout_of
 from tidelog.http.grpc_server import GrpcServer
@@ -25,14 +26,14 @@ Status = grpc.StatusCode
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             await work
 
     asyncio.run(bounded())
 
 
 async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + patient(30)
     while not condition():
         assert time.monotonic() < give_up, what
         await asyncio.sleep(0.005)

@@ -29,12 +29,16 @@ def tables() -> dict[str, list[Route]]:
 @pytest.mark.parametrize("side", ["boat", "cloud"])
 def test_every_route_is_in_the_document(side: str) -> None:
     served, document = with_document(tables()[side], title=side)
-    assert [route.path for route in served] == list(document["paths"])
+    assert list(dict.fromkeys(route.path for route in served)) == list(document["paths"])
+    assert {(route.path, route.method.lower()) for route in served} == {
+        (path, method) for path, item in document["paths"].items() for method in item
+    }
     assert "/openapi.json" in document["paths"]
-    identifiers = [item["get"]["operationId"] for item in document["paths"].values()]
+    identifiers = [described["operationId"] for item in document["paths"].values() for described in item.values()]
     assert len(set(identifiers)) == len(identifiers)
     for route in served:
-        described = document["paths"][route.path]["get"]
+        described = document["paths"][route.path][route.method.lower()]
+        assert ("requestBody" in described) == (route.body is not None)
         names = {parameter["name"] for parameter in described["parameters"]}
         assert names >= {parameter.name for parameter in route.parameters}
         assert bool(described["security"]) == (route.scope is not None)

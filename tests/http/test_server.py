@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.http.parties import KEY, Client, columns, options, run, serving, wait_until
+from tests.patience import patient
 from tidelog.errors import DiskError, DiskFull, InvalidConfig, UnknownChannel
 from tidelog.http.access import READ_DATA, READ_STATUS, AccessOptions
 from tidelog.http.feed import FrameFeed
@@ -223,7 +224,7 @@ async def say(client: Client, text: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes as they are; the status, headers and body that come back before the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
     writer.write(text)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         answer = await reader.read()
     writer.close()
     with contextlib.suppress(ConnectionError):
@@ -257,7 +258,7 @@ def test_a_client_that_sends_no_request_is_let_go() -> None:
         async with serving(Toy(idle_timeout_s=0.2).server) as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
             writer.write(b"GET /text HTTP/1.1\r\nHost: ")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 assert await reader.read() == b""
             writer.close()
 

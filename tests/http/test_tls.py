@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from tests.http.parties import Client, options, run, serving, wait_until_true
+from tests.patience import patient
 from tests.wire.certificates import KEY as LEAF_KEY
 from tests.wire.certificates import NOW_US, Files, crafted
 from tidelog.errors import InvalidConfig
@@ -107,7 +108,7 @@ def test_old_tls_and_plain_http_are_not_served(tmp_path: Path) -> None:
                 assert response.status == 200
             reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
             writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 assert await reader.read() == b""
             writer.close()
 

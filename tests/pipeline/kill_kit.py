@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
 from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
 from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
@@ -125,7 +126,7 @@ class KillRounds:
         """As an operator would: it ends between two commits."""
         driver = self._running()
         driver.send_signal(signal.SIGTERM)
-        assert driver.wait(_DEADLINE_S) == 0, self.last_words()
+        assert driver.wait(patient(_DEADLINE_S)) == 0, self.last_words()
         self._driver = None
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ class KillRounds:
         return sum(file.rows for file in self.table.files()) if self.table.exists() else 0
 
     def wait(self, condition: Callable[[], bool], what: str, *, deadline_s: float = _DEADLINE_S) -> None:
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + patient(deadline_s)
         while not condition():
             self._running()
             self.sea.kit.require_alive()
@@ -206,7 +207,7 @@ class KillRounds:
 
     def _strike_one_of(self, candidates: Callable[[], Sequence[int]]) -> None:
         """One that is there, however short its life: who has just ended is no victim."""
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + patient(_DEADLINE_S)
         while True:
             assert time.monotonic() < deadline, f"nobody is there to be killed\n{self.last_words()}"
             found = sorted(candidates())

@@ -14,6 +14,7 @@ from typing import Self
 
 import pyspark
 
+from tests.patience import patient
 from tidelog.bench.cluster_kit import HOST, free_port
 from tidelog.pipeline.engine import find_java
 
@@ -126,7 +127,7 @@ class SparkCluster:
             self._processes[name] = subprocess.Popen(
                 command, env=self.environment, start_new_session=True, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + patient(START_S)
         while said not in self.said(name):
             assert self._processes[name].poll() is None, f"{name} ended: {self.said(name)[-2000:]}"
             assert time.monotonic() < deadline, f"{name} does not come up: {self.said(name)[-2000:]}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.patience import patient
 from tests.pipeline.folders import BLOCK_ROWS, control_block, frame_blocks, put, segments, small_store, spoil
 from tests.pipeline.table_kit import Here, frames_table, offsets_of, part
 from tidelog.errors import (
@@ -155,7 +156,7 @@ def test_two_drivers_at_once_move_every_frame_once(spark: SparkSession, tmp_path
     for driver in drivers:
         driver.start()
     for driver in drivers:
-        driver.join(240)
+        driver.join(patient(240))
     assert not failures
     table = frames_table(tmp_path / "tables")
     assert offsets_of(table, "boat-1") == held(12)
@@ -181,7 +182,7 @@ def test_a_worker_killed_while_it_writes_changes_nothing(spark: SparkSession, tm
         run(job)
     finally:
         done.set()
-        killer.join(10)
+        killer.join(patient(10))
     assert killed, "nobody was there to be killed"
     assert offsets_of(job.table, "boat-1") == held(30)
     assert offsets_of(job.table, "boat-2") == held(30)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, control_block, frame_blocks, put, small_store
 from tests.pipeline.table_kit import Here, offsets_of
 from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
@@ -156,7 +157,7 @@ def sail(sea: BoatCluster, folder: Path, *, stretch: int, node: str) -> int:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + patient(_DEADLINE_S)
     while not condition():
         assert time.monotonic() < deadline, f"not within {_DEADLINE_S:g} s: {what}"
         time.sleep(0.05)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.patience import patient
 from tidelog.errors import ChannelRecreated, StageFailed, StageRefused
 from tidelog.pipeline.slow_stages import SlowStage, SlowStages, now_ms
 from tidelog.pipeline.supervisor import Supervisor
@@ -21,7 +22,7 @@ def stage(work: Callable[[], object], *, every_ms: int = 1, restarts_max: int = 
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + patient(DEADLINE_S)
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.005)
@@ -144,13 +145,13 @@ def test_work_that_blocks_is_given_up_after_a_while_and_is_no_failure() -> None:
 
     def work() -> None:
         entered.set()
-        assert given_up.wait(DEADLINE_S)
+        assert given_up.wait(patient(DEADLINE_S))
         raise OSError("the job was cancelled")
 
     slow = SlowStages([stage(work, restarts_max=0)], give_up=given_up.set)
     slow.start()
-    assert entered.wait(DEADLINE_S)
-    assert slow.stop(wait_s=0.01, give_up_wait_s=DEADLINE_S)
+    assert entered.wait(patient(DEADLINE_S))
+    assert slow.stop(wait_s=0.01, give_up_wait_s=patient(DEADLINE_S))
     assert given_up.is_set()
     slow.raise_failure()
 
@@ -160,11 +161,11 @@ def test_work_that_never_ends_is_left_behind() -> None:
 
     def work() -> None:
         entered.set()
-        release.wait(DEADLINE_S)
+        release.wait(patient(DEADLINE_S))
 
     slow = SlowStages([stage(work)])
     slow.start()
-    assert entered.wait(DEADLINE_S)
+    assert entered.wait(patient(DEADLINE_S))
     assert not slow.stop(wait_s=0.01, give_up_wait_s=0.01)
     release.set()
     assert slow.stop()

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
 from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
 from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
@@ -132,7 +133,7 @@ def spread(settings: PipelineSettings, nodes: Sequence[str]) -> None:
     try:
         for boat, pair in pairs.items():
             client.alter(boat, replicas=sorted(pair))
-        deadline = time.monotonic() + SPREAD_S
+        deadline = time.monotonic() + patient(SPREAD_S)
         left = dict(pairs)
         while left:
             assert time.monotonic() < deadline, f"not spread within {SPREAD_S:g} s: {left}"
@@ -164,7 +165,7 @@ def run_and_strike(sea: BoatCluster, workers: SparkCluster, settings: PipelineSe
         wait_for_rows(table, driver, log)
         workers.kill("worker-2")
         assert driver.poll() is None, "the driver was done before the worker died"
-        said, _ = driver.communicate(timeout=DRIVER_S)
+        said, _ = driver.communicate(timeout=patient(DRIVER_S))
         assert driver.returncode == 0, log.read_text()[-4000:]
     finally:
         driver.kill()
@@ -177,7 +178,7 @@ def run_and_strike(sea: BoatCluster, workers: SparkCluster, settings: PipelineSe
 
 def wait_for_rows(table: Table, driver: subprocess.Popen[bytes], log: Path) -> None:
     """Until the first batches are in the table."""
-    deadline = time.monotonic() + DRIVER_S
+    deadline = time.monotonic() + patient(DRIVER_S)
     while not (table.exists() and table.version() >= 1):
         assert driver.poll() is None, log.read_text()[-4000:]
         assert time.monotonic() < deadline, f"the driver commits nothing: {log.read_text()[-4000:]}"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.patience import patient
 from tests.pipeline.table_kit import START, frames_batch, frames_table, offsets_of, part, written
 from tidelog.errors import ChannelTaken, CheckpointAhead, HistoryGone, LogError, PositionMoved, TableDiffers
 from tidelog.pipeline.tables import FORMATS, open_table
@@ -138,7 +139,7 @@ def test_of_two_drivers_with_the_same_range_one_wins_and_the_other_does_nothing(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
     assert sorted(results) == [False, True]
     assert offsets_of(table) == list(range(10))
 
@@ -161,7 +162,7 @@ def test_drivers_of_different_channels_both_get_in(table: Table) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(patient(120))
     assert not errors
     assert offsets_of(table, "boat-1") == offsets_of(table, "boat-2") == list(range(40))
 

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster import replica_leading
+from tidelog.cluster import channel_elections, replica_leading
+from tidelog.cluster.channel_elections import Elections
 from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.replica_fold import ReplicaFold
 from tidelog.cluster.replica_following import Following
 from tidelog.cluster.replica_leading import Leading
 from tidelog.core.catalog import election_rules
 from tidelog.core.catalog.state import State
+from tidelog.core.replication.witnesses import Witnesses
 from tidelog.sim import cluster_schedules as schedules
 from tidelog.sim.cluster_model import ClusterViolation
 from tidelog.sim.cluster_schedule import ClusterSchedule
@@ -60,7 +62,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
         (Edit(ChannelReplica, "_take_part", "if leads and self.leading.epoch == record.leader_epoch:", "if True:"),),
     ),
     "epoch resumed after a restart": (
-        "3:",
+        ("2:", "3:"),  # two leaders in one epoch, or what they wrote
         (
             Edit(ChannelReplica, "is_elected", "and record.leader_incarnation == incarnation", ""),
             Edit(
@@ -105,7 +107,13 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "doubtful member trusted": (
         "1:",
-        (Edit(State, "is_trusted", "if member.incarnation < record.kept_since(member.keeps):", "if False:"),),
+        (
+            Edit(State, "is_trusted", "if member.incarnation < record.kept_since(member.keeps):", "if False:"),
+            # (Else it would be compared first, and that finds it out too.)
+            Edit(Elections, "elect", "if 2 * len(reported) <= len(holders)", "if False"),
+            Edit(channel_elections, "most_complete", "facts[node].log_end >= committed_end", "True"),
+            Edit(channel_elections, "most_complete", "all_answered or", "True or"),
+        ),
     ),
     "retention above the committed end": (
         ("1:", "F3:"),
@@ -120,7 +128,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
         ),
     ),
     "leader elected from outside the ISR": (
-        "1:",
+        "14:",  # elections compare logs (CE3), so it costs time and no record
         (
             Edit(
                 State,
@@ -177,7 +185,19 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
             ),
         ),
     ),
-    "histories not compared": ("", (Edit(Leading, "_history_problem", "elif last_epoch:", "elif False:"),)),
+    "leader cut off from its followers stays": ("14:", (Edit(Witnesses, "is_cut_off", "best > reached", "False"),)),
+    "leader deposed for one that is no better off": (
+        "14:",
+        (
+            Edit(
+                Witnesses,
+                "is_cut_off",
+                "return best >= channel.config.effective_min_isr and best > reached",
+                "return True",
+            ),
+        ),
+    ),
+    "histories not compared": ("", (Edit(replica_leading, "history_problem", "elif last_epoch:", "elif False:"),)),
     "joins before it has caught up": (
         "5:",
         (
@@ -195,6 +215,8 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
 BY_SCHEDULE: dict[str, Callable[[], ClusterSchedule]] = {
     "commit without the joiner": schedules.joiner_counts,
     "doubtful member trusted": schedules.empty_memory_is_not_trusted,
+    "leader cut off from its followers stays": schedules.leader_cut_from_its_followers,
+    "leader deposed for one that is no better off": schedules.one_bad_link,
     "fold kept after a truncation": schedules.fold_is_made_anew,
     "offset stamped twice after a refused append": schedules.refused_append_ends_the_epoch,
 }
@@ -226,6 +248,12 @@ def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.M
     with pytest.raises((Broken, AssertionError)) as caught:
         BY_SCHEDULE[name]()
     assert str(caught.value).startswith(rule)
+
+
+@pytest.mark.parametrize(("min_isr", "lag_ms"), [(1, None), (2, None), (2, 300)])
+def test_writes_go_on_when_a_leader_is_cut_off_from_its_followers(min_isr: int, lag_ms: int | None) -> None:
+    """Before its ISR has shrunk, and after: then its followers are eligible."""
+    schedules.leader_cut_from_its_followers(min_isr, lag_ms)
 
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES, ids=lambda schedule: schedule.__name__)

@@ -15,7 +15,7 @@ from tidelog.sim.metadata_schedule import Schedule
 from tidelog.sim.metadata_world import run_metadata_world
 
 LIFE_MS = 10_000
-SEEDS = 40
+SEEDS = 60
 
 BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
     "acked tail lost in a crash": ("MS1:", schedules.all_lose_power),

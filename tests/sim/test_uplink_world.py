@@ -16,11 +16,14 @@ from tidelog.cli.sim_commands import run_seeds
 from tidelog.cluster import uplink_channel
 from tidelog.cluster.uplink_channel import UplinkChannel
 from tidelog.core.uplink import receiver as receiver_module
+from tidelog.core.uplink import tenure as tenure_module
+from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
 from tidelog.core.uplink.messages import Hello
 from tidelog.core.uplink.receiver import Append, UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
+from tidelog.core.uplink.tenure import Tenure
 from tidelog.edge.carry import CarryOver
 from tidelog.edge.declared import Declared
 from tidelog.edge.journal import META_NAME, Journal
@@ -235,7 +238,7 @@ def test_a_fork_that_takes_the_old_lineage_s_words_along_is_noticed(monkeypatch:
 def test_a_pace_that_does_not_wait_for_answers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """U4: a link that bunches what was sent would make an honest boat meet the rate limit."""
     monkeypatch.setattr(TokenBucket, "take_and_hold", TokenBucket.take)
-    assert "rate_exceeded" in first_violation()
+    assert "rate_exceeded" in first_violation(200)
 
 
 def test_a_deaf_cloud_that_is_not_noticed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,12 +297,13 @@ def test_an_lplex_boat_that_starts_over_in_its_old_lineage_is_noticed(monkeypatc
 
 
 def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F5: what the boat has not flushed yet is no less there."""
+    """F5: what the boat has not flushed yet, and what could not be told apart yet, is no less there."""
     done: Callable[..., list[Any]] = UplinkReceiver.backfill_done
 
-    def at_once(core: UplinkReceiver[Any], session: int) -> list[Any]:
+    def at_once(core: UplinkReceiver[Any], session: int, *, now_ms: int) -> list[Any]:
         core._backfilled_through = 2**62
-        return done(core, session)
+        core.asks.undecided = False
+        return done(core, session, now_ms=now_ms)
 
     monkeypatch.setattr(UplinkReceiver, "backfill_done", at_once)
     monkeypatch.setattr(receiver_module, "_PASSES_BEFORE_LOST", 1)
@@ -309,3 +313,34 @@ def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monke
 def test_frames_that_a_fork_leaves_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CarryOver, "pending", property(lambda carry: False))
     assert "C1:" in first_violation(200)
+
+
+def test_processes_that_take_a_session_from_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UT2: as it was."""
+    monkeypatch.setattr(Tenure, "admit", lambda tenure, life, *, now_ms: None)
+    assert "15: a second process took the session" in first_violation()
+
+
+def test_a_boat_that_is_kept_from_its_own_session_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UT1: a half-open link would keep it out for as long as the cloud believes in it."""
+    admit = Tenure.admit
+    monkeypatch.setattr(Tenure, "admit", lambda tenure, life, *, now_ms: admit(tenure, life + b"?", now_ms=now_ms))
+    assert "15: a boat was told to wait" in first_violation()
+
+
+def test_a_process_that_waits_for_a_dead_one_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenure_module, "SILENT_MS", 10**9)
+    assert "15: a boat was told to wait" in first_violation()
+
+
+def test_a_back_off_that_does_not_grow_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BO1: as it was after a session that had made progress."""
+    monkeypatch.setattr(DialBackoff, "wait_ms", lambda backoff: int(500 + 500 * backoff._jitter()))
+    assert "16: more than" in first_violation()
+
+
+def test_a_back_off_that_every_session_starts_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BO2: a cloud that welcomes and breaks."""
+    acked = DialBackoff.session_was_acked
+    monkeypatch.setattr(DialBackoff, "session_was_acked", lambda backoff, _: acked(backoff, 10**9))
+    assert "16: more than" in first_violation(200)

@@ -18,6 +18,7 @@ from tests.storage.test_channel_logs import block, config
 from tidelog.blocks.block import Block
 from tidelog.errors import DiskError, DiskFull, LogError, LogPoisoned
 from tidelog.sim.disk import FailKind, SimDisk
+from tidelog.storage import store as store_module
 from tidelog.storage import store_recovery
 from tidelog.storage.channel_logs import AppendOutcome, ChannelLogConfig, ChannelLogs
 from tidelog.storage.options import Fsync, LogOptions, Retention
@@ -412,7 +413,7 @@ def test_a_replay_that_mixes_two_lives_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_channels_that_are_carried_and_not_written_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_log_again", lambda *_: True)
+    monkeypatch.setattr(store_module, "log_again", lambda *_: True)
     assert_noticed()
 
 

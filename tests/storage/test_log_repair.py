@@ -15,7 +15,6 @@ from tidelog.errors import (
     DiskFull,
     OffsetMismatch,
     ReplacementRefused,
-    SkipNotSupported,
     StaleEpoch,
 )
 
@@ -334,11 +333,6 @@ def test_every_failure_of_a_rebuild_leaves_the_old_log_or_the_new_one() -> None:
             break
     assert outcomes == {"failed", "old", "new"}
     assert done
-
-
-def test_a_persistent_log_never_skips() -> None:
-    with pytest.raises(SkipNotSupported):
-        opened(new_disk()).skip_to(10, 0)
 
 
 # --- a full disk -----------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from tidelog.errors import (
     NotABlockBoundary,
     OffsetMismatch,
     OffsetOutOfRange,
-    SkipNotSupported,
     StaleEpoch,
 )
 from tidelog.sim.disk import SimDisk
@@ -195,27 +194,18 @@ def test_the_default_cap_is_three_gib() -> None:
     assert MemoryLog("channel", now_us=1).disk.free_bytes() == pytest.approx(3 * GIB, abs=100)
 
 
-def test_a_memory_log_skips_ahead() -> None:
+def test_a_memory_log_begins_anew_where_its_leader_still_has_records() -> None:
     log = MemoryLog("channel", now_us=1, options=SMALL)
     for number in range(30):
         log.append(made(500), epoch=4, now_us=number)
     log.stage(made(), epoch=4, now_us=31)
-    log.skip_to(30, 32)
-    assert log.log_end == 62, "it never skips back"
-    log.skip_to(1_000, 33)
+    log.reset(1_000, 33)
     assert (log.log_start, log.log_end, log.durable_end) == (1_000, 1_000, 1_000)
-    assert log.epochs.newest == 4
     assert log.held_bytes < KIB
     assert log.append(made(), epoch=4, now_us=34) == range(1_000, 1_002)
     assert [block.leader.base_offset for block in log.blocks()] == [1_000]
     with pytest.raises(OffsetOutOfRange):
         log.read(0)
-
-
-def test_a_persistent_log_refuses_to_skip() -> None:
-    log = open_log(SimDisk(random.Random(1)), "channel", now_us=1)
-    with pytest.raises(SkipNotSupported):
-        log.skip_to(10, 2)
 
 
 def test_reading_a_memory_log_while_it_grows() -> None:

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
+from tests.sim.mutations import Edit, plant
 from tidelog.errors import LogError
 from tidelog.sim.store_world import StoreViolation, run_store_seeds, run_store_world
+from tidelog.storage import recovery, store
 from tidelog.storage.log import Log
 from tidelog.storage.store import Store, StoreChannel
+from tidelog.storage.store_losses import StoreState
+from tidelog.storage.store_wals import WalChain, WalFiles
 from tidelog.storage.wal import EntryKind, WalWriter
+from tidelog.storage.wal_mark import WalMark
 
 MUTATION_SEEDS = 8
+LYING_SEEDS = 120
 
 
 def check(result: dict[str, Any]) -> None:
@@ -44,7 +50,7 @@ def assert_noticed() -> None:
 
 def test_acks_without_a_sync_of_the_write_ahead_file_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(wal: WalWriter) -> None:
-        wal._durable_size = wal.size
+        wal.durable_size = wal.size
 
     monkeypatch.setattr(WalWriter, "sync", sync)
     assert_noticed()
@@ -78,5 +84,38 @@ def test_forgotten_truncations_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_write_ahead_file_dropped_for_all_because_one_channel_failed_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Store, "_log_again", lambda *_: True)
+    monkeypatch.setattr(store, "log_again", lambda *_: True)
     assert_noticed()
+
+
+# --- disks that lie ------------------------------------------------------------------------------------
+
+LIES = {
+    "end of the write-ahead file not marked": [Edit(WalFiles, "sync", "self._note(wal.durable_size)", "pass")],
+    "mark not synced": [Edit(WalMark, "settle", "self._file.sync()", "pass")],
+    "missing file taken for none": [Edit(WalChain, "missing", ".difference(live)", ".intersection(())")],
+    "mark not held against the file": [
+        Edit(WalChain, "scan", "self._durable_sizes.get(number, 0) if number >= self._floor else 0", "0")
+    ],
+    "loss told only once": [Edit(StoreState, "save", "if self.lost:", "if False:")],
+    "loss never forgotten": [Edit(Store, "forget_loss", 'self.state.lost = ""', "pass")],
+    "short segment taken for the end": [
+        Edit(recovery._Opening, "_settle_newest", "segment.index.end_offset < sync_point", "False"),
+        Edit(Store, "_find_log", "stage_gap(log, channel.synced_end, now_us)", "stage_gap(log, 0, now_us)"),
+    ],
+    "mark promises too much": [Edit(WalFiles, "_note", "self.current.number, size", "self.current.number, size + 8")],
+}
+LATE = {"short segment taken for the end": 300}
+"""Where to begin, for what takes many seeds."""
+
+
+@pytest.mark.parametrize("name", list(LIES))
+def test_a_store_that_does_not_miss_what_its_disk_lost_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *LIES[name])
+    first = LATE.get(name, 0)
+    for seed in range(first, first + LYING_SEEDS):
+        try:
+            run_store_world(seed, steps=25)
+        except StoreViolation:
+            return
+    pytest.fail(f"{LYING_SEEDS} seeds did not notice: {name}")

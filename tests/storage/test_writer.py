@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
 from tidelog.blocks.block import MadeBlock, make_block
 from tidelog.blocks.header import BlockKind
 from tidelog.errors import (
@@ -30,7 +31,7 @@ from tidelog.storage.store import StoreOptions, open_store
 from tidelog.storage.writer import Append, Committer, LogTarget, LogWriter
 from tidelog.units import KIB, US_PER_S
 
-LONG_S = 30.0
+LONG_S = patient(30.0)
 """Longer than any wait of a test that passes."""
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.patience import patient
 from tidelog.blocks.block import Block
 from tidelog.blocks.decode import counted_frames
 from tidelog.blocks.header import BlockKind
@@ -128,12 +129,12 @@ class Parties:
         """Let the boat send what is left: a source that ends makes it stop once everything is acked."""
         kill(self.running("boat"))
         self.start_boat("-replay", str(self.folder / "last.log"), "-replay-speed", "0")
-        assert self.running("boat").wait(timeout=deadline_s) == 0, self.said("boat")[-2000:]
+        assert self.running("boat").wait(timeout=patient(deadline_s)) == 0, self.said("boat")[-2000:]
         self.stop_cloud()
 
     def stop_cloud(self) -> None:
         self.running("cloud").send_signal(signal.SIGTERM)
-        assert self.running("cloud").wait(timeout=30) == 0, self.said("cloud")[-2000:]
+        assert self.running("cloud").wait(timeout=patient(30)) == 0, self.said("cloud")[-2000:]
 
     def stop(self) -> None:
         for process in (self.boat, self.cloud):
@@ -150,7 +151,7 @@ def sizes_of(folder: Path) -> Iterator[int]:
 
 
 def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str) -> None:
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + patient(deadline_s)
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {deadline_s} s"
         time.sleep(0.02)
@@ -278,7 +279,7 @@ class CloudProcess:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(timeout=30) == 0, self.said()
+        assert self.process.wait(timeout=patient(30)) == 0, self.said()
 
     def kill(self) -> None:
         kill(self.process)

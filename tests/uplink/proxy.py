@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.patience import patient
+
 HOST = "127.0.0.1"
 _RESET = struct.pack("ii", 1, 0)
 _READ_BYTES = 65_536
@@ -94,7 +96,7 @@ class LinkProxy:
         finally:
             asyncio.run_coroutine_threadsafe(self._close(server), self._loop).result(10)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(patient(10))
             self._loop.close()
 
     def _on_loop(self, act: Callable[[], None]) -> None:

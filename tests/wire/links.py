@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from tests.patience import patient
 from tidelog.errors import LogError, UnknownMethod
 from tidelog.wire.certificates import (
     AuthorityOptions,
@@ -249,7 +250,7 @@ async def duo(
 
 async def until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
     """Wait for a condition, and fail if it does not come about."""
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(patient(deadline_s)):
         while not condition():  # noqa: ASYNC110 - conditions are plain facts, not events
             await asyncio.sleep(0.005)
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tests.patience import patient
 from tidelog.bench.cluster_kit import HOST, free_port
 from tidelog.bench.nats_peer import nats_server_path
 
@@ -52,7 +53,7 @@ class NatsServer:
             self._process = subprocess.Popen(
                 [nats_server_path(), "-c", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        end = time.monotonic() + START_S
+        end = time.monotonic() + patient(START_S)
         while True:
             try:
                 socket.create_connection((HOST, self.port), timeout=1).close()

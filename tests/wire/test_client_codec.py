@@ -365,6 +365,8 @@ def test_a_channel_and_a_node_say_all_that_a_client_needs() -> None:
     assert said == {
         "channel_id": 7,
         "name": "bus",
+        "effective_factor": 3,
+        "effective_min_isr": 2,
         "replicas": ["n1", "n2"],
         "leader": "n1",
         "isr": ["n1"],

@@ -17,6 +17,7 @@ from tidelog.core.replication.messages import (
     Buffer,
     LeaderSilent,
     LogFacts,
+    LogMemory,
     NodeLoadReport,
     Notify,
     ProposeChange,
@@ -89,6 +90,9 @@ ALL: list[ReplicationMessage] = [
 ]
 
 
+MEMORY = LogMemory(epoch=6, committed_end=7, ends=(("n1", 8), ("n2", 9)))
+
+
 def words(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}Q", *numbers)
 
@@ -105,6 +109,11 @@ GOLDEN: list[tuple[ReplicationMessage, bytes]] = [
     (ALL[8], b"\x29\0\0\0\0\0\0\0" + words(1, 2, 3, 4, 5)),
     (ALL[9], b'\x2a\0\0\0\x27\0\0\0{"kind":"admit_node","node":"n1","v":1}'),
     (LOAD, b"\x2b\0\0\0\x02\0\0\0" + words(1, 2, 3, 4, 5)),
+    (AskLog(channel_id=1, channel_epoch=2, with_memory=True), b"\x28\0\0\0\x01\0\0\0" + words(1, 2)),
+    (
+        LogFacts(channel_id=1, channel_epoch=2, incarnation=3, last_epoch=4, log_end=5, memory=MEMORY),
+        b"\x29\0\0\0\x28\0\0\0" + words(1, 2, 3, 4, 5, 6, 7) + words(8) + b"\x02\0n1" + words(9) + b"\x02\0n2",
+    ),
 ]
 
 
@@ -192,9 +201,20 @@ messages = st.one_of(
     st.builds(LeaderSilent, channel_id=ids, leader=names, leader_epoch=numbers, channel_epoch=numbers),
     st.builds(Resign, channel_id=ids, leader_epoch=numbers, incarnation=numbers, reason=texts),
     st.builds(Withdraw, channel_id=ids, channel_epoch=numbers, incarnation=numbers, reason=texts),
-    st.builds(AskLog, channel_id=ids, channel_epoch=numbers),
+    st.builds(AskLog, channel_id=ids, channel_epoch=numbers, with_memory=st.booleans()),
     st.builds(
-        LogFacts, channel_id=ids, channel_epoch=numbers, incarnation=numbers, last_epoch=numbers, log_end=numbers
+        LogFacts,
+        channel_id=ids,
+        channel_epoch=numbers,
+        incarnation=numbers,
+        last_epoch=numbers,
+        log_end=numbers,
+        memory=st.builds(
+            LogMemory,
+            epoch=numbers,
+            committed_end=numbers,
+            ends=st.dictionaries(names, numbers, max_size=4).map(lambda ends: tuple(sorted(ends.items()))),
+        ),
     ),
     st.builds(ProposeChange, change=st.binary(min_size=1, max_size=20_000)),
     st.builds(

@@ -109,6 +109,27 @@ def test_blocks_statuses_and_gone_ranges_come_back() -> None:
     assert codec.decode_backfill(codec.encode_backfill(gone), session=4) == [gone]
 
 
+def test_where_blocks_lie_in_the_boat_s_files_goes_along_and_need_not() -> None:
+    parts = [bytes(64), b"body"]
+    block = b"".join(parts)
+    data = codec.encode_backfill_blocks([parts, parts], [0, 300])
+    golden = 2 * (b"\xaa\x06\x44" + block) + b"\xba\x06\x03\x00\xac\x02"
+    assert data == golden
+    at = [codec.RawBlock(data=block, file_offset=0), codec.RawBlock(data=block, file_offset=300)]
+    assert codec.decode_backfill(data, session=1) == at
+    older = codec.encode_backfill_blocks([parts, parts])
+    assert older == golden[: 2 * 71], "as boats sent it that did not know the field"
+    assert codec.encode_backfill_blocks([parts, parts], [0, None]) == older, "of one it is not known"
+    assert codec.decode_backfill(older, session=1) == [codec.RawBlock(data=block)] * 2
+
+
+def test_file_offsets_that_do_not_fit_the_blocks_are_refused() -> None:
+    for offsets in ([1], [1, 2, 3]):
+        data = pb.BackfillUpstream(made_blocks=[bytes(64)] * 2, file_offsets=offsets).SerializeToString()
+        with pytest.raises(BadMessage, match="file offsets for 2 blocks"):
+            codec.decode_backfill(data, session=1)
+
+
 def test_a_block_of_an_lplex_boat_comes_through_as_it_is_and_an_empty_message_is_skipped() -> None:
     block = codec.LplexBlock(
         base_seq=101, base_time_us=-5, frame_count=50, data=b"zstd", compressed=True, block_size=4_096

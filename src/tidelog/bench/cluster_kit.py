@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -53,6 +54,14 @@ _STATUS_MS: Final = 2_000
 _STANDS: Final = frozenset({"leader", "voter"})
 
 
+def _as_it_says(seconds: float) -> float:
+    return seconds
+
+
+patience: Callable[[float], float] = _as_it_says
+"""What a deadline comes to on this machine; tests on a busy one have more of it."""
+
+
 class NodeEnded(RuntimeError):
     """A node ended by itself; its last words say why."""
 
@@ -74,6 +83,8 @@ class KitNode:
     """Of the last start."""
     said_before: int = 0
     """Characters of its log before the last start."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that its process has beside those of ours."""
 
     @property
     def is_running(self) -> bool:
@@ -184,7 +195,9 @@ class ClusterKit:
         node.said_before = len(self.said(name))
         node.is_paused = node.may_end = False
         with (node.folder / "log").open("ab") as log:
-            node.process = subprocess.Popen(node.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            node.process = subprocess.Popen(
+                node.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | node.environment
+            )
 
     def start_all(self) -> None:
         for name in self.nodes:
@@ -227,7 +240,7 @@ class ClusterKit:
     def wait_ended(self, name: str, *, deadline_s: float = STOP_S) -> int:
         """The exit code of a node that is to end by itself."""
         try:
-            return self._process(name).wait(deadline_s)
+            return self._process(name).wait(patience(deadline_s))
         except subprocess.TimeoutExpired:
             raise WaitTimedOut(waiting_for=f"the end of {name}", deadline_s=deadline_s) from None
 
@@ -275,7 +288,7 @@ class ClusterKit:
             identity=lambda: LinkIdentity(node=name, cluster=b""),
             tls=self.tls(name),
             kind=kind,
-            options=LinkOptions(handshake_timeout_ms=1_000),
+            options=LinkOptions(handshake_timeout_ms=round(patience(1_000))),
         )
         return ClusterCaller({name: self.address(name) for name in self.nodes}, end=end)
 
@@ -287,7 +300,7 @@ class ClusterKit:
     async def status(self, caller: ClusterCaller, name: str) -> dict[str, Any] | None:
         """What a node says of itself; None while it does not answer."""
         try:
-            return await caller.ask(name, STATUS, b"", timeout_ms=_STATUS_MS)
+            return await caller.ask(name, STATUS, b"", timeout_ms=round(patience(_STATUS_MS)))
         except LogError:
             return None
 
@@ -328,7 +341,7 @@ class ClusterKit:
         return found
 
     async def wait(self, condition: Callable[[], Awaitable[bool]], *, deadline_s: float, what: str) -> None:
-        end = time.monotonic() + deadline_s
+        end = time.monotonic() + patience(deadline_s)
         while not await condition():
             self.require_alive()
             if time.monotonic() >= end:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ from tidelog.bench.cluster_bench import Pairs, our_rate
 from tidelog.bench.cluster_bench import Sizes as RateSizes
 from tidelog.bench.cluster_client import ProducePump, PumpLink
 from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit, free_port
-from tidelog.bench.doors_parties import VALUE_BYTES, Measured, Party
+from tidelog.bench.doors_parties import PACED_PER_S, VALUE_BYTES, Measured, Party
 from tidelog.bench.measure import Results, machine_facts, scratch_folder, serving_process
 from tidelog.bench.nats_load import RECORDS, REQUESTS
 from tidelog.bench.nats_peer import NatsPeer, nats_server_version
@@ -125,15 +125,17 @@ class _Case:
     kind: str
     policy: int
     publishers: int = 1
+    is_keyed: bool = False
 
 
 _LEADER_1: Final = _Case(key="publish_async_leader_1", kind="raw", policy=pb.LEADER)
 _LEADER_4: Final = _Case(key="publish_async_leader_4", kind="raw", policy=pb.LEADER, publishers=PUBLISHERS)
 _ALL_1: Final = _Case(key="publish_async_all_1", kind="raw", policy=pb.ALL)
 _ALL_4: Final = _Case(key="publish_async_all_4", kind="raw", policy=pb.ALL, publishers=PUBLISHERS)
+_KEYED: Final = _Case(key="publish_async_keyed", kind="raw", policy=pb.LEADER, is_keyed=True)
 _GRPCIO: Final = _Case(key="grpcio_publish", kind="grpcio", policy=pb.ALL)
 _NATIVE: Final = _Case(key="native_publish", kind="native", policy=pb.ALL)
-_CASES: Final = (_LEADER_1, _LEADER_4, _ALL_1, _ALL_4, _GRPCIO, _NATIVE)
+_CASES: Final = (_LEADER_1, _LEADER_4, _ALL_1, _ALL_4, _KEYED, _GRPCIO, _NATIVE)
 
 
 async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Results:
@@ -142,10 +144,12 @@ async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Resu
     rates: dict[str, list[float]] = {case.key: [] for case in _CASES}
     echoes: dict[str, list[float]] = {"raw": [], "grpcio": []}
     reads: dict[str, list[float]] = {"raw": [], "grpcio": [], "native": []}
+    paced: list[Measured] = []
     filled = await _filled(kit, sizes)
     for _ in range(sizes.rounds):
         for case in _CASES:
             rates[case.key].append(await _publish(kit, doors, case, sizes))
+        paced.append(await _paced(kit, doors, sizes))
         for kind, found in echoes.items():
             found.append(await _echo(kit, kind, sizes))
         for kind, found in reads.items():
@@ -162,6 +166,10 @@ async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Resu
         "four_vs_one": round(min(map(statistics.median, four)), 3),
         "api_vs_echo": _median(leader, echoes["raw"]),
         "api_vs_grpcio_echo": _median(leader, echoes["grpcio"]),
+        "keyed_vs_plain": _median(rates[_KEYED.key], leader),
+        "paced_p50_ms": round(statistics.median(found.p50_ms for found in paced), 2),
+        "paced_p99_ms": round(statistics.median(found.p99_ms for found in paced), 2),
+        "paced_per_s": PACED_PER_S,
     }
     results |= {f"{key}_per_s": round(statistics.median(found)) for key, found in rates.items()}
     results |= {
@@ -187,10 +195,21 @@ async def _publish(kit: ClusterKit, doors: dict[str, int], case: _Case, sizes: S
     """Acknowledged messages per second of all publishers, at the door of the leader (DB1)."""
     channel = await create_channel(kit)
     party = _party(kit, "publish", case.kind, doors[channel.leader], channel, sizes, policy=case.policy)
+    party = replace(party, is_keyed=case.is_keyed)
     measured = await asyncio.to_thread(_carried_out, [party] * case.publishers)
     await _require(kit, channel, sum(found.acked for found in measured))
     await delete_channel(kit, channel.name)
     return sum(found.records / found.seconds for found in measured)
+
+
+async def _paced(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Measured:
+    """How long acks of all take for messages that come one by one, at a rate that is no load."""
+    channel = await create_channel(kit)
+    party = _party(kit, "publish", "paced", doors[channel.leader], channel, sizes, policy=pb.ALL)
+    (measured,) = await asyncio.to_thread(_carried_out, [party])
+    await _require(kit, channel, measured.acked)
+    await delete_channel(kit, channel.name)
+    return measured
 
 
 async def _require(kit: ClusterKit, channel: BenchChannel, acked: int) -> None:

@@ -37,6 +37,7 @@ from tidelog.wire.proto import liftbridge_pb2 as pb
 VALUE_BYTES: Final = 256
 IN_FLIGHT: Final = 4_096
 """Messages of a publisher without an answer; a door lets a stream have twice as many."""
+PACED_PER_S: Final = 500
 _CHUNK: Final = 64
 _BURST: Final = 500
 _PUBLISH: Final = "/proto.API/PublishAsync"
@@ -63,6 +64,8 @@ class Party:
     seconds: float = 0.0
     records: int = 0
     """To subscribe to."""
+    is_keyed: bool = False
+    """Whether messages have a key."""
 
     def told(self) -> str:
         return json.dumps(asdict(self))
@@ -74,6 +77,9 @@ class Measured:
     seconds: float
     acked: int
     """In all, also before and after what was measured."""
+    p50_ms: float = 0.0
+    """From sending a message to its answer, where that is measured."""
+    p99_ms: float = 0.0
 
 
 # --- publishers ------------------------------------------------------------------------------------------
@@ -86,7 +92,41 @@ def _request(party: Party) -> bytes:
         value=value,
         ackPolicy=party.policy,  # type: ignore[arg-type]
         correlationId="c",
+        key=b"key" if party.is_keyed else b"",
+        expectedOffset=-1,
     ).SerializeToString()
+
+
+async def _publish_paced(party: Party) -> Measured:
+    """`PACED_PER_S` messages a second, each sent when it is due, whatever has been answered: a stall is met by all that
+    are due meanwhile, as it is by publishers that do not wait for each other."""
+    message = grpc_message(_request(party))
+    pump = await GrpcPump.dial(HOST, party.port, _PUBLISH, tls=_tls(party))
+    await _begin()
+    warm_up = int(PACED_PER_S * party.warm_up_s)
+    count = warm_up + int(PACED_PER_S * party.seconds)
+    sent_s: list[float] = []
+    waits_s: list[float] = []
+
+    async def send() -> None:
+        began_s = time.perf_counter()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, began_s + number / PACED_PER_S - time.perf_counter()))
+            sent_s.append(time.perf_counter())
+            await pump.send(message)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(send())
+        while len(waits_s) < count:
+            await pump.wait_changed()
+            now_s = time.perf_counter()
+            waits_s += [now_s - sent_s[number] for number in range(len(waits_s), pump.answers)]
+    pump.close()
+    measured = sorted(waits_s[warm_up:])
+    p50_s, p99_s = (measured[int(part * (len(measured) - 1))] for part in (0.5, 0.99))
+    return Measured(
+        records=len(measured), seconds=party.seconds, acked=count, p50_ms=p50_s * 1_000, p99_ms=p99_s * 1_000
+    )
 
 
 async def _publish_raw(party: Party) -> Measured:
@@ -301,6 +341,7 @@ async def _input_ends() -> None:
 
 _ROLES: Final[dict[tuple[str, str], Any]] = {
     ("publish", "raw"): _publish_raw,
+    ("publish", "paced"): _publish_paced,
     ("publish", "grpcio"): _publish_grpcio,
     ("publish", "native"): _publish_native,
     ("subscribe", "raw"): _subscribe_raw,

@@ -245,7 +245,12 @@ class Boat:
             journal=self.journal, ring=self.ring, config=config, jitter=lambda: 0.5, now_ms=now_ms
         )
         self.troubles: list[str] = []
-        self.client = UplinkClient(uplink=self.uplink, target=target, log=self.troubles.append)
+        self.client = UplinkClient(uplink=self.uplink, target=target, log=self._note)
+
+    def _note(self, line: str) -> None:
+        """That it is connected is no trouble."""
+        if not line.startswith("uplink up"):
+            self.troubles.append(line)
 
     def record(self, time_us: int, can_id: int, payload: bytes) -> int:
         """One frame as a boat takes it: into the journal, then into the ring."""

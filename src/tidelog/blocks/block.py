@@ -106,7 +106,7 @@ class MadeBlock:
 class Block:
     """A stamped block: head (with windows) and padded body."""
 
-    __slots__ = ("body", "end", "head", "leader", "maker", "size", "windows")
+    __slots__ = ("body", "end", "head", "leader", "maker", "position", "size", "windows")
 
     def __init__(self, head: Buffer, body: Buffer, maker: Maker, leader: Leader, windows: tuple[range, ...]) -> None:
         self.head = head
@@ -117,6 +117,8 @@ class Block:
         self.size = len(head) + len(body)
         self.end = leader.base_offset + (counted_records(maker, windows) if windows else maker.record_count)
         """The offset after its last record; asked for many times on the way of every block."""
+        self.position: int | None = None
+        """Where it begins in its segment file, if it was read from one."""
 
     @classmethod
     def parse(cls, data: Buffer, position: int = 0, limits: BlockLimits = DEFAULT_LIMITS) -> Self:

@@ -65,6 +65,15 @@ class LineageOpened(ControlRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineageClosed(ControlRecord):
+    """An older run of an lplex boat: its files brought all that they hold of it, and are not asked for more."""
+
+    type_name = "lineage-closed"
+    lineage: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened(ControlRecord):
     """A boat said hello: its instance, lineage and newest seq."""
 
@@ -147,6 +156,7 @@ _TYPES: Final[dict[bytes, type[ControlRecord]]] = {
     for cls in (
         EpochStarted,
         LineageOpened,
+        LineageClosed,
         SessionOpened,
         RangeLost,
         RangeVoid,

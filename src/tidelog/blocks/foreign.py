@@ -7,10 +7,12 @@ what comes out at the far end is byte for byte what the boat wrote.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
+from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import (
     DEFAULT_LIMITS,
     NO_PRODUCER,
@@ -22,7 +24,7 @@ from tidelog.blocks.header import (
     pack_maker,
     parse_maker,
 )
-from tidelog.blocks.lpj import LpjBlock, LpjCompression, decode_lpj_block, open_lpj_stored
+from tidelog.blocks.lpj import LpjBlock, LpjCompression, decode_lpj_block, open_lpj_stored, summarize_lpj_block
 from tidelog.errors import BlockCorrupt, BlockTooLarge
 
 
@@ -49,6 +51,12 @@ class ForeignForm(IntEnum):
         return cls(3 * (version - 1) + compression + 1)
 
 
+def _check_size(stored: bytes | memoryview, block_size: int, limits: BlockLimits) -> None:
+    """Before anything is inflated."""
+    if len(stored) > limits.stored_bytes_max or block_size > limits.raw_bytes_max:
+        raise BlockTooLarge(problem=f"an lplex block of {block_size} bytes is larger than {limits.raw_bytes_max}")
+
+
 def wrap_foreign(
     stored: bytes | memoryview,
     *,
@@ -59,15 +67,27 @@ def wrap_foreign(
     limits: BlockLimits = DEFAULT_LIMITS,
 ) -> MadeBlock:
     """Carry one lplex block. It is opened and checked first: what does not decode is refused, not stored."""
-    if len(stored) > limits.stored_bytes_max or block_size > limits.raw_bytes_max:
-        raise BlockTooLarge(problem=f"an lplex block of {block_size} bytes is larger than {limits.raw_bytes_max}")
+    _check_size(stored, block_size, limits)
     block = _open(stored, version=version, compression=compression, block_size=block_size)
+    form = ForeignForm.of(version=version, compression=compression)
+    return _wrap(stored, block, form=form, block_size=block_size, producer=producer, limits=limits)
+
+
+def _wrap(
+    stored: bytes | memoryview,
+    block: LpjBlock,
+    *,
+    form: ForeignForm,
+    block_size: int,
+    producer: bytes,
+    limits: BlockLimits,
+) -> MadeBlock:
     times = block.frames.times_us
     smallest, largest = (int(times.min()), int(times.max())) if len(times) else (block.base_time_us,) * 2
     body = bytes(stored) + bytes(-len(stored) & 7)
     maker_bytes = pack_maker(
         kind=BlockKind.FOREIGN,
-        form=ForeignForm.of(version=version, compression=compression),
+        form=form,
         codec=Codec.NONE,
         time_min_us=smallest,
         time_max_us=largest,
@@ -79,6 +99,62 @@ def wrap_foreign(
         stored_bytes=len(stored),
     )
     return MadeBlock(maker_bytes, parse_maker(maker_bytes, limits), body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvaged:
+    """What can be had of an lplex block whose checksum is good."""
+
+    made: MadeBlock | None
+    """The block as it came if it is whole; else its good records in a block of ours; None if there are none."""
+    frames: FrameColumns
+    base_seq: int
+    frame_count: int
+    """How many frames it says it has; those behind the good ones are not in it."""
+    problem: str = ""
+    """Why it is not whole."""
+
+    @property
+    def lost(self) -> range:
+        """Seqs that the block should hold and does not; in version 1 there are none."""
+        start = self.base_seq + len(self.frames)
+        return range(start, self.base_seq + self.frame_count) if self.base_seq else range(0)
+
+
+def salvage_foreign(
+    stored: bytes | memoryview,
+    *,
+    version: int,
+    compression: LpjCompression,
+    block_size: int,
+    producer: bytes = NO_PRODUCER,
+    limits: BlockLimits = DEFAULT_LIMITS,
+) -> Salvaged:
+    """Like `wrap_foreign`, but a bad record under a good checksum costs that record and what follows it only.
+
+    lplex's writer keeps no room for the device entry of an address claim that is the last frame of a block, and writes
+    it over the end of the records. A part of a block cannot be carried as it came: its good records are encoded anew.
+    """
+    _check_size(stored, block_size, limits)
+    raw = open_lpj_stored(stored, compression=compression, block_size=block_size)
+    frame_count = summarize_lpj_block(raw, version=version).frame_count
+    block = decode_lpj_block(raw, version=version, salvage=True)
+    made: MadeBlock | None
+    if block.damage is None:
+        form = ForeignForm.of(version=version, compression=compression)
+        made = _wrap(stored, block, form=form, block_size=block_size, producer=producer, limits=limits)
+    elif len(block.frames):
+        base_seq = block.base_seq
+        made = encode_frames(block.frames, base_seq=base_seq, producer=producer, delta=True, codec=Codec.ZSTD)
+    else:
+        made = None
+    return Salvaged(
+        made=made,
+        frames=block.frames,
+        base_seq=block.base_seq,
+        frame_count=frame_count,
+        problem=block.damage or "",
+    )
 
 
 def decode_foreign(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:

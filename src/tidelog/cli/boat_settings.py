@@ -44,6 +44,7 @@ from tidelog.config import (
     NUMBER,
     PORT,
     SIZE,
+    SWITCH,
     TARGET,
     Loaded,
     Setting,
@@ -54,9 +55,11 @@ if TYPE_CHECKING:
     from tidelog.edge.boat import BoatOptions
     from tidelog.edge.journal_options import JournalOptions
     from tidelog.edge.sources import Source
+    from tidelog.edge.transmitting import SendOptions
     from tidelog.edge.uplink_target import ReloadingTarget, UplinkTarget
 
 BUS: Final = "Bus"
+PGN_MAX: Final = (1 << 18) - 1
 BOAT_FILES: Final = (
     "tidelog-boat.conf",
     "lplex-server.conf",
@@ -209,6 +212,52 @@ _HTTP_SETTINGS: Final = (
         flag="api-key", key="api-key", group=HTTP, help="One token with every right; the environment hides it best."
     ),
 )
+_CLIENT_SETTINGS: Final = (
+    Setting(
+        flag="max-buffer-duration",
+        key="max-buffer-duration",
+        kind=DURATION,
+        default=300_000,
+        zero_is_default=True,
+        group=HTTP,
+        help="How long a reader's session (/clients) is kept while it is away, at most.",
+    ),
+    Setting(
+        flag="send-enabled",
+        key="send.enabled",
+        kind=SWITCH,
+        default=False,
+        group=HTTP,
+        help="Let tokens with the scope write:bus put messages on the bus.",
+    ),
+    Setting(
+        flag="send-pgns",
+        key="send.pgns",
+        kind=NAMES,
+        default=(),
+        group=HTTP,
+        help="The PGNs that may be sent or asked for, or all.",
+    ),
+    Setting(
+        flag="send-rate-limit",
+        key="send.rate-limit",
+        kind=NUMBER,
+        default=10.0,
+        at_least=0,
+        at_most=1000,
+        zero_is_default=True,
+        group=HTTP,
+        help="Messages a second that may be sent.",
+    ),
+    Setting(
+        flag="read-only",
+        key="read-only",
+        kind=SWITCH,
+        default=False,
+        group=HTTP,
+        help="Send nothing, whatever -send-enabled says.",
+    ),
+)
 _SOURCE_SETTINGS: Final = (
     Setting(
         flag="replay",
@@ -253,6 +302,7 @@ BOAT_SETTINGS: Final[tuple[Setting, ...]] = (
     *_JOURNAL_SETTINGS,
     *_REPLICATION_SETTINGS,
     *_HTTP_SETTINGS,
+    *_CLIENT_SETTINGS,
     *_SOURCE_SETTINGS,
     *LPLEX_BOAT_SETTINGS,
 )
@@ -278,6 +328,39 @@ def check_boat(loaded: Loaded) -> None:
     _check_interfaces(loaded)
     _check_replication(loaded)
     check_http(loaded)
+    _check_sending(loaded)
+
+
+def _check_sending(loaded: Loaded) -> None:
+    """What may be sent is said PGN by PGN: engines and rudders listen to the bus."""
+    values = loaded.values
+    pgns = values["send-pgns"]
+    wrong = [text for text in pgns if text != "all" and not (text.isascii() and text.isdecimal())]
+    wrong += [text for text in pgns if text not in ("all", *wrong) and int(text) > PGN_MAX]
+    if wrong:
+        loaded.problems.append(f"{loaded.named('send-pgns')}: {wrong[0]!r} is no PGN from 0 to {PGN_MAX}, nor all")
+    if not values["send-enabled"]:
+        return
+    if not pgns:
+        loaded.problems.append(
+            f"{loaded.named('send-enabled')} needs -send-pgns beside it: the PGNs that may be sent, or all"
+        )
+    if "send-rules" in loaded.given:
+        loaded.problems.append(
+            f"{loaded.named('send-rules')} would have no effect, and sending is on; say it with -send-pgns instead"
+        )
+
+
+def send_options(values: dict[str, Any]) -> SendOptions | None:
+    """What callers may put on the bus; None for nothing."""
+    from tidelog.edge.transmitting import SendOptions
+
+    if not values["send-enabled"] or values["read-only"]:
+        return None
+    pgns = values["send-pgns"]
+    return SendOptions(
+        pgns=None if "all" in pgns else frozenset(int(text) for text in pgns), rate_per_s=values["send-rate-limit"]
+    )
 
 
 def _check_interfaces(loaded: Loaded) -> None:
@@ -341,6 +424,8 @@ def boat_options(values: dict[str, Any], *, log: Callable[[str], None] = lambda 
         device_idle_ms=values["device-idle-timeout"] or None,
         bus_silence_ms=values["bus-silence-threshold"] or None,
         ring_frames=values["ring-size"],
+        send=send_options(values),
+        buffer_ms_max=values["max-buffer-duration"],
         journal=_journal_options(values),
         sender=SenderConfig(
             max_live_lag=values["replication-max-live-lag"],

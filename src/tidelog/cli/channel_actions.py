@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from tidelog.cli import reach as reaching
+from tidelog.cli.channel_standing import min_isr_of, shortfall, state_of, state_words, takes_writes
 from tidelog.cli.output import print_facts, print_json, print_table
 from tidelog.cli.reach import EXIT_REFUSED, Reach, say
 from tidelog.client import Client, ClientOptions, Created, connect
@@ -22,6 +23,9 @@ from tidelog.errors import InvalidConfig, LogError
 from tidelog.units import format_bytes, parse_bytes, parse_duration_us
 
 _NONE: Final = "none"
+_TOLD_MAX: Final = 10
+"""Channels whose missing replicas are told one by one."""
+_WAIT_STEP_S: Final = 0.2
 _UNKNOWN: Final = "-"
 _ADVICE: Final = {
     "unknown_channel": "`tidelog channel list` shows the channels",
@@ -56,10 +60,17 @@ T = TypeVar("T")
 # --- commands --------------------------------------------------------------------------------------
 
 
-def run_create(names: Sequence[str], settings: dict[str, Any], **options: Any) -> None:
+def run_create(names: Sequence[str], settings: dict[str, Any], *, wait: str | None, **options: Any) -> None:
     config = config_of(settings)
+    wait_ms = None if wait is None else _wait_ms(wait)
     reach = reach_of(**options)
-    outcomes = ask(reach, lambda client: client.create_channels(names, **config))
+
+    async def create(client: Client) -> tuple[list[Created | LogError], list[str]]:
+        outcomes = await client.create_channels(names, **config)
+        created = [one.name for one in outcomes if isinstance(one, Created)]
+        return outcomes, await _shortfalls(client, created, wait_ms=wait_ms)
+
+    outcomes, lacks = ask(reach, create)
     failed = {name: one for name, one in zip(names, outcomes, strict=True) if isinstance(one, LogError)}
     created = [one for one in outcomes if isinstance(one, Created)]
     if reach.as_json:
@@ -73,8 +84,39 @@ def run_create(names: Sequence[str], settings: dict[str, Any], **options: Any) -
             print(f"{one.name} {'exists already' if one.existed else 'is created'}, channel id {one.channel_id}")
     for name, error in failed.items():
         say(f"{name}: {reaching.with_advice(error, _ADVICE, _UNSURE)}")
-    if failed:
+    for words in lacks[:_TOLD_MAX]:
+        say(f"warning: {words}")
+    if len(lacks) > _TOLD_MAX:
+        say(f"warning: so do {len(lacks) - _TOLD_MAX} others; `tidelog channel list` shows them")
+    if failed or (lacks and wait_ms is not None):
         raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+async def _shortfalls(client: Client, names: Sequence[str], *, wait_ms: int | None) -> list[str]:
+    """What the channels lack of the copies they were promised; waits so long for those that take no writes yet."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + (wait_ms or 0) / 1000
+    while names:
+        try:
+            channels = await client.describe_some(names)
+            nodes = (await client.cluster())["nodes"] or []
+        except LogError as error:
+            # The channels are there; only the look at them failed.
+            return [f"whether the channels take writes could not be seen: {error}"]
+        if wait_ms is None:
+            return [words for channel in channels if (words := shortfall(channel, nodes)) is not None]
+        refusing = [channel for channel in channels if not takes_writes(channel)]
+        if not refusing or loop.time() >= deadline_s:
+            return [shortfall(channel, nodes) or f"{channel['name']} takes no writes" for channel in refusing]
+        await asyncio.sleep(min(_WAIT_STEP_S, max(0.0, deadline_s - loop.time())))
+    return []
+
+
+def _wait_ms(text: str) -> int:
+    try:
+        return parse_duration_us(text) // 1000
+    except InvalidConfig as error:
+        raise click.UsageError(f"--wait {text!r}: {error}") from error
 
 
 def _created_facts(created: Created) -> dict[str, Any]:
@@ -85,7 +127,7 @@ def run_list(**options: Any) -> None:
     reach = reach_of(**options)
     channels = ask(reach, lambda client: client.channels())
     if reach.as_json:
-        print_json({"channels": channels})
+        print_json({"channels": [{**channel, "state": state_of(channel)} for channel in channels]})
         return
     if not channels:
         print("there are no channels; `tidelog channel create NAME` makes one")
@@ -103,20 +145,9 @@ def _row(channel: dict[str, Any]) -> list[str]:
         str(channel["leader_epoch"]),
         " ".join(channel["isr"]) or _UNKNOWN,
         " ".join(channel["replicas"]),
-        _state(channel),
+        state_words(channel),
         _kept(channel["config"]),
     ]
-
-
-def _state(channel: dict[str, Any]) -> str:
-    states = [word for word in ("paused", "readonly") if channel[word]]
-    if channel["leader"] is None:
-        states.append("no leader")
-    elif len(channel["isr"]) < len(channel["replicas"]):
-        states.append("under-replicated")
-    if channel["unclean"]:
-        states.append("records may be lost")
-    return ", ".join(states) or "ok"
 
 
 def _kept(config: dict[str, Any]) -> str:
@@ -149,7 +180,7 @@ def run_describe(name: str, **options: Any) -> None:
 
     channel = ask(reach, describe)
     if reach.as_json:
-        print_json(channel)
+        print_json({**channel, "state": state_of(channel), "effective_min_isr": min_isr_of(channel)})
     else:
         _print_channel(channel)
 
@@ -159,7 +190,7 @@ def _print_channel(channel: dict[str, Any]) -> None:
     facts: dict[str, Any] = {
         "channel": channel["name"],
         "id": channel["channel_id"],
-        "state": _state(channel),
+        "state": state_words(channel),
         "leader": channel["leader"] or _UNKNOWN,
         "in sync": " ".join(channel["isr"]) or _UNKNOWN,
         "replicas": " ".join(channel["replicas"]),
@@ -174,6 +205,8 @@ def _print_channel(channel: dict[str, Any]) -> None:
         facts[f"unclean in epoch {election['leader_epoch']}"] = f"{election['leader']}, by {election['cause']}"
     config = channel["config"]
     facts |= {name: _shown(value) for name, value in config.items() if name != "retention"}
+    if config["min_isr"] is None:
+        facts["min_isr"] = f"{min_isr_of(channel)} (by the factor)"
     facts |= {f"retention {name}": _shown(value) for name, value in config["retention"].items()}
     print_facts(facts)
 

@@ -74,14 +74,18 @@ def channel() -> None:
 
 @channel.command()
 @click.argument("names", nargs=-1, required=True)
+@click.option("--wait", metavar="DURATION", help="Wait so long until they take writes; exit code 1 if they do not.")
 @_configuring
 @reaching
-def create(names: tuple[str, ...], **options: Any) -> None:
-    """Create channels NAMES, all alike. Fine if they exist with the same settings."""
+def create(names: tuple[str, ...], wait: str | None, **options: Any) -> None:
+    """Create channels NAMES, all alike. Fine if they exist with the same settings.
+
+    A channel that cannot have all of its replicas yet is created all the same, and stderr says what it lacks.
+    """
     from tidelog.cli.channel_actions import run_create
 
     settings, reach = _split(options)
-    run_create(names, settings, **reach)
+    run_create(names, settings, wait=wait, **reach)
 
 
 @channel.command(name="list")

@@ -5,6 +5,8 @@ Only the options live here. Each command's work is in a module of its own, loade
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tidelog.cli.lazy import LazyGroup
@@ -91,13 +93,17 @@ def import_(
 @click.argument("source")
 @click.argument("target")
 @click.option("--format", "kind", type=click.Choice(["lpj", "candump", "canboat"]), help="Instead of by suffix.")
+@click.option("--lineage", metavar="HEX", help="Only this lineage; its first digits are enough.")
+@click.option("--compression", type=click.Choice(["none", "zstd", "zstd-dict"]), help="Of an .lpj file; zstd.")
+@click.option("--block-size", metavar="SIZE", help="Of an .lpj file: a power of two from 4KiB on; 256KiB.")
 @_CHANNEL
 @_JSON
 @click.pass_context
-def export(
-    context: click.Context, source: str, target: str, kind: str | None, channel: str | None, as_json: bool
-) -> None:
-    """Write the frames of a log to an .lpj, candump (.log) or canboat (.raw) file."""
+def export(context: click.Context, /, source: str, target: str, **options: Any) -> None:
+    """Write the frames of a log to an .lpj, candump (.log) or canboat (.raw) file, in the order of their seqs.
+
+    lplex blocks that are in order go into an .lpj file byte for byte, unless --compression or --block-size is given.
+    """
     from tidelog.cli.log_export import run_export
 
-    context.exit(run_export(source, target, kind=kind, channel=channel, as_json=as_json))
+    context.exit(run_export(source, target, **options))

@@ -26,7 +26,8 @@ from tidelog.errors import BadBlock, BlockCorrupt
 from tidelog.units import format_time_us, parse_time_us
 
 _PAYLOAD_SHOWN_BYTES = 32
-_HEADING = f"{'offset':>10} {'seq':>10} {'time':<27} {'prio':>4} {'pgn':>6} {'src':>3} {'dst':>3}  data"
+_LINEAGE_SHOWN_DIGITS = 8
+_HEADING = f"{'offset':>10} {'lineage':<8} {'seq':>10} {'time':<27} {'prio':>4} {'pgn':>6} {'src':>3} {'dst':>3}  data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ def _seqs(block: Block) -> Iterable[int | None]:
 
 def _frame_rows(block: Block, bounds: Bounds) -> Iterator[Row]:
     frames = counted_frames(block)
+    lineage = bytes(block.maker.producer).hex() if any(block.maker.producer) else None
     parts = parts_from_can_id(frames.can_ids)
     split = zip(*(column.tolist() for column in parts), strict=True)
     for offset, seq, row, (priority, pgn, source, destination) in zip(
@@ -149,6 +151,7 @@ def _frame_rows(block: Block, bounds: Bounds) -> Iterator[Row]:
                 "src": source,
                 "dst": destination,
                 "data": payload.hex(),
+                "lineage": lineage,
             }
 
 
@@ -202,7 +205,8 @@ def _table_lines(rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
         channel = f"  [{row['channel']}]" if "channel" in row else ""
         seq = "" if row.get("seq") is None else row["seq"]
-        yield f"{row['offset']:>10} {seq:>10} {row['ts']:<27} {_shown(row)}{channel}\n"
+        lineage = (row.get("lineage") or "")[:_LINEAGE_SHOWN_DIGITS]
+        yield f"{row['offset']:>10} {lineage:<8} {seq:>10} {row['ts']:<27} {_shown(row)}{channel}\n"
 
 
 def _shown(row: Row) -> str:

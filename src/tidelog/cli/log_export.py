@@ -1,31 +1,45 @@
-"""`tidelog log export`: frames of a log as .lpj, candump or canboat .raw.
+"""`tidelog log export`: frames of a log as .lpj, candump or canboat .raw, in the order of their seqs.
 
-lplex blocks that fill a log by themselves are written out byte for byte; anything else is encoded anew.
-What has no place in the format (messages, control records) is left out and counted. Damage is named on
-stderr and makes the exit code 1; the rest is exported all the same.
+lplex blocks that fill a log by themselves, in order, are written out byte for byte; anything else is encoded anew, with
+tables of the devices that the frames themselves and lplex's own tables tell of. What has no place in the format
+(messages, control records) is left out and counted. Damage is named on stderr and makes the exit code 1; the rest is
+exported all the same.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.decode import counted_frames
+from tidelog.blocks.foreign import open_foreign
 from tidelog.blocks.header import BlockKind
+from tidelog.blocks.lpj import LPJ_BLOCK_BYTES, LpjDevice
 from tidelog.cli.lpj_copy import Shape, copy_blocks, shape_of
+from tidelog.cli.lpj_devices import DeviceTables
 from tidelog.cli.output import print_json, progress, warn
-from tidelog.cli.sources import Broken, Source, open_source
+from tidelog.cli.seq_order import FRAME_KINDS, Lineage, OrderedFrames, lineages_of
+from tidelog.cli.sources import Broken, Stream, open_source
 from tidelog.compat.captures import write_canboat_raw, write_candump
-from tidelog.compat.lpj import LpjWriter
-from tidelog.errors import BadBlock, InvalidConfig
+from tidelog.compat.lpj import CompressionName, LpjWriter
+from tidelog.errors import InvalidConfig
+from tidelog.units import parse_bytes
 
 _SUFFIXES = {".lpj": "lpj", ".log": "candump", ".candump": "candump", ".txt": "candump", ".raw": "canboat"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LpjShape:
+    """How an .lpj file is to be written; None for as the blocks are, or as lplex does."""
+
+    compression: CompressionName | None = None
+    block_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +52,10 @@ class Exported:
     """The blocks were copied byte for byte."""
     left_out: Counter[str] = field(default_factory=Counter)
     damaged: int = 0
-    lineages: set[bytes] = field(default_factory=set)
+    lineages: list[bytes] = field(default_factory=list)
+    """Those that were exported, in the order in which they are in the file."""
+    gaps: int = 0
+    """Runs of seqs that the log does not have."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,27 +67,42 @@ class Exported:
             "left_out": dict(self.left_out),
             "damaged": self.damaged,
             "lineages": len(self.lineages),
+            "lineage_list": [lineage.hex() for lineage in self.lineages],
+            "gaps": self.gaps,
         }
 
 
-def run_export(source: str, target: str, *, kind: str | None, channel: str | None, as_json: bool) -> int:
+def run_export(
+    source: str,
+    target: str,
+    *,
+    kind: str | None,
+    channel: str | None,
+    lineage: str | None,
+    compression: CompressionName | None,
+    block_size: str | None,
+    as_json: bool,
+) -> int:
     suffix = os.path.splitext(target)[1].lower()
     chosen = kind or _SUFFIXES.get(suffix)
     if chosen is None:
         problem = f"{target} has none of the suffixes {', '.join(_SUFFIXES)}; say which format with --format"
         raise InvalidConfig(section="export", problems=[problem])
+    if chosen != "lpj" and (compression or block_size):
+        raise InvalidConfig(section="export", problems=["--compression and --block-size are for .lpj files"])
+    shape = LpjShape(compression=compression, block_bytes=None if block_size is None else parse_bytes(block_size))
     opened = open_source(source, channel=channel)
     if len(opened.streams) != 1:
         raise InvalidConfig(section="export", problems=[f"{source} has several channels; choose one with --channel"])
     result = Exported(source=source, target=target, format=chosen)
     with progress("exporting", opened.total_bytes) as advance:
-        blocks = _Blocks(opened, result, advance)
+        frames = _Frames(opened.streams[0], result, advance, lineage)
         if chosen == "lpj":
-            _write_lpj(target, blocks, result)
-        elif chosen == "candump":
-            result.frames = write_candump(target, (frames for _, frames in blocks.frames()))
+            _write_lpj(target, frames, result, shape)
         else:
-            result.frames = write_canboat_raw(target, (frames for _, frames in blocks.frames()))
+            write = write_candump if chosen == "candump" else write_canboat_raw
+            result.frames = write(target, (columns for _, _, columns in frames))
+    result.left_out += Counter({"frames whose seq came before": frames.ordered.repeated})
     if as_json:
         print_json(result.to_json())
     else:
@@ -83,83 +115,106 @@ def _print(result: Exported) -> None:
     print(f"{result.target}: {result.frames} frames {how} as {result.format}")
     for what, count in result.left_out.items():
         print(f"left out: {count} {what}")
+    if result.gaps:
+        print(f"note: {result.gaps} runs of seqs are not in the log (lost, void or not there yet)")
     if result.format == "lpj" and len(result.lineages) > 1:
-        print(f"note: seqs of {len(result.lineages)} lineages are mixed; .lpj cannot tell them apart")
+        names = " ".join(lineage.hex() for lineage in result.lineages)
+        print(
+            f"note: {len(result.lineages)} lineages follow each other, and .lpj cannot tell them apart: lplex's verify"
+            f" sees a jump; choose one with --lineage: {names}"
+        )
 
 
-class _Blocks:
-    """The frame blocks of a source, with an account of everything else."""
+class _Frames:
+    """The frames of the chosen lineages in seq order, with an account of everything else."""
 
-    def __init__(self, source: Source, result: Exported, advance: Any) -> None:
-        self._source = source
+    def __init__(self, stream: Stream, result: Exported, advance: Any, lineage: str | None) -> None:
+        self._stream = stream
         self._result = result
-        self._advance = advance
+        self.ordered = OrderedFrames(stream, damaged=self._damaged, advance=advance)
+        self.chosen = _chosen(lineages_of(stream), lineage)
+        result.lineages = [found.producer for found in self.chosen if found.frames]
+        result.gaps = sum(_gaps(found) for found in self.chosen)
+        self._count_the_rest()
+
+    def __iter__(self) -> Iterator[tuple[int, Block, FrameColumns]]:
+        for lineage in self.chosen:
+            yield from self.ordered.frames(lineage)
 
     def shape(self) -> Shape | None:
-        """The shape that all blocks share, if they can be copied as they are."""
+        """The shape that all blocks share, if they can be copied as they are, one behind the other."""
+        if len(self.chosen) != 1 or not self.chosen[0].is_in_order:
+            return None
         shapes: set[Shape | None] = set()
-        for item in self._source.streams[0].items():
-            if isinstance(item, Broken) or item.block.maker.kind == BlockKind.MISSING:
-                continue
-            shapes.add(shape_of(item.block))
-            if len(shapes) > 1 or None in shapes:
-                return None
-        return shapes.pop() if shapes else None
+        for block in self._frame_blocks():
+            if bytes(block.maker.producer) == self.chosen[0].producer:
+                shapes.add(shape_of(block))
+        return shapes.pop() if len(shapes) == 1 else None
 
-    def blocks(self) -> Iterator[Block]:
-        for item in self._source.streams[0].items():
+    def stored_blocks(self) -> Iterator[Block]:
+        """For copying: those of the one lineage, as they lie."""
+        return (block for block in self._frame_blocks() if bytes(block.maker.producer) == self.chosen[0].producer)
+
+    def _frame_blocks(self) -> Iterator[Block]:
+        for item in self._stream.items():
+            if not isinstance(item, Broken) and item.block.maker.kind in FRAME_KINDS:
+                yield item.block
+
+    def _count_the_rest(self) -> None:
+        """Damage, and records that no frame format has a place for."""
+        for item in self._stream.items():
             if isinstance(item, Broken):
                 self._damaged(str(item))
                 continue
-            block = item.block
-            self._advance(block.size)
-            kind = BlockKind(block.maker.kind)
-            if kind in (BlockKind.FRAMES, BlockKind.FOREIGN):
-                self._result.lineages.add(bytes(block.maker.producer))
-                yield block
-            elif kind == BlockKind.MISSING:
-                self._damaged(f"{item.file} at byte {item.position}: {block.counted} records are missing")
-            else:
-                self._result.left_out[f"{kind.name.lower()} records"] += block.counted
-
-    def frames(self) -> Iterator[tuple[Block, FrameColumns]]:
-        for block in self.blocks():
-            try:
-                yield block, counted_frames(block)
-            except BadBlock as error:
-                self._damaged(f"offsets from {block.offsets.start}: {error.problem}")
+            kind = BlockKind(item.block.maker.kind)
+            if kind == BlockKind.MISSING:
+                self._damaged(f"{item.file} at byte {item.position}: {item.block.counted} records are missing")
+            elif kind not in FRAME_KINDS:
+                self._result.left_out[f"{kind.name.lower()} records"] += item.block.counted
 
     def _damaged(self, problem: str) -> None:
         self._result.damaged += 1
         warn(problem)
 
 
-def _write_lpj(target: str, blocks: _Blocks, result: Exported) -> None:
-    shape = blocks.shape()
+def _chosen(found: dict[bytes, Lineage], wanted: str | None) -> list[Lineage]:
+    if wanted is None:
+        return list(found.values())
+    fitting = [lineage for producer, lineage in found.items() if producer.hex().startswith(wanted.lower())]
+    if len(fitting) != 1:
+        names = ", ".join(producer.hex() for producer in found) or "none"
+        problem = f"{wanted!r} begins {len(fitting)} lineages of this log; there are: {names}"
+        raise InvalidConfig(section="export", problems=[problem])
+    return fitting
+
+
+def _gaps(lineage: Lineage) -> int:
+    seqs = sorted((piece.seqs for chain in lineage.chains for piece in chain.pieces), key=lambda part: part.start)
+    return sum(before.stop < after.start for before, after in pairwise(seqs))
+
+
+def _write_lpj(target: str, frames: _Frames, result: Exported, wanted: LpjShape) -> None:
+    shape = frames.shape() if wanted == LpjShape() else None
     if shape is not None:
         result.unchanged = True
-        result.frames = copy_blocks(target, shape, blocks.blocks())
+        result.frames = copy_blocks(target, shape, frames.stored_blocks())
         return
-    writer = LpjWriter(target)
+    block_bytes = wanted.block_bytes or LPJ_BLOCK_BYTES
+    writer = LpjWriter(target, block_size=block_bytes, compression=wanted.compression or "zstd")
+    tables = DeviceTables(writer)
     try:
-        following = 1
-        for block, frames in blocks.frames():
-            if block.maker.kind == BlockKind.FOREIGN:
-                result.left_out["device tables"] += 1
-            following = _append(writer, block, frames, following)
+        for first_seq, block, columns in frames:
+            tables.append(columns, first_seq, known=_table_of(block))
         writer.close()
     except BaseException:
         with suppress(OSError):
             os.unlink(target)
         raise
+    if tables.left_out:
+        result.left_out[f"devices without room in a block of {block_bytes} bytes"] += tables.left_out
     result.frames = writer.frame_count
 
 
-def _append(writer: LpjWriter, block: Block, frames: FrameColumns, following: int) -> int:
-    """Add the frames under their seqs; those that have none are numbered on."""
-    start = 0
-    for seqs in block.counted_seqs() or [range(following, following + len(frames))]:
-        writer.append(frames.slice(start, start + len(seqs)), first_seq=seqs.start)
-        start += len(seqs)
-        following = seqs.stop
-    return following
+def _table_of(block: Block) -> Sequence[LpjDevice]:
+    """What an lplex block says of the devices on the bus."""
+    return open_foreign(block.maker, block.body).devices if block.maker.kind == BlockKind.FOREIGN else ()

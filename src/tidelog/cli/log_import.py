@@ -1,7 +1,8 @@
 """`tidelog log import`: lplex journals and captures into a log of ours.
 
 All or nothing: if it fails, a log that was made for it is gone again and one that existed ends where it
-ended before. Lines and blocks that cannot be taken are skipped and counted by reason.
+ended before. Lines and blocks that cannot be taken are skipped and counted by reason; of a block with a bad record
+under a good checksum, the records before it are taken, and the log says that the others are lost.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any, Literal
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.foreign import wrap_foreign
+from tidelog.blocks.control import RangeLost, encode_control
+from tidelog.blocks.foreign import Salvaged, salvage_foreign
 from tidelog.blocks.frames import encode_frames
-from tidelog.blocks.header import Codec, Path
+from tidelog.blocks.header import BlockKind, Codec, Path
 from tidelog.cli.output import print_json, progress
 from tidelog.cli.sources import open_source
 from tidelog.compat.captures import read_canboat_raw, read_candump, sniff
@@ -117,7 +119,7 @@ def _write(target: str, blocks: Iterator[MadeBlock], result: Imported) -> None:
             if existed:
                 disk.make_folder(name)
         raise
-    result.end = result.start + result.frames
+    result.end = log.log_end
 
 
 def _append(log: Log, blocks: Iterator[MadeBlock], result: Imported, advance: Any) -> None:
@@ -126,10 +128,11 @@ def _append(log: Log, blocks: Iterator[MadeBlock], result: Imported, advance: An
         staged = log.stage(made, epoch=epoch, now_us=_now_us(), path=Path.BACKFILL)
         if staged is None:
             continue
-        result.blocks += 1
-        result.frames += staged.counted
         result.bytes += staged.size
-        advance(staged.counted)
+        if made.maker.kind != BlockKind.CONTROL:
+            result.blocks += 1
+            result.frames += staged.counted
+            advance(staged.counted)
         if log.staged_bytes >= _COMMIT_BYTES:
             log.commit(_now_us())
     log.commit(_now_us())
@@ -175,9 +178,40 @@ def _capture_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
 
 
 def _foreign_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
+    for stored, found in _salvaged_blocks(result, strict=strict):
+        if found.made is None:
+            continue
+        if not found.frame_count:
+            result.skip("block without frames", f"byte {stored.position}")
+        yield found.made
+        yield from _lost_records(result, found)
+
+
+def _reencoded_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
+    """Frames of many lplex blocks gathered into ours; a block never spans a seq jump."""
+    gathered: list[FrameColumns] = []
+    first = following = 1
+    for _, found in _salvaged_blocks(result, strict=strict):
+        seq = found.base_seq or following
+        if seq != following:
+            yield from _cut(gathered, first, result.lineage, everything=True)
+            gathered, first = [], seq
+        gathered.append(found.frames)
+        following = seq + len(found.frames)
+        held = sum(map(len, gathered))
+        if held >= BLOCK_FRAMES:
+            yield from _cut(gathered, first, result.lineage, everything=False)
+            frames = FrameColumns.concatenate(gathered)
+            first = following - held % BLOCK_FRAMES
+            gathered = [frames.slice(held - held % BLOCK_FRAMES, held)]
+        yield from _lost_records(result, found)
+    yield from _cut(gathered, first, result.lineage, everything=True)
+
+
+def _salvaged_blocks(result: Imported, *, strict: bool) -> Iterator[tuple[LpjStoredBlock, Salvaged]]:
     for stored in _stored_blocks(result, strict=strict):
         try:
-            made = wrap_foreign(
+            found = salvage_foreign(
                 stored.stored,
                 version=stored.version,
                 compression=stored.compression,
@@ -187,34 +221,25 @@ def _foreign_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
         except BadBlock as error:
             _skip_block(result, stored.position, error.problem, strict=strict)
             continue
-        if not made.maker.record_count:
-            result.skip("block without frames", f"byte {stored.position}")
-        yield made
+        if found.problem:
+            if strict:
+                raise BadJournalFile(path=result.source, position=stored.position, problem=found.problem)
+            missing = found.frame_count - len(found.frames)
+            reason = f"damaged records: {found.problem}" if missing else f"device table: {found.problem}"
+            result.skip(reason, f"byte {stored.position}", missing or 1)
+        yield stored, found
 
 
-def _reencoded_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
-    """Frames of many lplex blocks gathered into ours; a block never spans a seq jump."""
-    gathered: list[FrameColumns] = []
-    first = following = 1
-    for stored in _stored_blocks(result, strict=strict):
-        try:
-            block = stored.decode()
-        except BadBlock as error:
-            _skip_block(result, stored.position, error.problem, strict=strict)
-            continue
-        seq = block.base_seq or following
-        if seq != following:
-            yield from _cut(gathered, first, result.lineage, everything=True)
-            gathered, first = [], seq
-        gathered.append(block.frames)
-        following = seq + len(block.frames)
-        held = sum(map(len, gathered))
-        if held >= BLOCK_FRAMES:
-            yield from _cut(gathered, first, result.lineage, everything=False)
-            frames = FrameColumns.concatenate(gathered)
-            first = following - held % BLOCK_FRAMES
-            gathered = [frames.slice(held - held % BLOCK_FRAMES, held)]
-    yield from _cut(gathered, first, result.lineage, everything=True)
+def _lost_records(result: Imported, found: Salvaged) -> Iterator[MadeBlock]:
+    """What a block should hold and does not, as a record of the log."""
+    if found.lost:
+        lost = RangeLost(
+            lineage=result.lineage,
+            start=found.lost.start,
+            end=found.lost.stop,
+            reason=f"damaged in the lplex journal: {found.problem}",
+        )
+        yield encode_control([lost], time_us=_now_us())
 
 
 def _cut(gathered: list[FrameColumns], first: int, lineage: str, *, everything: bool) -> Iterator[MadeBlock]:

@@ -127,7 +127,7 @@ def verify(source: Source, *, deep: bool = False) -> Report:
 def _check_store(source: Source, report: Report) -> None:
     store = source.store
     assert store is not None
-    for path, problem in (*store.table_mark.problems, *store.state_mark.problems):
+    for path, problem in (*store.table_mark.problems, *store.state_mark.problems, *store.wal_mark_problems()):
         report.damage.append(Finding(file=path, problem=problem))
     for wal in store.wals:
         if not wal.live:

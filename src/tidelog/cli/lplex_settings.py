@@ -11,7 +11,7 @@ from typing import Any, Final
 from tidelog.config import ANYTHING, SWITCH, Kind, Setting, one_of
 
 _ARCHIVES: Final = "there is no archiving"
-_LISTENS: Final = "Tidelog only listens to the bus"
+_LISTENS: Final = "Tidelog sends nothing by itself"
 _NO_ALERTS: Final = "there are no alerts; watch /healthz and /metrics"
 _NO_MQTT: Final = "there is no MQTT; readers use HTTP"
 _NO_OTEL: Final = "there is no tracing; use /metrics"
@@ -63,18 +63,8 @@ LPLEX_BOAT_SETTINGS: Final = (
     _ignored(
         "loopback", "loopback", "what other programs of this machine send is always heard", kind=SWITCH, unless=False
     ),
-    _ignored("max-buffer-duration", "max-buffer-duration", "readers do not reserve a buffer; see /history"),
-    _refused(
-        "send-enabled",
-        "send.enabled",
-        f"{_LISTENS} and sends nothing; remove it, and send with another program",
-        kind=SWITCH,
-        default=False,
-    ),
-    _ignored("send-rules", "send.rules", _LISTENS),
-    _ignored("send-rate-limit", "send.rate-limit", _LISTENS),
-    _ignored("send-rate-burst", "send.rate-burst", _LISTENS),
-    _ignored("read-only", "read-only", _LISTENS, kind=SWITCH, unless=True),
+    _ignored("send-rules", "send.rules", "there are no rules; -send-pgns has the PGNs that may be sent"),
+    _ignored("send-rate-burst", "send.rate-burst", "as many at once as in a second, see -send-rate-limit"),
     _ignored("virtual-device", "virtual-device.enabled", _LISTENS, kind=SWITCH, unless=False),
     _ignored("virtual-device-name", "virtual-device.name", _LISTENS),
     _ignored("virtual-device-model-id", "virtual-device.model-id", _LISTENS),
@@ -82,7 +72,7 @@ LPLEX_BOAT_SETTINGS: Final = (
     _ignored("virtual-device-product-info-heartbeat", "virtual-device.product-info-heartbeat", _LISTENS),
     _ignored("requests", "requests", _LISTENS, file_only=True),
     _ignored("requests-global-min-interval", "requests-global-min-interval", _LISTENS, file_only=True),
-    _ignored("clients-slots", "clients.slots", "readers do not reserve a buffer; see /history", file_only=True),
+    _ignored("clients-slots", "clients.slots", "clients make their sessions: PUT /clients/{id}", file_only=True),
     _ignored("bus-silence-timeout", "bus-silence-timeout", f"{_NO_ALERTS}, with -bus-silence-threshold"),
     _ignored("alert-webhook-url", "alert.webhook-url", _NO_ALERTS),
     _ignored("alert-dedup-window", "alert.dedup-window", _NO_ALERTS),

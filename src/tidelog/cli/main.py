@@ -1,8 +1,9 @@
 """The `tidelog` command: what is common to all of its commands.
 
 Exit codes: 0 done; 1 the data is damaged, a simulation found a violation or a cluster refused; 2 the input cannot be
-used or the call is wrong; 70 a bug in Tidelog; 130 interrupted; 141 the reader of our output went away. Every
-failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows the traceback too.
+used or the call is wrong; 70 a bug in Tidelog; 74 the disk failed under a boat, a cloud or a node; 130 interrupted; 141
+the reader of our output went away. Every failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows the traceback
+too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import click
 
 from tidelog import __version__
 from tidelog.cli.lazy import LazyCommand, LazyGroup
-from tidelog.errors import LogError
+from tidelog.errors import DiskFailed, LogError
 
 EXIT_UNUSABLE = 2
 EXIT_BUG = 70
+EXIT_DISK = 74
+"""EX_IOERR of sysexits.h; see `tidelog.cli.disk_trouble`."""
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -33,6 +36,7 @@ _COMMANDS = {
     ),
     "channel": LazyCommand("tidelog.cli.channel_commands", "channel", "Create, look at, change and delete channels."),
     "group": LazyCommand("tidelog.cli.group_commands", "group", "Look at consumer groups, and delete them."),
+    "producer": LazyCommand("tidelog.cli.producer_commands", "producer", "Look at producers of channels, remove them."),
     "cursor": LazyCommand("tidelog.cli.group_commands", "cursor", "Look at named cursors of channels, and move them."),
     "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write records to a channel."),
     "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read the records of a channel."),
@@ -80,6 +84,9 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    except DiskFailed as error:
+        _explain(str(error))
+        return EXIT_DISK
     except LogError as error:
         _explain(str(error))
         return EXIT_UNUSABLE

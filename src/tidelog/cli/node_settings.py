@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.cli.channel_limits import CHANNEL_LIMIT_SETTINGS, with_channel_limits
 from tidelog.cli.cloud_settings import LIMIT_SETTINGS, UPLINK, keeper_options, log_options, receiver_limits
 from tidelog.cli.common_settings import (
     CONTROL_SETTINGS,
@@ -181,6 +182,36 @@ _TIMING_SETTINGS: Final = (
         group=TIMING,
         help="Silence after which a node is fenced; 3 x the heartbeat or more. The same on all nodes.",
     ),
+    Setting(
+        flag="replica-max-lag-time",
+        key="replica.max.lag.time",
+        kind=DURATION,
+        default=5_000,
+        at_least=100,
+        at_most=60 * _MINUTE_MS,
+        group=TIMING,
+        help="How long an in-sync replica may be behind before its leader goes on without it.",
+    ),
+    Setting(
+        flag="replica-max-leader-timeout",
+        key="replica.max.leader.timeout",
+        kind=DURATION,
+        default=5_000,
+        at_least=500,
+        at_most=60 * _MINUTE_MS,
+        group=TIMING,
+        help="Within so long reports of a silent channel leader count together; more than a channel's heartbeat.",
+    ),
+    Setting(
+        flag="replica-max-idle-wait",
+        key="replica.max.idle.wait",
+        kind=DURATION,
+        default=10_000,
+        at_least=250,
+        at_most=60 * _MINUTE_MS,
+        group=TIMING,
+        help="A replica asks its leader again after so long, even if nothing happens.",
+    ),
 )
 _UPLINK_SETTINGS: Final = (
     Setting(
@@ -239,6 +270,7 @@ NODE_SETTINGS: Final[tuple[Setting, ...]] = (
     *NATS_SETTINGS,
     *DOOR_SETTINGS,
     *GROUP_SETTINGS,
+    *CHANNEL_LIMIT_SETTINGS,
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
     *LIMIT_SETTINGS,
@@ -432,7 +464,7 @@ def node_options(values: dict[str, Any]) -> NodeProcessOptions:
         revocations=revocations,
         fleet=values["fleet"] or None,
         insecure_dev=values["insecure-dev"],
-        core=_core_options(values),
+        core=with_channel_limits(_core_options(values), values),
         http=http_options(values, fleet=values["fleet"] or None),
         store=StoreOptions(log=log_options(values), carry_bytes_max=CARRY_BYTES_MAX),
         uplink=_uplink_options(values),
@@ -470,8 +502,14 @@ def _core_options(values: dict[str, Any]) -> NodeOptions:
     from tidelog.cluster.node_core import NodeOptions
     from tidelog.core.liveness import LivenessConfig
     from tidelog.core.raft import RaftConfig
+    from tidelog.core.replication.options import ReplicationOptions
 
     return NodeOptions(
+        replication=ReplicationOptions(
+            replica_max_lag_ms=values["replica-max-lag-time"],
+            replica_max_leader_timeout_ms=values["replica-max-leader-timeout"],
+            replica_max_idle_wait_ms=values["replica-max-idle-wait"],
+        ),
         metadata=MetadataOptions(
             raft=RaftConfig(heartbeat_ms=values["raft-heartbeat"], election_timeout_ms=values["raft-election-timeout"]),
             snapshot_entries=values["snapshot-entries"],

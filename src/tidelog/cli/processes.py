@@ -2,7 +2,8 @@
 
 All take their settings as flags (one dash or two), environment or HOCON file; see `tidelog.config`. Everything
 that is wrong with them is said before anything is opened, a line each, and the exit code is 2. They run until
-SIGINT or SIGTERM and then stop cleanly. Log lines go to stderr, one a line, key=value.
+SIGINT or SIGTERM and then stop cleanly. Log lines go to stderr, one a line, key=value. What a full or broken disk does
+to them: `tidelog.cli.disk_trouble`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tidelog import __version__
 from tidelog.cli.boat_settings import BOAT_FILES, BOAT_SETTINGS, boat_options, check_boat, open_source
 from tidelog.cli.cloud_settings import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
+from tidelog.cli.common_settings import http_options
+from tidelog.cli.disk_trouble import as_failure, begin_anew_when_there_is_room, is_failed, is_full
 from tidelog.cli.door_settings import with_door
 from tidelog.cli.node_settings import NODE_FILES, NODE_SETTINGS, check_node, node_options
 from tidelog.cli.setting_checks import require_free
 from tidelog.cli.settings_page import render_help
 from tidelog.config import Loaded, Setting, load_settings, read_flags
+from tidelog.errors import LogError
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node import Node
 
 _LOOSE: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 _HELP: Final = {"-h", "-help", "--help", "-help=true", "--help=true"}
@@ -50,6 +57,8 @@ class _Process:
     settings: Sequence[Setting]
     files: Sequence[str]
     """Where settings are looked for when -config names no file."""
+    folder: str
+    """The setting that says where its data lies."""
     check: Callable[[Loaded], None]
     start: Callable[[dict[str, Any]], Coroutine[Any, Any, Run]]
 
@@ -59,7 +68,15 @@ class _Process:
 def boat(arguments: tuple[str, ...]) -> None:
     """Record a bus into a journal and ship it to the cloud."""
     _run_process(
-        _Process(name="boat", settings=BOAT_SETTINGS, files=BOAT_FILES, check=check_boat, start=_run_boat), arguments
+        _Process(
+            name="boat",
+            settings=BOAT_SETTINGS,
+            files=BOAT_FILES,
+            folder="journal-dir",
+            check=check_boat,
+            start=_run_boat,
+        ),
+        arguments,
     )
 
 
@@ -68,7 +85,14 @@ def boat(arguments: tuple[str, ...]) -> None:
 def cloud(arguments: tuple[str, ...]) -> None:
     """Take the journals of many boats and keep them."""
     _run_process(
-        _Process(name="cloud", settings=CLOUD_SETTINGS, files=CLOUD_FILES, check=check_cloud, start=_run_cloud),
+        _Process(
+            name="cloud",
+            settings=CLOUD_SETTINGS,
+            files=CLOUD_FILES,
+            folder="data-dir",
+            check=check_cloud,
+            start=_run_cloud,
+        ),
         arguments,
     )
 
@@ -78,7 +102,10 @@ def cloud(arguments: tuple[str, ...]) -> None:
 def node(arguments: tuple[str, ...]) -> None:
     """Be one node of a cluster."""
     _run_process(
-        _Process(name="node", settings=NODE_SETTINGS, files=NODE_FILES, check=check_node, start=_run_node), arguments
+        _Process(
+            name="node", settings=NODE_SETTINGS, files=NODE_FILES, folder="data-dir", check=check_node, start=_run_node
+        ),
+        arguments,
     )
 
 
@@ -111,7 +138,24 @@ def _run_process(process: _Process, arguments: Sequence[str]) -> None:
     if loaded.values["validate-config"]:
         print("the configuration is valid")
         return
-    asyncio.run(_until_stopped(lambda: process.start(loaded.values)))
+    _work(process, loaded.values)
+
+
+def _work(process: _Process, values: dict[str, Any]) -> None:
+    """Run until stopped. A full disk is waited for; any other trouble of the disk ends the process in its own way."""
+    # gRPC writes a line of its own for every handshake that fails; what a boat or node has to say, it says itself.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    was_told = asyncio.Event()
+    try:
+        asyncio.run(_until_stopped(lambda: process.start(values), was_told))
+    except (LogError, OSError) as error:
+        if is_full(error) and not was_told.is_set():
+            http = http_options(values, fleet=values.get("fleet") or None)
+            begin_anew_when_there_is_room(error, folder=Path(values[process.folder]), http=http, say=_say)
+            return
+        if is_failed(error):
+            raise as_failure(error) from error
+        raise
 
 
 def _settings_file(process: _Process, arguments: Sequence[str]) -> Path | None:
@@ -128,12 +172,17 @@ def _say(line: str) -> None:
     print(f"{moment} {line}", file=sys.stderr, flush=True)
 
 
-async def _until_stopped(start: Callable[[], Coroutine[Any, Any, Run]]) -> None:
+async def _until_stopped(start: Callable[[], Coroutine[Any, Any, Run]], was_told: asyncio.Event) -> None:
     """Run until done, or until a signal asks for a clean stop."""
     stop, work = await start()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        was_told.set()
+        stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, told)
     # lplex reloads on it; here it must at least not end the process.
     loop.add_signal_handler(signal.SIGHUP, _say, "nothing to reload reason='changed files are noticed by themselves'")
     await work
@@ -172,8 +221,15 @@ async def _run_cloud(values: dict[str, Any]) -> Run:
                 await _first_of(stopping.wait(), running.wait_stopped())
         finally:
             await running.stop()
+        _require_clean(running.node)
 
     return stopping.set, work()
+
+
+def _require_clean(node: Node | None) -> None:
+    """A stop that could not write everything is not what was asked for: the exit code says so."""
+    if node is not None and node.failure is not None:
+        raise node.failure
 
 
 async def _run_node(values: dict[str, Any]) -> Run:
@@ -188,15 +244,18 @@ async def _run_node(values: dict[str, Any]) -> Run:
     stopping = asyncio.Event()
 
     async def work() -> None:
-        await running.start()
         try:
-            if door is not None:
+            # A start may take its time, and ends at once when it is told to.
+            await _first_of(stopping.wait(), running.start())
+            if door is not None and not stopping.is_set():
                 await door.start(running)
-            await _first_of(stopping.wait(), running.wait_stopped())
+            if not stopping.is_set():
+                await _first_of(stopping.wait(), running.wait_stopped())
         finally:
             if door is not None:
                 await door.stop()
             await running.stop()
+        _require_clean(running)
 
     return stopping.set, work()
 

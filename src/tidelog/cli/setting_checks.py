@@ -56,7 +56,9 @@ def check_folder(loaded: Loaded, flag: str, *, needed_for: str) -> None:
     path = Path(name).absolute()
     for part in (path, *path.parents):
         if os.path.isdir(part):
-            if not os.access(part, os.W_OK | os.X_OK, effective_ids=True):
+            # A file system that can only be read is no mistake in the settings: the process says so (exit code 74).
+            is_read_only = bool(os.statvfs(part).f_flag & os.ST_RDONLY)
+            if not is_read_only and not os.access(part, os.W_OK | os.X_OK, effective_ids=True):
                 loaded.problems.append(
                     f"{loaded.named(flag)} = {name!r} cannot be used: permission denied to write in {part}; "
                     "change its owner or name another folder"

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tidelog.cli.boat_settings import BOAT_SETTINGS
 from tidelog.cli.cloud_settings import CLOUD_SETTINGS
+from tidelog.cli.disk_trouble import EXIT_CODES
 from tidelog.cli.node_settings import NODE_SETTINGS
 from tidelog.config import DURATION, LISTEN, SIZE, SWITCH, TARGET, Setting
 from tidelog.units import KIB, MIB
@@ -49,6 +50,9 @@ def render_help(name: str, settings: Sequence[Setting], files: Sequence[str]) ->
             110,
             break_on_hyphens=False,
         ),
+        "",
+        "Exit codes:",
+        *(f"  {code:<4} {meaning} ({what})" for code, meaning, what in EXIT_CODES),
     ]
     return "\n".join(lines)
 

@@ -16,8 +16,10 @@ from tidelog.cli.log_files import LogFiles, Managed, Placed, load_mark
 from tidelog.errors import UnknownChannel
 from tidelog.storage.disk import Disk
 from tidelog.storage.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, wal_path
+from tidelog.storage.store_parts import WAL_MARK_PATH
 from tidelog.storage.stored_channels import StoredChannel, channels_before_replay, fold_entry
 from tidelog.storage.wal import WAL_HEAD_BYTES, WAL_MAGIC, scan_wal, wal_numbers
+from tidelog.storage.wal_mark import wal_mark_problems
 
 _CRC = struct.Struct("<I")
 
@@ -47,6 +49,11 @@ class StoreFiles:
     @property
     def clean(self) -> bool:
         return bool(self.state.get("clean")) and not any(facts.live and facts.entries for facts in self.wals)
+
+    def wal_mark_problems(self) -> list[tuple[str, str]]:
+        """(path, problem) of the mark that says how far the write-ahead files were durable."""
+        problems = wal_mark_problems(self.disk, WAL_MARK_PATH, clean=bool(self.state.get("clean")))
+        return [(WAL_MARK_PATH, problem) for problem in problems]
 
     def names(self) -> list[str]:
         return sorted(channel.name for channel in self._channels.values())

@@ -13,10 +13,12 @@ from typing import Any
 from tidelog.client.calls import Calls
 from tidelog.client.fetching import offset_at
 from tidelog.client.options import Start
+from tidelog.client.routes import ChannelRoute
 from tidelog.core.catalog.channel_config import ChannelConfig
 from tidelog.errors import BadMessage, LogError, UnknownChannel, UnknownGroup
 from tidelog.wire.client_codec import (
     ALTER,
+    CLOSE_PRODUCER,
     CREATE,
     CREATE_MAX,
     CURSOR,
@@ -24,6 +26,7 @@ from tidelog.wire.client_codec import (
     DESCRIBE_MAX,
     GROUP,
     GROUP_ASK,
+    PRODUCERS,
     REBALANCE,
     config_json,
     config_of_json,
@@ -100,6 +103,14 @@ class ChannelAdmin:
         if not channels:
             raise UnknownChannel(channel=name)
         return channels[0]
+
+    async def describe_some(self, names: Sequence[str], *, timeout_ms: int | None = None) -> list[dict[str, Any]]:
+        """Those of these channels that exist, in the order asked for."""
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(names), DESCRIBE_MAX):
+            part = list(names[start : start + DESCRIBE_MAX])
+            found += (await self._describe({"channels": part, "barrier": not start}, timeout_ms))["channels"]
+        return found
 
     async def channels(self, *, timeout_ms: int | None = None) -> list[dict[str, Any]]:
         """All channels, by name."""
@@ -241,6 +252,43 @@ class ChannelAdmin:
 
     async def delete_cursor(self, name: str, cursor: str, *, timeout_ms: int | None = None) -> None:
         await self._cursor(name, "delete", {"name": cursor}, timeout_ms)
+
+    # --- producers -----------------------------------------------------------------------------------
+
+    async def producers(self, name: str, *, timeout_ms: int | None = None) -> list[dict[str, Any]]:
+        """The open producers of a channel by id: name, owner, epoch, when each was opened and last wrote."""
+        found: list[dict[str, Any]] = []
+        after: int | None = 0
+
+        def page_after(route: ChannelRoute) -> dict[str, Any]:
+            return {"channel_id": route.channel_id, "after": after, "limit": DESCRIBE_MAX}
+
+        while after is not None:
+            answer = await self._calls.ask_leader(
+                name,
+                PRODUCERS,
+                page_after,
+                what=f"producers of {name!r}",
+                timeout_ms=timeout_ms,
+            )
+            page = answer.get("producers")
+            if not isinstance(page, list):
+                raise BadMessage(problem="an answer about producers lacks them")
+            found += page
+            after = answer.get("next")
+        return found
+
+    async def remove_producer(self, name: str, producer: str, *, timeout_ms: int | None = None) -> bool:
+        """Close a producer of channel `name` by its name; False if there is none. One that still writes opens itself
+        anew, and does not know any more what became of what it was just sending (`OutcomeUnknown`)."""
+        answer = await self._calls.ask(
+            CLOSE_PRODUCER,
+            {"channel": name, "name": producer, "producer_id": 0, "epoch": 0},
+            what=f"producer {producer!r} of {name!r} to be removed",
+            timeout_ms=timeout_ms,
+            attempt_ms=self._calls.options.commit_ms,
+        )
+        return bool(answer.get("closed"))
 
     # --- groups --------------------------------------------------------------------------------------
 

@@ -72,12 +72,15 @@ class Batch:
 
     def add_row(self, row: Message, size: int) -> int:
         """A record with more than a value; its place in the batch."""
+        self.add_rows((row,), size)
+        return len(self) - 1
+
+    def add_rows(self, rows: Sequence[Message], size: int) -> None:
         if self.rows is None:
             self.rows = [Message(self.time_us, value) for value in self.values]
             self.values = []
-        self.rows.append(row)
+        self.rows += rows
         self.bytes += size
-        return len(self.rows) - 1
 
     def encode(self, *, base_seq: int, producer: bytes, codec: Codec) -> MadeBlock:
         if self.columns is not None or self.rows is not None:
@@ -128,6 +131,14 @@ class Gathering:
             self._open = None
         return batch
 
+    def take_conditional(self) -> list[Batch]:
+        """Those that are wanted at one offset only."""
+        taken = [batch for batch in self._batches if batch.expected_offset != ANY_OFFSET]
+        if taken:
+            self._batches = deque(batch for batch in self._batches if batch.expected_offset == ANY_OFFSET)
+            self.bytes -= sum(batch.bytes for batch in taken)
+        return taken
+
     def is_ripe(self) -> bool:
         """Whether the oldest batch cannot grow, so that waiting for more would be in vain."""
         return len(self._batches) > 1 or (bool(self._batches) and self._open is None)
@@ -172,6 +183,31 @@ class Gathering:
             batch = self._begin(deadline_ms, row.time_us)
         self.bytes += size
         return batch, batch.add_row(row, size)
+
+    def add_rows(self, rows: Sequence[Message], *, deadline_ms: int) -> list[tuple[Batch, range]]:
+        """Many at once, like `add_values`."""
+        sizes = [row_bytes(row) for row in rows]
+        if sizes:
+            _require_size(max(sizes))
+        taken: list[tuple[Batch, range]] = []
+        ends = list(accumulate(sizes, initial=0))
+        start = 0
+        while start < len(rows):
+            batch = self._open
+            if batch is None or not (count := self._fits_rows(batch, ends, start)):
+                batch = self._begin(deadline_ms, rows[start].time_us)
+                count = max(1, self._fits_rows(batch, ends, start))
+            first = len(batch)
+            batch.add_rows(rows[start : start + count], size := ends[start + count] - ends[start])
+            self.bytes += size
+            taken.append((batch, range(first, first + count)))
+            start += count
+        return taken
+
+    def _fits_rows(self, batch: Batch, ends: list[int], start: int) -> int:
+        """How many of the rows from `start` on the batch still takes."""
+        last = bisect_right(ends, ends[start] + self._bytes_max - batch.bytes) - 1
+        return max(0, min(last - start, self._records_max - len(batch)))
 
     def add_values(self, values: Sequence[bytes], *, deadline_ms: int, time_us: int) -> list[tuple[Batch, range]]:
         """Many at once, in as few batches as hold them; which places of which batch they took."""

@@ -3,6 +3,8 @@
 CQ1  Every call ends within its time, with an answer or a typed error.
 CQ2  A node that did not answer is asked last the next time.
 CQ3  A channel counts as unknown only if a node says so that has caught up with all that was committed.
+CQ4  A channel that was deleted is looked up by its name again. What was decided on one channel never reaches another of
+     its name: who names an id gets `ChannelDeleted` or `ChannelRecreated`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from tidelog.client.options import ClientOptions
 from tidelog.client.retry import Backoff, Retry
 from tidelog.client.routes import ChannelRoute, Routes
 from tidelog.errors import (
+    ChannelDeleted,
+    ChannelRecreated,
     ClientClosed,
     LinkClosed,
     LogError,
@@ -37,14 +41,6 @@ T = TypeVar("T")
 
 def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-def answer_of_leader(name: str, decode: Callable[[memoryview], T], body: memoryview) -> T:
-    """A node may not have heard of a new channel yet: whether it exists is for DESCRIBE to say (CQ3)."""
-    try:
-        return decode(body)
-    except UnknownChannel as error:
-        raise NotChannelLeader(channel=name, leader=None) from error
 
 
 class Calls:
@@ -163,8 +159,10 @@ class Calls:
         *,
         what: str,
         timeout_ms: int | None = None,
+        channel_id: int | None = None,
     ) -> dict[str, Any]:
-        """The answer of the node that leads the channel. Only for questions that may be asked twice."""
+        """The answer of the node that leads the channel. Only for questions that may be asked twice. With `channel_id`
+        only that channel is asked, and no other of the name (CQ4)."""
         retry = self.retry(what, timeout_ms=timeout_ms)
         avoid: set[str] = set()
         is_fresh = False
@@ -172,16 +170,41 @@ class Calls:
             self.require_open()
             try:
                 route = await self.route(name, retry, is_fresh=is_fresh, avoid=avoid)
+                self.require_channel(name, route, channel_id)
                 assert route.leader is not None
                 link = await self.within(retry, self.links.link_to(route.leader))
                 body = await self._request(link, kind, encode_json(request(route)), retry, None)
-                return answer_of_leader(name, decode_answer, body)
+                return self.answer_of_leader(name, decode_answer, body)
+            except UnknownChannel as error:
+                if channel_id is None:
+                    raise
+                raise ChannelDeleted(channel_id=channel_id) from error
             except NotChannelLeader as error:
                 is_fresh = not self.routes.moved(name, error)
                 await self.pause(retry, error)
             except LogError as error:
                 is_fresh = True
                 await self.pause(retry, error)
+
+    def answer_of_leader(self, name: str, decode: Callable[[memoryview], T], body: memoryview) -> T:
+        """A node may not have heard of a new channel yet, or one that was deleted was created again: whether there is
+        one is for DESCRIBE to say (CQ3, CQ4)."""
+        try:
+            return decode(body)
+        except UnknownChannel as error:
+            raise NotChannelLeader(channel=name, leader=None) from error
+        except ChannelDeleted as error:
+            self.routes.deleted(name, error.channel_id)
+            raise NotChannelLeader(channel=name, leader=None) from error
+
+    def require_channel(self, name: str, route: ChannelRoute, channel_id: int | None) -> None:
+        """Raise unless the route is that of the channel of this id (CQ4)."""
+        if channel_id is None or route.channel_id == channel_id:
+            return
+        if route.channel_id > channel_id:
+            raise ChannelRecreated(channel=name, expected_id=channel_id, found_id=route.channel_id)
+        self.routes.deleted(name, route.channel_id)
+        raise NotChannelLeader(channel=name, leader=None)
 
     async def route(
         self, name: str, retry: Retry, *, is_fresh: bool = False, avoid: Collection[str] = ()
@@ -202,10 +225,13 @@ class Calls:
         for barrier in (False, True):
             request = {"channels": list(names), "barrier": barrier}
             answer = await self.ask_once(DESCRIBE, encode_json(request), retry, avoid=avoid)
+            if barrier:
+                self.routes.believe(names)
             self.routes.described(answer)
-            missing = answer.get("missing") or []
+            missing = [name for name in names if self.routes.channel(name) is None]
+            missing += [name for name in map(str, answer.get("missing") or []) if name not in missing]
             if not missing:
                 return answer
         for name in missing:
-            self.routes.forget(str(name))
+            self.routes.forget(name)
         return answer

@@ -146,12 +146,21 @@ class Client(ChannelAdmin):
         return self._groups[-1]
 
     def fetch(
-        self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
+        self,
+        channel: str,
+        offsets: range,
+        *,
+        nearest: bool = True,
+        timeout_ms: int | None = None,
+        channel_id: int | None = None,
     ) -> AsyncIterator[Block]:
         """The verified blocks that hold these offsets, from the nearest in-sync replica. Their buffers are views of
-        what the link received; nothing is copied. The first and the last may reach beyond the offsets."""
+        what the link received; nothing is copied. The first and the last may reach beyond the offsets. With
+        `channel_id` of that channel, and no other of its name."""
         self._calls.require_open()
-        return fetch_blocks(self._calls, channel, offsets, nearest=nearest, timeout_ms=timeout_ms)
+        return fetch_blocks(
+            self._calls, channel, offsets, nearest=nearest, timeout_ms=timeout_ms, channel_id=channel_id
+        )
 
     # --- what nodes say ----------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ body is copied: blocks are views into what the link received.
 CF1  Every block is verified, head and body, before anybody sees it (invariant 10).
 CF2  Who is behind, damaged or silent is passed over for the next; the leader is asked before anything is given up.
 CF3  A path that gets no answer at all gives up after the client's time, typed.
+CF4  A position belongs to one channel. If that was deleted the path ends with `ChannelDeleted`, or `ChannelRecreated`
+     if there is another of its name: nothing is ever read from one channel at an offset of another.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tidelog.blocks.block import Block, iterate_blocks
 from tidelog.client.ahead import FetchesAhead
-from tidelog.client.calls import Calls, answer_of_leader, now_ms
+from tidelog.client.calls import Calls, now_ms
 from tidelog.client.options import Seq, Start, Time
 from tidelog.client.positions import Position
 from tidelog.client.retry import Retry
@@ -24,6 +26,8 @@ from tidelog.client.routes import ChannelRoute
 from tidelog.core.client_messages import Fetched
 from tidelog.errors import (
     BadMessage,
+    ChannelDeleted,
+    ChannelRecreated,
     DamagedRange,
     LogError,
     NotChannelLeader,
@@ -99,7 +103,9 @@ class FetchPath:
     async def _judge(self, position: Position, retry: Retry) -> None:
         """Everybody is behind, or the position is: the leader's own word settles it."""
         left_ms = max(1, retry.left_ms(now_ms()))
-        found = await offset_at(self._calls, self._channel, "latest", timeout_ms=left_ms)
+        found = await offset_at(
+            self._calls, self._channel, "latest", timeout_ms=left_ms, channel_id=position.channel_id
+        )
         position.ends_at(found["leader_epoch"], found["committed_end"])
 
     def _pass_over(self) -> bool:
@@ -125,7 +131,7 @@ class FetchPath:
     async def _ask(self, position: Position, retry: Retry, wait_ms: int) -> Answer | None:
         """One answer; None if a fetch that was sent ahead brought nothing that fits."""
         calls = self._calls
-        route = await self._replicas(retry)
+        route = await self._replicas(retry, position)
         node = self._order[0]
         is_leader = node == route.leader
         link = await calls.within(retry, calls.links.link_to(node))
@@ -145,7 +151,7 @@ class FetchPath:
                 body = await self._ahead.answer(grace_ms)
             else:
                 body = await link.request(FETCH, encode_fetch(request), timeout_ms=wait_ms + grace_ms)
-            fetched = answer_of_leader(self._channel, decode_fetched, body)
+            fetched = calls.answer_of_leader(self._channel, decode_fetched, body)
         except WaitTimedOut:
             self._late += 1
             calls.shun(node)
@@ -174,11 +180,15 @@ class FetchPath:
         # After a skip the position begins later than was asked for, and no block reaches back before it.
         return Answer(start, taken, position.committed_end)
 
-    async def _replicas(self, retry: Retry) -> ChannelRoute:
+    async def _replicas(self, retry: Retry, position: Position) -> ChannelRoute:
         """Fills the order of replicas if it is used up or a new leader was elected."""
         is_stale, self._is_stale = self._is_stale, False
         try:
             route = await self._calls.route(self._channel, retry, is_fresh=is_stale)
+            self._calls.require_channel(self._channel, route, position.channel_id)  # CF4
+        except UnknownChannel as error:
+            self._is_stale = is_stale
+            raise ChannelDeleted(channel_id=position.channel_id) from error
         except LogError:
             self._is_stale = is_stale
             raise
@@ -196,6 +206,7 @@ class FetchPath:
         route = self._calls.routes.channel(self._channel)
         if route is None or route.leader_epoch < fetched.leader_epoch:
             route = await self._calls.route(self._channel, retry, is_fresh=True)
+            self._calls.require_channel(self._channel, route, position.channel_id)
         if route.leader_epoch < fetched.leader_epoch:
             raise ReplicaBehind(
                 channel=self._channel, leader_epoch=route.leader_epoch, committed_end=position.committed_end
@@ -240,23 +251,37 @@ def verified(fetched: Fetched) -> list[Block]:
 
 
 async def fetch_blocks(
-    calls: Calls, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
+    calls: Calls,
+    channel: str,
+    offsets: range,
+    *,
+    nearest: bool = True,
+    timeout_ms: int | None = None,
+    channel_id: int | None = None,
 ) -> AsyncIterator[Block]:
     """The blocks that hold these offsets, in order; the first and the last may reach beyond them.
 
-    Raises `OffsetOutOfRange` where they are not all committed, and `OffsetTrimmed` where they are gone.
+    Raises `OffsetOutOfRange` where they are not all committed, and `OffsetTrimmed` where they are gone. Offsets belong
+    to one channel: with `channel_id` to that one, else to the one that has the name when this begins (CF4).
     """
     if offsets.step != 1 or offsets.start < 0:
         raise OffsetOutOfRange(offset=offsets.start, log_start=0, log_end=0)
     retry = calls.retry(f"where channel {channel!r} is", timeout_ms=timeout_ms)
     route = await _known_route(calls, channel, retry)
     path = FetchPath(calls, channel=channel, nearest=nearest, stop=offsets.stop)
-    position = Position(channel=channel, channel_id=route.channel_id, offset=offsets.start)
+    position = Position(channel=channel, channel_id=channel_id or route.channel_id, offset=offsets.start)
     wait_ms = calls.options.fetch_wait_ms
     ahead: asyncio.Task[Answer] | None = None
     try:
         while position.offset < offsets.stop or ahead is not None:
-            answer = await (ahead or path.fetch(position, wait_ms=wait_ms, timeout_ms=timeout_ms))
+            try:
+                answer = await (ahead or path.fetch(position, wait_ms=wait_ms, timeout_ms=timeout_ms))
+            except ChannelRecreated as error:
+                if channel_id is not None or position.offset != offsets.start:
+                    raise
+                # What the client knew was old, and nothing was read from it: the name means the new channel.
+                position = Position(channel=channel, channel_id=error.found_id, offset=offsets.start)
+                continue
             ahead = None
             if not answer.blocks:
                 await _require_committed(calls, channel, position, offsets, timeout_ms)
@@ -285,7 +310,7 @@ async def _require_committed(
     calls: Calls, channel: str, position: Position, offsets: range, timeout_ms: int | None
 ) -> None:
     """Nothing came: is the replica only behind, or is not all committed that was asked for?"""
-    found = await offset_at(calls, channel, "latest", timeout_ms=timeout_ms)
+    found = await offset_at(calls, channel, "latest", timeout_ms=timeout_ms, channel_id=position.channel_id)
     if found["committed_end"] < offsets.stop:
         raise OffsetOutOfRange(offset=position.offset, log_start=found["log_start"], log_end=found["committed_end"])
 
@@ -301,9 +326,11 @@ async def _known_route(calls: Calls, channel: str, retry: Retry) -> ChannelRoute
             await calls.pause(retry, error)
 
 
-async def offset_at(calls: Calls, channel: str, start: Start, *, timeout_ms: int | None = None) -> dict[str, int]:
+async def offset_at(
+    calls: Calls, channel: str, start: Start, *, timeout_ms: int | None = None, channel_id: int | None = None
+) -> dict[str, int]:
     """Where a start is in the log (offset), and how the log stands (committed_end, log_start, leader_epoch and
-    channel_id)."""
+    channel_id); with `channel_id` of that channel, and no other of its name."""
     at: Any = start
     if isinstance(start, Time):
         at = {"time_us": start.time_us}
@@ -311,16 +338,18 @@ async def offset_at(calls: Calls, channel: str, start: Start, *, timeout_ms: int
         at = {"seq": start.seq, "lineage": start.lineage}
     elif isinstance(start, int):
         at = "earliest"
-    channel_id = 0
+    asked_id = 0
 
     def request(route: Any) -> dict[str, Any]:
-        nonlocal channel_id
-        channel_id = route.channel_id
-        return {"channel_id": channel_id, "at": at}
+        nonlocal asked_id
+        asked_id = route.channel_id
+        return {"channel_id": asked_id, "at": at}
 
-    answer = await calls.ask_leader(channel, OFFSETS, request, what=f"offsets of {channel!r}", timeout_ms=timeout_ms)
+    answer = await calls.ask_leader(
+        channel, OFFSETS, request, what=f"offsets of {channel!r}", timeout_ms=timeout_ms, channel_id=channel_id
+    )
     names = ("offset", "committed_end", "log_start", "leader_epoch")
     found = {name: answer.get(name) for name in names}
     if not all(type(value) is int for value in found.values()):
         raise BadMessage(problem="an answer about offsets lacks some")
-    return {**{name: int(answer[name]) for name in names}, "channel_id": channel_id}
+    return {**{name: int(answer[name]) for name in names}, "channel_id": asked_id}

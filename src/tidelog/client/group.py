@@ -31,6 +31,8 @@ from tidelog.client.group_feeds import Feed, Feeds, GroupBatch
 from tidelog.client.membership import Membership
 from tidelog.client.options import GroupReaderOptions
 from tidelog.errors import (
+    ChannelDeleted,
+    ChannelRecreated,
     ClientClosed,
     LogError,
     MemberFenced,
@@ -223,7 +225,14 @@ class Group:
             async with room:
                 try:
                     await self._save_one(feed, timeout_ms=_COMMIT_MS)
-                except (NotAssigned, UnknownMember, UnknownGroup, UnknownChannel):
+                except (
+                    NotAssigned,
+                    UnknownMember,
+                    UnknownGroup,
+                    UnknownChannel,
+                    ChannelDeleted,
+                    ChannelRecreated,
+                ):
                     return  # the next heartbeat takes the channel away (GR2)
                 except LogError as error:
                     if not error.retriable:
@@ -235,14 +244,14 @@ class Group:
     async def _save_one(self, feed: Feed, *, timeout_ms: int | None = None) -> None:
         assert feed.done_end is not None
         end = feed.done_end
-        await self._membership.commit(feed.channel, end, timeout_ms=timeout_ms)
+        await self._membership.commit(feed.channel, feed.channel_id, end, timeout_ms=timeout_ms)
         feed.saved_end = end
 
     async def commit(self, batch: GroupBatch | None = None) -> None:
         """Commit up to the end of a batch, or all that was given so far, now.
 
         Raises `NotAssigned`, `MemberFenced` or `UnknownMember` when the channel is not this member's any more: its
-        records come again elsewhere.
+        records come again elsewhere. `ChannelRecreated` for a batch of a channel that is gone.
         """
         self._require_open()
         membership = self._membership
@@ -261,7 +270,9 @@ class Group:
             raise NotAssigned(
                 group=membership.group, member=membership.member, channel=batch.channel, epoch=membership.epoch
             )
-        await membership.commit(batch.channel, batch.next_offset)
+        if batch.channel_id < held.channel_id:
+            raise ChannelRecreated(channel=batch.channel, expected_id=batch.channel_id, found_id=held.channel_id)
+        await membership.commit(batch.channel, batch.channel_id, batch.next_offset)
         held.done_end = held.saved_end = batch.next_offset
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -25,8 +25,10 @@ from tidelog.errors import LogError
 
 AGAIN_MS: Final = 1_000
 """After an error that passes."""
-_LEFT_ALONE: Final = frozenset({"not_assigned", "unknown_channel", "channel_deleted", "unknown_member"})
-"""The channel is another's, or gone: the next heartbeat says so too."""
+_LEFT_ALONE: Final = frozenset(
+    {"not_assigned", "unknown_channel", "channel_deleted", "channel_recreated", "unknown_member"}
+)
+"""The channel is another's, or gone: the next heartbeat says so too, and brings one of the same name as another."""
 _PASSES: Final = frozenset({"channel_paused"})
 
 
@@ -39,6 +41,8 @@ class GroupBatch(NamedTuple):
     """What is committed once the batch is done: the group goes on from here."""
     life: int
     """As which the member was given it."""
+    channel_id: int = 0
+    """Of one name there may be another channel later: its offsets are others."""
 
 
 class Feed:
@@ -183,10 +187,15 @@ class Feeds:
     async def _next_batch(self, feed: Feed) -> GroupBatch | None:
         options, life = self._options, self._membership.life
         if feed.position is None:
-            saved = await self._membership.position(feed.channel)
+            saved = await self._membership.position(feed.channel, feed.channel_id)
             feed.saved_end = saved
             feed.position, _ = await position_at(
-                self._calls, feed.channel, saved=saved, start=options.start, on_trim=options.on_trim
+                self._calls,
+                feed.channel,
+                saved=saved,
+                start=options.start,
+                on_trim=options.on_trim,
+                channel_id=feed.channel_id,
             )
             feed.path = FetchPath(self._calls, channel=feed.channel, nearest=False, bytes_max=options.bytes_max)
         assert feed.path is not None
@@ -201,7 +210,7 @@ class Feeds:
             records += records_of(block, start=answer.start)
         if not records:
             return None
-        return GroupBatch(feed.channel, records, records[-1].offset + 1, life)
+        return GroupBatch(feed.channel, records, records[-1].offset + 1, life, feed.channel_id)
 
     def _failed(self, feed: Feed, error: LogError) -> None:
         """GF3. What the next heartbeat tells anyway is left to it."""

@@ -132,15 +132,18 @@ class Membership:
 
     # --- positions -----------------------------------------------------------------------------------------
 
-    async def position(self, channel: str) -> int | None:
+    async def position(self, channel: str, channel_id: int) -> int | None:
         """Where the group stands in a channel that is ours; None if it never committed anything there."""
-        return offset_or_none(await self._cursor(channel, {"op": "get"}))
+        return offset_or_none(await self._cursor(channel, channel_id, {"op": "get"}))
 
-    async def commit(self, channel: str, offset: int, *, timeout_ms: int | None = None) -> None:
-        """The group goes on from `offset`. Raises `NotAssigned`, `MemberFenced` or `UnknownMember` (GB2)."""
-        await self._cursor(channel, {"op": "set", "offset": offset}, timeout_ms=timeout_ms)
+    async def commit(self, channel: str, channel_id: int, offset: int, *, timeout_ms: int | None = None) -> None:
+        """The group goes on from `offset`. Raises `NotAssigned`, `MemberFenced` or `UnknownMember` (GB2), and
+        `ChannelDeleted` or `ChannelRecreated` if the channel is gone: its offsets mean nothing in another (CQ4)."""
+        await self._cursor(channel, channel_id, {"op": "set", "offset": offset}, timeout_ms=timeout_ms)
 
-    async def _cursor(self, channel: str, more: dict[str, Any], *, timeout_ms: int | None = None) -> dict[str, Any]:
+    async def _cursor(
+        self, channel: str, channel_id: int, more: dict[str, Any], *, timeout_ms: int | None = None
+    ) -> dict[str, Any]:
         claim, name = self.claim(), group_cursor(self.group)
         return await self._calls.ask_leader(
             channel,
@@ -148,4 +151,5 @@ class Membership:
             lambda route: {"channel_id": route.channel_id, "name": name, "as": claim, **more},
             what=f"the position of group {self.group!r} in {channel!r}",
             timeout_ms=timeout_ms,
+            channel_id=channel_id,
         )

@@ -88,6 +88,8 @@ class ProducerOptions:
     codec: Codec = Codec.NONE
     timeout_ms: int | None = None
     """From `send` to the answer; None: the client's."""
+    channel_id: int | None = None
+    """Write to this channel and no other of its name."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -125,9 +127,16 @@ class ReaderOptions:
     cursor_interval_ms: int = 1_000
     bytes_max: int | None = None
     """Of one answer; None: the client's."""
+    on_recreate: str = "raise"
+    """"raise" `ChannelRecreated` when the channel was deleted and created again while it was read, or "restart" at the
+    earliest record of the new one."""
+    channel_id: int | None = None
+    """Read this channel and no other of its name."""
 
     def __post_init__(self) -> None:
         problems = []
+        if self.on_recreate not in ("raise", "restart"):
+            problems.append(f'on_recreate is {self.on_recreate!r}; choose "raise" or "restart"')
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             problems.append(f'start is {self.start!r}; choose "earliest", "latest", an offset, Time(us) or Seq(n)')
         if isinstance(self.start, int) and self.start < 0:

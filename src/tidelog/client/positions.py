@@ -31,7 +31,7 @@ class Position:
 
     def __init__(self, *, channel: str, channel_id: int, offset: int, on_trim: str = "raise") -> None:
         self._channel = channel
-        self._channel_id = channel_id
+        self.channel_id = channel_id
         self._skips = on_trim == "skip"
         self.offset = offset
         """Of the record that comes next."""
@@ -95,7 +95,7 @@ class Position:
 
     def _problem(self, block: Block, offsets: range, fetched: Fetched) -> LogError | None:
         """Why the block may not be given out (RP2)."""
-        if block.leader.channel_id != self._channel_id:
+        if block.leader.channel_id != self.channel_id:
             return BadMessage(problem=f"a block of channel id {block.leader.channel_id} came for {self._channel!r}")
         if offsets.stop > fetched.committed_end:
             return BadMessage(

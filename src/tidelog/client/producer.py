@@ -8,6 +8,8 @@ What a caller must keep: use it from the client's loop; `close` it (or the clien
 PR1  What was sent is answered once, in time: an offset, or a typed error.
 PR2  Records are in the log in the order of `send`, each once, whatever is lost and repeated on the way.
 PR3  Memory is bounded: beyond `in_flight_max_bytes` `send` raises `QueueFull` and takes nothing.
+PR4  If the channel is deleted, what waits is refused, or goes to the channel that was created in its place (CP5); the
+     producer goes on. One that was given a channel's id ends instead.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from tidelog.client.calls import Calls, now_ms
 from tidelog.client.options import ACKS, ProducerOptions
 from tidelog.client.producing import Fate, Flight, ProducerCore
 from tidelog.client.receipts import ManyReceipt, Receipt
+from tidelog.client.record_input import checked_row
 from tidelog.client.routes import ChannelRoute
 from tidelog.core.client_messages import Produce, Produced
 from tidelog.errors import (
     BadMessage,
     BodyTooLarge,
     ChannelDeleted,
+    ChannelRecreated,
     ClientClosed,
     HandlerFailed,
     InvalidRecord,
@@ -42,7 +46,7 @@ from tidelog.errors import (
     QueueFull,
     UnknownChannel,
 )
-from tidelog.wire.client_codec import OPEN_PRODUCER, PRODUCE, encode_json, encode_produce
+from tidelog.wire.client_codec import CLOSE_PRODUCER, OPEN_PRODUCER, PRODUCE, encode_json, encode_produce
 from tidelog.wire.link import Link
 from tidelog.wire.link_frames import SMALL_BYTES_MAX
 
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 _TICK_S: Final = 0.05
 _NUMBER_BYTES: Final = 8
 _FAILED_MAX: Final = 256
+_CLOSE_MS: Final = 2_000
 
 
 class Producer:
@@ -77,6 +82,8 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._in_flight_bytes = 0
         """Gathered and unanswered (PR3)."""
+        self._channel_id = options.channel_id
+        """The channel that the identity belongs to."""
         self._route: ChannelRoute | None = None
         self._link: Link | None = None
         self._is_stale = False
@@ -159,6 +166,18 @@ class Producer:
         self._pump_soon()
         return ManyReceipt(parts)
 
+    def send_rows(self, rows: Sequence[Message]) -> ManyReceipt:
+        """Take many records with their times, keys and headers at once: all of them, or none with an error. They are
+        the caller's word for what `send` checks: bytes, and pairs of text and bytes."""
+        size = sum(map(row_bytes, rows))
+        self._require_room(size)
+        if not rows:
+            return ManyReceipt([])
+        parts = self._gathering.add_rows(rows, deadline_ms=now_ms() + self._timeout_ms)
+        self._in_flight_bytes += size
+        self._pump_soon()
+        return ManyReceipt(parts)
+
     def send_arrow(self, batch: pa.RecordBatch) -> ManyReceipt:
         """Take a batch as columns: `value`, and `key`, `time`, `headers` if there are."""
         from tidelog.client.arrow_input import columns_of
@@ -202,8 +221,29 @@ class Producer:
         if not self.is_closed:
             try:
                 await self.flush()
+                await self._give_back()
             finally:
                 self.abort()
+
+    async def _give_back(self) -> None:
+        """A producer without a name is of no use to anybody else: it leaves the catalog. If that fails for want of a
+        node, the channel's leader closes it after a while."""
+        identity = self._core.identity
+        if self._options.name is not None or not identity or self._calls.is_closed or self._core.fatal is not None:
+            return
+        numbers = (identity[:_NUMBER_BYTES], identity[_NUMBER_BYTES:])
+        producer_id, epoch = (int.from_bytes(number, "little") for number in numbers)
+        request = {"channel": self.channel, "name": "", "producer_id": producer_id, "epoch": epoch}
+        try:
+            await self._calls.ask(
+                CLOSE_PRODUCER,
+                request,
+                what=f"producer {self.name!r} to close",
+                timeout_ms=min(_CLOSE_MS, self._timeout_ms),
+                is_repeatable=False,
+            )
+        except LogError:
+            return  # everything it wrote is answered; see above
 
     def abort(self) -> None:
         """End now: what has no answer ends with an error."""
@@ -227,7 +267,7 @@ class Producer:
         time_us: int | None,
         expected_offset: int | None,
     ) -> Receipt:
-        row = _checked_row(value, key, headers, time.time_ns() // 1000 if time_us is None else time_us)
+        row = checked_row(value, key, headers, time.time_ns() // 1000 if time_us is None else time_us)
         size = row_bytes(row)
         self._require_room(size)
         deadline_ms = now_ms() + self._timeout_ms
@@ -354,6 +394,9 @@ class Producer:
             self._is_stale = not self._calls.routes.moved(self.channel, answer.error)
         elif isinstance(answer.error, LeadershipLost | UnknownChannel):
             self._is_stale = True
+        elif isinstance(answer.error, ChannelDeleted):
+            self._calls.routes.deleted(self.channel, answer.error.channel_id)
+            self._is_stale = True
         fates = self._core.answered(answer, now_ms())
         if fates:
             self._finish(fates)
@@ -439,6 +482,11 @@ class Producer:
                     await self._suspect()
             except LogError as error:
                 core.route_problem = error
+                if isinstance(error, UnknownChannel) and self._channel_id is not None:
+                    error = ChannelDeleted(channel_id=self._channel_id)
+                    if self._options.channel_id is None:
+                        self._refuse_waiting(error)  # PR4
+                        continue
                 if not error.retriable:
                     self._end(error)
                     return
@@ -457,11 +505,32 @@ class Producer:
 
     def _end(self, error: LogError) -> None:
         """There will be no way: whatever waits is told why."""
-        if isinstance(error, UnknownChannel | ChannelDeleted):
+        if isinstance(error, UnknownChannel | ChannelDeleted | ChannelRecreated):
             self._calls.routes.forget(self.channel)
         self._finish(self._core.end(error))
         self._drop_gathered(error)
         self._wake_waiters()
+
+    def _refuse_waiting(self, error: LogError) -> None:
+        """The channel is gone, and the next `send` looks for one of its name again."""
+        self._calls.routes.forget(self.channel)
+        self._is_stale = True
+        self._finish(self._core.refuse_waiting(error))
+        self._drop_gathered(error)
+        self._wake_waiters()
+
+    def _go_on_in(self, channel_id: int) -> None:
+        """The channel that there is now; if it is another than before, nothing of the old one counts (PR4)."""
+        known, self._channel_id = self._channel_id, channel_id
+        if known is None or known == channel_id:
+            return
+        error = ChannelRecreated(channel=self.channel, expected_id=known, found_id=channel_id)
+        if self._options.channel_id is not None:
+            raise error
+        self._calls.routes.deleted(self.channel, known)
+        self._finish(self._core.recreated(error))
+        for batch in self._gathering.take_conditional():
+            self._settle(batch, 0, error)
 
     async def _open(self) -> None:
         """A producer epoch of our own; opening twice only costs one."""
@@ -471,8 +540,10 @@ class Producer:
         answer = await self._calls.ask_once(OPEN_PRODUCER, request, retry, avoid=set(), attempt_ms=options.commit_ms)
         try:
             numbers = [int(answer[name]).to_bytes(_NUMBER_BYTES, "little") for name in ("producer_id", "epoch")]
+            channel_id = int(answer["channel_id"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage(problem=f"an opened producer cannot be read: {error!r}") from error
+        self._go_on_in(channel_id)
         self._core.opened(b"".join(numbers))
 
     async def _find_leader(self) -> None:
@@ -488,51 +559,21 @@ class Producer:
         retry = self._calls.retry(f"the leader of {self.channel!r}", timeout_ms=self._calls.options.attempt_ms)
         avoid = {self._route.leader} if self._route.leader else set()
         route = await self._calls.route(self.channel, retry, is_fresh=True, avoid=avoid)
-        if route.leader_epoch > self._route.leader_epoch:
+        if route.channel_id != self._route.channel_id or route.leader_epoch > self._route.leader_epoch:
             await self._go_to(route)
         else:
             await asyncio.sleep(self._calls.options.poll_ms / 1000)
 
     async def _go_to(self, route: ChannelRoute) -> None:
         assert route.leader is not None
+        if self._channel_id is not None and route.channel_id < self._channel_id:
+            self._calls.require_channel(self.channel, route, self._channel_id)  # an old description: look again
         retry = self._calls.retry(f"a link to {route.leader}")
         link = await self._calls.within(retry, self._calls.links.link_to(route.leader))
         # From here on without a pause: what was on the old way is given up before the new one is used (CP1).
         if not self._core.wants_route or self._link is not link or self._route != route:
             self._core.route_lost()
+        self._go_on_in(route.channel_id)
         self._link, self._route = link, route
         self._is_stale = False
         self._core.route_found()
-
-
-def _checked_row(value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]], time_us: int) -> Message:
-    """A message of bytes that nobody else can change any more."""
-    try:
-        return Message(
-            time_us=_whole(time_us),
-            value=None if value is None else _bytes(value),
-            key=None if key is None else _bytes(key),
-            headers=tuple((_text(name), _bytes(content)) for name, content in headers),
-        )
-    except (TypeError, ValueError) as error:
-        raise InvalidRecord(
-            problem=f"a record has bytes as key and value, and pairs of text and bytes: {error}"
-        ) from error
-
-
-def _bytes(value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"{type(value).__name__} is not bytes")
-
-
-def _text(name: object) -> str:
-    if isinstance(name, str):
-        return name
-    raise TypeError(f"{type(name).__name__} is not a header's name")
-
-
-def _whole(time_us: object) -> int:
-    if type(time_us) is int and -(2**63) <= time_us < 2**63:
-        return time_us
-    raise TypeError(f"{time_us!r} is not a time in whole microseconds")

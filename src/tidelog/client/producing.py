@@ -15,6 +15,9 @@ CP3  Seqs are never given to other records under the same producer epoch: number
      and only when the node has shown that it holds nothing of what is still here.
 CP4  The link keeps small bodies in order and lets them overtake large ones: behind a large body nothing small leaves
      before it is answered, and behind a very large one nothing does.
+CP5  A channel that was deleted holds nothing. In another of its name everything that has no answer is sent as new:
+     under another identity, from seq 1 on, so that nothing of the old channel counts as there already. What was
+     wanted at an offset of the old channel is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from typing import Final, NamedTuple
 from tidelog.blocks.block import MadeBlock
 from tidelog.client.batching import Batch
 from tidelog.client.retry import Backoff
-from tidelog.core.client_messages import Produced
+from tidelog.core.client_messages import ANY_OFFSET, Produced
 from tidelog.errors import (
+    ChannelDeleted,
     ClientClosed,
     LeadershipLost,
     LogError,
@@ -210,12 +214,14 @@ class ProducerCore:
         if isinstance(error, ProducerFenced):
             self.fatal = error
             return [self._failed(flight, error), *self.end(error)]
-        if not error.retriable and not isinstance(error, UnknownProducer | UnknownChannel):
+        if not error.retriable and not isinstance(error, UnknownProducer | UnknownChannel | ChannelDeleted):
             return [self._failed(flight, error)]
+        if isinstance(error, UnknownProducer):
+            return self._closed(flight, error, now_ms)
         self._put_back(flight)
-        self._needs_identity = self._needs_identity or isinstance(error, UnknownProducer)
         # A node may not have heard of a new channel yet. Whoever looks for the leader finds out whether it exists.
-        self.wants_route = self.wants_route or isinstance(error, NotChannelLeader | LeadershipLost | UnknownChannel)
+        is_elsewhere = isinstance(error, NotChannelLeader | LeadershipLost | UnknownChannel | ChannelDeleted)
+        self.wants_route = self.wants_route or is_elsewhere
         self.resume_ms = now_ms + self._backoff.failed()
         return []
 
@@ -228,6 +234,27 @@ class ProducerCore:
         self._sent.clear()
         self._by_token.clear()
         self._wire_bytes = 0
+
+    def recreated(self, error: LogError) -> list[Fate]:
+        """The channel is another one of the same name from now on (CP5); `error` for what was wanted in the old."""
+        self.route_lost()
+        self._needs_identity = True
+        flights, self._unsent = self._unsent, deque()
+        fates = []
+        for flight in flights:
+            flight.is_unsure = False
+            if flight.batch.expected_offset == ANY_OFFSET:
+                self._unsent.append(flight)
+            else:
+                fates.append(Fate(flight, 0, error))
+        return fates
+
+    def refuse_waiting(self, error: LogError) -> list[Fate]:
+        """There is no channel now: what waits is told so. What is added later may find one."""
+        self.route_lost()
+        self._needs_identity = True
+        flights, self._unsent = self._unsent, deque()
+        return [self._failed(flight, error) for flight in flights]
 
     def wake(self, now_ms: int) -> list[Fate]:
         """Blocks whose time is up."""
@@ -274,6 +301,17 @@ class ProducerCore:
                 one.is_unsure = False
             self.resume_ms = now_ms + self._backoff.failed()
         return []
+
+    def _closed(self, flight: Flight, error: UnknownProducer, now_ms: int) -> list[Fate]:
+        """The producer was closed, and what it had written is no longer known: what may be in the log is not sent again
+        under another identity, which would write it twice (CP3)."""
+        self._put_back(flight)
+        self._needs_identity = True
+        self.resume_ms = now_ms + self._backoff.failed()
+        unsure = [one for one in self._unsent if one.is_unsure]
+        if unsure:
+            self._unsent = deque(one for one in self._unsent if not one.is_unsure)
+        return [self._failed(one, error) for one in unsure]
 
     def _leave_sent(self, flight: Flight) -> None:
         del self._by_token[flight.token]

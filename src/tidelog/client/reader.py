@@ -8,6 +8,8 @@ What a caller must keep: one iteration at a time; `close` it, or leave the itera
 RD1  Only committed records are given out; control records are passed over.
 RD2  A cursor is saved only up to records that the caller has asked to go beyond: after a crash they may come again,
      none is left out.
+RD3  A reader reads one channel. If that is deleted and created again, the next read says so (`ChannelRecreated`), or
+     begins anew in the new one where the options say so; no offset and no cursor of the old one reaches the new.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from tidelog.client.fetching import Answer, FetchPath, let_leave, offset_at
 from tidelog.client.options import ReaderOptions, Seq, Start, Time
 from tidelog.client.positions import Position
 from tidelog.client.records import AnyRecord, Floor, batches_of, records_of
-from tidelog.errors import BadMessage, ClientClosed, LogError, OffsetOutOfRange, OffsetTrimmed
+from tidelog.client.routes import ChannelRoute
+from tidelog.errors import (
+    BadMessage,
+    ChannelDeleted,
+    ChannelRecreated,
+    ClientClosed,
+    LogError,
+    OffsetOutOfRange,
+    OffsetTrimmed,
+)
 from tidelog.wire.client_codec import CURSOR
 
 if TYPE_CHECKING:
@@ -40,6 +51,10 @@ class Reader:
         self._options = options
         self._path = FetchPath(calls, channel=channel, nearest=options.nearest, bytes_max=options.bytes_max)
         self._position: Position | None = None
+        self._pinned_id = options.channel_id
+        """The channel that is read, as soon as that is known (RD3)."""
+        self.restarts = 0
+        """How often the channel was created anew and reading began again in it."""
         self._stop: int | None = None
         """Where a reader that does not follow ends."""
         self._floor: Floor = options.start if isinstance(options.start, Time | Seq) else None
@@ -147,7 +162,10 @@ class Reader:
         if not self._calls.is_closed and self._options.cursor is not None and self._position is not None:
             end = self.offset if is_done else self._before_last()
             if end is not None:
-                await self.save(end)
+                try:
+                    await self.save(end)
+                except (ChannelDeleted, ChannelRecreated):
+                    return  # the cursor went with its channel
 
     def _before_last(self) -> int | None:
         """The end of what the caller is certainly done with (RD2)."""
@@ -159,6 +177,24 @@ class Reader:
         """The next answer with blocks; None at the end."""
         if self.is_closed or self._calls.is_closed:
             raise ClientClosed(what=f"the reader of {self.channel!r}")
+        while True:
+            try:
+                return await self._next_answer()
+            except ChannelRecreated:
+                if self._options.on_recreate != "restart" or self._options.channel_id is not None:
+                    raise
+                self._restart()
+
+    def _restart(self) -> None:
+        """Another channel has the name: from its beginning, whatever the start was (RD3)."""
+        self.restarts += 1
+        self._path.close()
+        options = self._options
+        self._path = FetchPath(self._calls, channel=self.channel, nearest=options.nearest, bytes_max=options.bytes_max)
+        self._position = self._pinned_id = self._stop = self._done_end = self._saved_end = None
+        self._floor = None
+
+    async def _next_answer(self) -> Answer | None:
         position = self._position or await self._begin()
         if self._position is None:
             self._position = position
@@ -204,17 +240,26 @@ class Reader:
 
     async def _begin(self) -> Position:
         """Where to start: the cursor if there is one, else what the options say."""
-        saved = None
-        if self._options.cursor is not None:
-            answer = await self._cursor("get", {})
-            saved = offset_or_none(answer)
-        position, committed_end = await position_at(
-            self._calls,
-            self.channel,
-            saved=saved,
-            start=self._options.start,
-            on_trim=self._options.on_trim,
-        )
+        while True:
+            try:
+                saved = None
+                if self._options.cursor is not None:
+                    answer = await self._cursor("get", {})
+                    saved = offset_or_none(answer)
+                position, committed_end = await position_at(
+                    self._calls,
+                    self.channel,
+                    saved=saved,
+                    start="earliest" if self.restarts else self._options.start,
+                    on_trim=self._options.on_trim,
+                    channel_id=self._pinned_id,
+                )
+                break
+            except ChannelRecreated:
+                if self._options.channel_id is not None:
+                    raise
+                self._pinned_id = None  # nothing was read yet: the name means the new one
+        self._pinned_id = position.channel_id
         if not self._options.follow:
             self._stop = committed_end
         return position
@@ -240,11 +285,17 @@ class Reader:
 
     async def _cursor(self, op: str, more: dict[str, Any]) -> dict[str, Any]:
         name = self._options.cursor
+
+        def request(route: ChannelRoute) -> dict[str, Any]:
+            self._pinned_id = route.channel_id
+            return {"channel_id": route.channel_id, "op": op, "name": name, **more}
+
         return await self._calls.ask_leader(
             self.channel,
             CURSOR,
-            lambda route: {"channel_id": route.channel_id, "op": op, "name": name, **more},
+            request,
             what=f"cursor {name!r} of {self.channel!r}",
+            channel_id=self._pinned_id,
         )
 
 
@@ -255,10 +306,10 @@ def _look(task: asyncio.Task[Answer]) -> None:
 
 
 async def position_at(
-    calls: Calls, channel: str, *, saved: int | None, start: Start, on_trim: str
+    calls: Calls, channel: str, *, saved: int | None, start: Start, on_trim: str, channel_id: int | None = None
 ) -> tuple[Position, int]:
     """Where reading begins: at a saved offset, else at `start`; and the committed end."""
-    found = await offset_at(calls, channel, "latest" if saved is not None else start)
+    found = await offset_at(calls, channel, "latest" if saved is not None else start, channel_id=channel_id)
     offset = found["offset"] if saved is None else saved
     if isinstance(start, int) and saved is None:
         offset = start

@@ -5,15 +5,19 @@ have given them.
 
 RT1  Of one channel, what belongs to an older leader or channel epoch never replaces what is newer.
 RT2  A channel of the same name with a larger id is another channel: it replaces the one that is gone.
+RT3  A channel that a node called deleted is not learned again from a node that has not heard of it yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from tidelog.errors import BadMessage, NotChannelLeader
+
+_DELETED_MAX: Final = 10_000
+"""Names whose deletion is remembered; forgetting one costs a few more questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class Routes:
         self.addresses: dict[str, str] = {}
         """Of nodes by name."""
         self._channels: dict[str, ChannelRoute] = {}
+        self._deleted: dict[str, int] = {}
+        """The largest id of each name that was deleted (RT3); the oldest name first."""
 
     def channel(self, name: str) -> ChannelRoute | None:
         return self._channels.get(name)
@@ -46,6 +52,20 @@ class Routes:
     def forget(self, name: str) -> None:
         """The channel was deleted, or what we know of it led nowhere."""
         self._channels.pop(name, None)
+
+    def deleted(self, name: str, channel_id: int) -> None:
+        """A node says that this channel is gone for good; one of its name may exist."""
+        known = self._channels.get(name)
+        if known is not None and known.channel_id <= channel_id:
+            del self._channels[name]
+        self._deleted[name] = max(channel_id, self._deleted.pop(name, 0))
+        if len(self._deleted) > _DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+
+    def believe(self, names: Iterable[str]) -> None:
+        """What is described next comes from a node that has caught up: it counts, whatever was said before."""
+        for name in names:
+            self._deleted.pop(name, None)
 
     def described(self, answer: Mapping[str, Any]) -> None:
         """An answer to DESCRIBE; what makes no sense in it is `BadMessage`."""
@@ -63,6 +83,8 @@ class Routes:
             self.learn(route)
 
     def learn(self, route: ChannelRoute) -> None:
+        if route.channel_id <= self._deleted.get(route.name, 0):
+            return  # RT3
         known = self._channels.get(route.name)
         if known is not None:
             if route.channel_id < known.channel_id:

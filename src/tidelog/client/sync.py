@@ -308,9 +308,17 @@ class SyncClient:
         return SyncGroup(self._thread, self._thread.call(lambda: self._client.group(name, channels, **options)))
 
     def fetch(
-        self, channel: str, offsets: range, *, nearest: bool = True, timeout_ms: int | None = None
+        self,
+        channel: str,
+        offsets: range,
+        *,
+        nearest: bool = True,
+        timeout_ms: int | None = None,
+        channel_id: int | None = None,
     ) -> Iterator[Block]:
-        blocks = self._thread.call(lambda: self._client.fetch(channel, offsets, nearest=nearest, timeout_ms=timeout_ms))
+        blocks = self._thread.call(
+            lambda: self._client.fetch(channel, offsets, nearest=nearest, timeout_ms=timeout_ms, channel_id=channel_id)
+        )
         yield from _each(self._thread, blocks)
 
     def at_once(self, asks: Sequence[Callable[[Client], Coroutine[Any, Any, T]]]) -> list[T | LogError]:
@@ -351,6 +359,9 @@ class SyncClient:
     def describe(self, name: str, **options: Any) -> dict[str, Any]:
         return self._thread.run(self._client.describe(name, **options))
 
+    def describe_some(self, names: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+        return self._thread.run(self._client.describe_some(names, **options))
+
     def channels(self, **options: Any) -> list[dict[str, Any]]:
         return self._thread.run(self._client.channels(**options))
 
@@ -383,6 +394,12 @@ class SyncClient:
 
     def offset_at(self, name: str, start: Start, **options: Any) -> int:
         return self._thread.run(self._client.offset_at(name, start, **options))
+
+    def producers(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        return self._thread.run(self._client.producers(name, **options))
+
+    def remove_producer(self, name: str, producer: str, **options: Any) -> bool:
+        return self._thread.run(self._client.remove_producer(name, producer, **options))
 
     def cursors(self, name: str, **options: Any) -> dict[str, int]:
         return self._thread.run(self._client.cursors(name, **options))

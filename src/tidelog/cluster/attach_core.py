@@ -288,7 +288,7 @@ class ChannelFeed:
             correlationId=incoming.correlation,
             ackPolicy=incoming.policy,  # type: ignore[arg-type]
             receptionTimestamp=incoming.received_ns,
-            commitTimestamp=now_ns if incoming.policy == pb.ALL else 0,
+            commitTimestamp=now_ns,
             ackError=error,
         )
         return (AckOut(incoming.inbox, encode_envelope(MessageType.ACK, ack.SerializeToString())),)

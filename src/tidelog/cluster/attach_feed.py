@@ -31,8 +31,9 @@ from tidelog.cluster.attach_core import (
     FeedCounts,
 )
 from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.core.client_messages import ANY_OFFSET
 from tidelog.core.subjects import subject_problem
-from tidelog.errors import InvalidConfig, LogError
+from tidelog.errors import InvalidConfig, LogError, OffsetConflict
 from tidelog.units import MIB
 
 if TYPE_CHECKING:
@@ -231,13 +232,7 @@ class AttachFeed:
         while (batch := feed.next_batch()) is not None:
             before = feed.held_bytes
             try:
-                order = ProduceOrder(
-                    partial(self._answered, feed, batch),
-                    feed.block_of(batch),
-                    batch.ack,
-                    expected_offset=batch.expected_offset,
-                )
-                self._node.doors.submit(feed.attachment.channel_id, order)
+                self._submit(feed, batch)
             except LogError as error:
                 waits, acks = feed.refused(batch, error)
                 self._held_bytes += feed.held_bytes - before
@@ -245,6 +240,28 @@ class AttachFeed:
                 if waits:
                     self._retry(listening)
                     return
+
+    def _submit(self, feed: ChannelFeed, batch: Batch) -> None:
+        """A message that expects an offset has it, if nobody's message lies there or after: the channel's own records
+        (an epoch's first, cursors) do not count. The first message of an epoch is what begins that, so one refusal may
+        come of it."""
+        channel_id, made = feed.attachment.channel_id, feed.block_of(batch)
+        wanted = batch.expected_offset
+        for is_last in (False, True):
+            at = wanted if wanted == ANY_OFFSET else self._end_for(channel_id, wanted)
+            order = ProduceOrder(partial(self._answered, feed, batch), made, batch.ack, expected_offset=at)
+            try:
+                self._node.doors.submit(channel_id, order)
+                return
+            except OffsetConflict:
+                if is_last or self._end_for(channel_id, wanted) == at:
+                    raise
+
+    def _end_for(self, channel_id: int, wanted: int) -> int:
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        if replica is None or replica.fold is None:
+            return wanted
+        return replica.log_end if replica.fold.data_end <= wanted <= replica.log_end else wanted
 
     def _answered(self, feed: ChannelFeed, batch: Batch, first_offset: int, error: LogError | None) -> None:
         before = feed.held_bytes

@@ -22,6 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
+from tidelog.cluster.channel_elections import is_compared
+from tidelog.cluster.channel_room import require_room
 from tidelog.cluster.client_access import ADMIN, ALL_CHANNELS, WRITE, ClientAccess
 from tidelog.cluster.client_requests import (
     AlterOperation,
@@ -34,6 +36,7 @@ from tidelog.cluster.client_requests import (
     read_passed_on,
     read_rebalance,
 )
+from tidelog.cluster.producer_admin import close_producer
 from tidelog.core.catalog import (
     AlterChannel,
     Basis,
@@ -52,10 +55,12 @@ from tidelog.core.catalog import (
     SetReadonly,
 )
 from tidelog.core.replication.election import first_leader, winner
+from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.placement import Move, NodeLoad, Step, choose_replicas, plan_rebalance, preview
 from tidelog.errors import (
     BadMessage,
     ConfigMismatch,
+    FactorNotMet,
     InvalidConfig,
     LogError,
     NotElectable,
@@ -68,6 +73,7 @@ from tidelog.errors import (
 )
 from tidelog.wire.client_codec import (
     ALTER,
+    CLOSE_PRODUCER,
     CREATE,
     GROUP,
     OPEN_PRODUCER,
@@ -134,16 +140,19 @@ class ChannelAdmin:
         access: ClientAccess,
         rng: random.Random,
         groups: Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]] | None = None,
+        limits: ReplicationOptions | None = None,
     ) -> None:
         """`groups` carries out what is asked about consumer groups."""
         self._node = node
         self._access = access
         self._rng = rng
+        self._limits = limits or ReplicationOptions()
         self._deeds: dict[int, Callable[[dict[str, Any], str], Any]] = {
             CREATE: self._create,
             ALTER: self._alter,
             OPEN_PRODUCER: self._open_producer,
             REBALANCE: self._rebalance,
+            CLOSE_PRODUCER: self._close_producer,
         }
         if groups is not None:
             self._deeds[GROUP] = groups
@@ -219,7 +228,10 @@ class ChannelAdmin:
         config = config_of_json(wanted.config)
         existing = self._node.catalog.channel(wanted.name)
         if existing is not None:
-            return _same(existing, config)
+            factor = _same(existing, config).config.effective_factor
+            if wanted.needs_factor and len(existing.replicas) < factor:
+                raise FactorNotMet(channel=wanted.name, factor=factor, nodes=existing.replicas, problems=())
+            return existing
         config.validate()
         placed = choose_replicas(
             channel=wanted.name,
@@ -228,6 +240,14 @@ class ChannelAdmin:
             loads=loads,
             rtt_us=self._node.proximity.rtt_us,
         )
+        if wanted.needs_factor and len(placed.nodes) < placed.wanted:
+            raise FactorNotMet(
+                channel=wanted.name,
+                factor=placed.wanted,
+                nodes=placed.nodes,
+                problems=tuple(placed.refused.values()),
+            )
+        require_room(self._node.catalog, loads, placed.nodes, self._limits)
         leader = first_leader(placed.nodes, pinned=config.leader_pinned, rng_fraction=self._rng.random())
         # So that the next channels of the same request go elsewhere.
         for node in placed.nodes:
@@ -376,8 +396,14 @@ class ChannelAdmin:
             raise BadMessage(problem="an election with loss names the replica whose log is to count")
         if leader is None:
             leader = self._nearest(channel)
-        if leader == channel.leader and catalog.has_live_leader(channel):
+        if leader == channel.leader and catalog.has_live_leader(channel) and not request.unclean:
             return None
+        if not request.unclean and channel.member(leader) is not None and not is_compared(catalog, channel, leader):
+            problem = (
+                "its log has not been compared with the others' since it started; the cluster does that and elects by "
+                "itself. To have its log count whatever it lacks, elect it with --unclean"
+            )
+            raise NotElectable(channel=channel.name, node=leader, problem=problem)
         record = catalog.node(leader)
         return ChangeLeader(
             channel_id=channel.channel_id,
@@ -440,6 +466,9 @@ class ChannelAdmin:
                 raise UnknownChannel(channel=request.channel)  # deleted at once, and its producers with it
             return self._answer(producer_id=opened.producer_id, epoch=epoch + 1, channel_id=channel.channel_id)
         raise StaleProducerEpoch(producer=0, expected=0, current=0)
+
+    async def _close_producer(self, plain: dict[str, Any], principal: str) -> dict[str, Any]:
+        return await close_producer(self._node, self._access, plain, principal, timeout_ms=REQUEST_MS)
 
     # --- rebalancing -----------------------------------------------------------------------------------------
 

@@ -7,9 +7,11 @@ What a caller must keep: tell it what the catalog applied; call `tend` on every 
 and `step_down` when it no longer does.
 
 CD1  A live leader is deposed only if a majority of the other ISR members has reported it within the window, and this
-     node too has not heard it for three of the channel's heartbeats (R6); or if it resigned.
-CD2  Among those who can lead, the pinned one goes first, then the nearest to the others, then the smallest name (R8).
-     A node that is silent here is elected only if nobody else can.
+     node too has not heard it for three of the channel's heartbeats (R6); or if it is cut off from its followers, and
+     one of them is not (WI6); or if it resigned.
+CD2  Among those who can lead the most complete logs go first (`channel_elections`); among equal ones the pinned one,
+     then the nearest to the others, then the smallest name (R8). Who is handed leadership by a living leader must have
+     been let into the ISR since its node started.
 CD3  Replicas beyond the factor leave once all that are meant to stay are in the ISR: a copy goes after its replacement
      has come.
 CD4  Of what other nodes propose, only changes of the ISR are passed on, and only those of the channel's leader.
@@ -17,10 +19,13 @@ CD4  Of what other nodes propose, only changes of the ISR are passed on, and onl
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
+from tidelog.cluster.channel_elections import Elections, is_compared, who_can_lead
 from tidelog.core.catalog import (
     AlterChannel,
     Basis,
@@ -29,19 +34,19 @@ from tidelog.core.catalog import (
     Change,
     ChangeLeader,
     ChannelRecord,
+    CloseProducer,
     ExpandIsr,
-    LogReport,
     NodeState,
     Placement,
     RaiseChannelEpoch,
     ShrinkIsr,
     ShrinkReason,
+    SingleChange,
     decode_change,
 )
 from tidelog.core.liveness import ProximityGraph
-from tidelog.core.replication.election import hand_back_to, winner
+from tidelog.core.replication.election import hand_back_to
 from tidelog.core.replication.messages import (
-    AskLog,
     LeaderSilent,
     LogFacts,
     NodeLoadReport,
@@ -59,19 +64,12 @@ SCAN_MS: Final = 1_000
 """How often every channel is looked at, whatever happened."""
 SCAN_STEP: Final = 50
 """So many of them at once: the rest waits for the next wake. With very many channels a scan takes longer."""
+DUE_PER_TURN: Final = 500
+"""Channels that are tended at once: thousands at a time would keep sessions waiting."""
 HANDBACK_WAIT_MS: Final = 2_000
 """A pinned leader that came back is given this long to settle before it leads again."""
 AGAIN_MS: Final = 5_000
 """A leader that resigns and has no successor is elected again at once, and then no more often than this."""
-
-
-@dataclass(slots=True)
-class _Questions:
-    """Who was asked how far its log goes, for one channel at one epoch (R5)."""
-
-    channel_epoch: int
-    asked_ms: int
-    facts: dict[str, LogFacts]
 
 
 class ChannelDuties:
@@ -94,9 +92,13 @@ class ChannelDuties:
         self.witnesses = Witnesses(leader_timeout_ms=options.replica_max_leader_timeout_ms)
         self.loads: dict[str, NodeLoadReport] = {}
         self._due: set[int] = set()
+        self._tended = 0
+        """The last channel of a turn that left some for the next."""
         self._later: set[int] = set()
         """To be looked at again once an open proposal should have been decided."""
         self._later_due_ms = 0
+        self._looks: list[tuple[int, int]] = []
+        """(when, channel) of elections that wait for answers, as a heap."""
         self._scan: list[int] = []
         self._scan_due_ms = 0
         self._proposed: dict[int, tuple[int, int]] = {}
@@ -108,11 +110,13 @@ class ChannelDuties:
         """(channel, node) to until when: it resigned, and is not asked back just because it is pinned."""
         self._again_ms: dict[int, int] = {}
         """When a channel's leader, which had resigned, was last elected again for want of another."""
-        self._questions: dict[int, _Questions] = {}
         self._leads_since: dict[int, tuple[int, int]] = {}
         """(leader epoch, when it was first seen) of channels whose pinned leader does not lead."""
         self.messages: list[tuple[str, ReplicationMessage]] = []
         """To be sent; taken by the caller."""
+        self.elections = Elections(
+            options=options, send=lambda node, message: self.messages.append((node, message)), say=say
+        )
 
     # --- inputs ------------------------------------------------------------------------------------------------
 
@@ -122,10 +126,11 @@ class ChannelDuties:
         self._due.clear()
         self._scan.clear()
         self._later.clear()
+        self._looks.clear()
         self._scan_due_ms = 0
         self._proposed.clear()
         self._resigned.clear()
-        self._questions.clear()
+        self.elections.clear()
         self._leads_since.clear()
 
     def touched(self, channel_ids: Iterable[int]) -> None:
@@ -147,18 +152,29 @@ class ChannelDuties:
             case LeaderSilent():
                 channel = catalog.channel(message.channel_id)
                 if channel is not None and self.witnesses.report(
-                    channel, witness=peer, leader=message.leader, leader_epoch=message.leader_epoch, now_ms=now_ms
+                    channel,
+                    witness=peer,
+                    leader=message.leader,
+                    leader_epoch=message.leader_epoch,
+                    channel_epoch=message.channel_epoch,
+                    now_ms=now_ms,
                 ):
                     self._due.add(message.channel_id)
             case Resign():
                 channel = catalog.channel(message.channel_id)
-                if channel is not None and channel.leader == peer and channel.leader_epoch == message.leader_epoch:
+                if (
+                    channel is not None
+                    and (channel.leader, channel.leader_incarnation) == (peer, message.incarnation)
+                    and channel.leader_epoch == message.leader_epoch
+                ):
                     self._resigned[message.channel_id] = message
                     self._unable[(message.channel_id, peer)] = now_ms + self._options.withdrawn_retry_ms
                     self._due.add(message.channel_id)
             case Withdraw():
                 channel = catalog.channel(message.channel_id)
-                if channel is not None and peer in channel.replicas and channel.leader != peer:
+                record = catalog.node(peer)
+                present = record is not None and record.incarnation == message.incarnation
+                if channel is not None and present and peer in channel.replicas and channel.leader != peer:
                     until_ms = now_ms + self._options.withdrawn_retry_ms
                     self._withdrawn[(message.channel_id, peer)] = (until_ms, message.reason)
                     self._due.add(message.channel_id)
@@ -170,9 +186,7 @@ class ChannelDuties:
                             )
                         )
             case LogFacts():
-                questions = self._questions.get(message.channel_id)
-                if questions is not None and questions.channel_epoch == message.channel_epoch:
-                    questions.facts[peer] = message
+                if self.elections.answered(peer, message):
                     self._due.add(message.channel_id)
             case NodeLoadReport():
                 self.loads[peer] = message
@@ -181,6 +195,10 @@ class ChannelDuties:
 
     def _may_propose(self, peer: str, change: Change, catalog: Catalog) -> bool:
         """CD4. Who is let in by its leader has come back, whatever it said before."""
+        if isinstance(change, CloseProducer):
+            producer = catalog.producer(change.producer_id)
+            led = None if producer is None else catalog.channel(producer.channel_id)
+            return led is not None and led.leader == peer
         if not isinstance(change, ExpandIsr | ShrinkIsr | RaiseChannelEpoch):
             return False
         channel = catalog.channel(change.channel_id)
@@ -207,8 +225,9 @@ class ChannelDuties:
             self._later_due_ms = now_ms + self._options.repeat_ms
             self._due |= self._later
             self._later.clear()
-        due, self._due = self._due, set()
-        for channel_id in sorted(due):
+        while self._looks and self._looks[0][0] <= now_ms:
+            self._due.add(heapq.heappop(self._looks)[1])
+        for channel_id in self._take_due():
             channel = catalog.channel(channel_id)
             if channel is None:
                 self._forget(channel_id)
@@ -227,9 +246,33 @@ class ChannelDuties:
             except LogError:
                 self._due.add(channel_id)  # too many at once: next time
 
+    def _take_due(self) -> list[int]:
+        """At most so many, and each in its turn: what is left is first at the next tending."""
+        due = sorted(self._due)
+        if len(due) <= DUE_PER_TURN:
+            self._due = set()
+            return due
+        place = bisect_right(due, self._tended)
+        due = due[place:] + due[:place]
+        due, self._due = due[:DUE_PER_TURN], set(due[DUE_PER_TURN:])
+        self._tended = due[-1]
+        return due
+
+    def _look_again(self, channel: ChannelRecord, now_ms: int) -> None:
+        """At a channel whose election waits for answers; each answer has it looked at too."""
+        wait_ms = self.elections.wait_ms(channel, now_ms)
+        heapq.heappush(self._looks, (now_ms + wait_ms, channel.channel_id))
+
+    def due_ms(self) -> int | None:
+        """When `tend` has something to do that cannot wait for its next round."""
+        if self._due:
+            return 0
+        return self._looks[0][0] if self._looks else None
+
     def _forget(self, channel_id: int) -> None:
         self.witnesses.elected(channel_id)
-        for table in (self._proposed, self._resigned, self._questions, self._leads_since):
+        self.elections.forget(channel_id)
+        for table in (self._proposed, self._resigned, self._leads_since):
             table.pop(channel_id, None)
 
     def _next_change(self, catalog: Catalog, channel: ChannelRecord, now_ms: int) -> Change | None:
@@ -248,6 +291,10 @@ class ChannelDuties:
             channel, is_silent=lambda node: self._is_silent(node, channel, now_ms), now_ms=now_ms
         ):
             return self._elect(catalog, channel, now_ms, instead_of=leader)
+        if self.witnesses.is_cut_off(
+            channel, hears=lambda one, other: self._is_connected(catalog, one, other, now_ms), now_ms=now_ms
+        ):
+            return self._elect(catalog, channel, now_ms, instead_of=leader, cut_off=True)
         return (
             self._shrink(catalog, channel)
             or self._hand_back(catalog, channel, now_ms)
@@ -259,6 +306,11 @@ class ChannelDuties:
             return False
         return self._silence_of(node, now_ms) >= 3 * channel.config.heartbeat_ms
 
+    def _is_connected(self, catalog: Catalog, one: str, other: str, now_ms: int) -> bool:
+        """Whether two nodes are there, and hear each other as far as is known here."""
+        active = _is_active(catalog, one) and _is_active(catalog, other)
+        return active and not self._proximity.is_cut(one, other, now_ms)
+
     # --- elections ---------------------------------------------------------------------------------------------
 
     def _elect(
@@ -269,26 +321,34 @@ class ChannelDuties:
         *,
         instead_of: str | None = None,
         or_again: bool = False,
+        cut_off: bool = False,
     ) -> Change | None:
         candidates = catalog.candidates(channel.channel_id)
         if candidates.basis is Basis.REPORTS:
-            return self._elect_by_reports(catalog, channel, candidates.nodes, candidates.waiting_for, now_ms)
-        able = [node for node in candidates.nodes if node != instead_of]
-        heard = [node for node in able if not self._is_silent(node, channel, now_ms)]
-        chosen = winner(
-            heard or able,
-            pinned=channel.config.leader_pinned,
+            self._look_again(channel, now_ms)
+            return self.elections.by_reports(catalog, channel, candidates, at_ms=self._wall_ms(), now_ms=now_ms)
+        able = [node for node in who_can_lead(catalog, channel, candidates) if node != instead_of]
+        again = not able and or_again and instead_of in candidates.nodes
+        if again and instead_of is not None:
+            if now_ms - self._again_ms.get(channel.channel_id, -AGAIN_MS) < AGAIN_MS:
+                return None
+            able = [instead_of]  # nobody else holds everything: it leads again, in an epoch of its own
+        chosen = self.elections.elect(
+            catalog,
+            channel,
+            able=able,
+            is_silent=lambda node: self._is_silent(node, channel, now_ms),
             median_rtt_us=lambda node: self._proximity.median_rtt_us(
                 node, [other for other in channel.replicas if other != node]
             ),
+            now_ms=now_ms,
         )
-        if chosen is None and or_again and instead_of in candidates.nodes:
-            if now_ms - self._again_ms.get(channel.channel_id, -AGAIN_MS) < AGAIN_MS:
-                return None
-            self._again_ms[channel.channel_id] = now_ms
-            chosen = instead_of  # nobody else holds everything: it leads again, in an epoch of its own
         if chosen is None:
-            return None  # NoEligible: tried again
+            self._look_again(channel, now_ms)  # answers are on their way, or nobody can: asked again
+            return None
+        if again:
+            self._again_ms[channel.channel_id] = now_ms
+        self.elections.forget(channel.channel_id)
         record = catalog.node(chosen)
         assert record is not None
         self._say("elects", channel=channel.name, leader=chosen, was=channel.leader, epoch=channel.leader_epoch + 1)
@@ -306,54 +366,12 @@ class ChannelDuties:
             if member.node != chosen
             and (
                 not _is_active(catalog, member.node)
-                or (member.node == instead_of and self._is_silent(member.node, channel, now_ms))
+                or (member.node == instead_of and (cut_off or self._is_silent(member.node, channel, now_ms)))
             )
         )
-        return _without(catalog, elected, gone)
-
-    def _elect_by_reports(
-        self,
-        catalog: Catalog,
-        channel: ChannelRecord,
-        nodes: tuple[str, ...],
-        waiting_for: tuple[str, ...],
-        now_ms: int,
-    ) -> Change | None:
-        """Every holder is in doubt: once all have said how far their logs go, the longest leads (R5)."""
-        if waiting_for or not nodes:
-            return None
-        key = channel.channel_id
-        questions = self._questions.get(key)
-        if questions is None or questions.channel_epoch != channel.channel_epoch:
-            questions = self._questions[key] = _Questions(channel.channel_epoch, -self._options.repeat_ms, {})
-        active = {node: record.incarnation for node in nodes if (record := catalog.node(node)) is not None}
-        answers = {node: facts for node, facts in questions.facts.items() if active.get(node) == facts.incarnation}
-        if set(answers) != set(nodes):
-            if now_ms - questions.asked_ms >= self._options.repeat_ms:
-                questions.asked_ms = now_ms
-                question = AskLog(channel_id=key, channel_epoch=channel.channel_epoch)
-                self.messages += [(node, question) for node in nodes if node not in answers]
-            self._due.add(key)
-            return None
-        del self._questions[key]
-        reports = tuple(
-            LogReport(node=node, incarnation=facts.incarnation, last_epoch=facts.last_epoch, log_end=facts.log_end)
-            for node, facts in sorted(answers.items())
-        )
-        longest = max((report.last_epoch, report.log_end) for report in reports)
-        leader = min(
-            (report for report in reports if (report.last_epoch, report.log_end) == longest),
-            key=lambda report: report.node,
-        )
-        self._say("elects by reports", channel=channel.name, leader=leader.node, log_end=leader.log_end)
-        return ChangeLeader(
-            channel_id=key,
-            expected_channel_epoch=channel.channel_epoch,
-            leader=leader.node,
-            incarnation=leader.incarnation,
-            at_ms=self._wall_ms(),
-            reports=reports,
-        )
+        if cut_off:
+            self._say("deposes", channel=channel.name, leader=instead_of, why="its followers do not hear it")
+        return _without(catalog, _instead(catalog, channel, elected), gone)
 
     def _hand_back(self, catalog: Catalog, channel: ChannelRecord, now_ms: int) -> Change | None:
         """A pinned leader that is healthy again leads again, once it has settled."""
@@ -365,7 +383,8 @@ class ChannelDuties:
         able = candidates.nodes if candidates.basis is Basis.ISR else ()
         target = hand_back_to(leader=channel.leader, pinned=pinned, candidates=able)
         unable = (channel.channel_id, pinned) in self._unable
-        if target is None or unable or self._is_silent(target, channel, now_ms):
+        compared = target is not None and is_compared(catalog, channel, target)
+        if target is None or unable or not compared or self._is_silent(target, channel, now_ms):
             self._leads_since.pop(channel.channel_id, None)
             return None
         epoch, since_ms = self._leads_since.setdefault(channel.channel_id, (channel.leader_epoch, now_ms))
@@ -457,6 +476,8 @@ class ChannelDuties:
             heir = catalog.node(meant[0])
             if heir is None or heir.node not in catalog.candidates(channel.channel_id).nodes:
                 return None
+            if not is_compared(catalog, channel, heir.node):
+                return None
             return ChangeLeader(
                 channel_id=channel.channel_id,
                 expected_channel_epoch=channel.channel_epoch,
@@ -482,19 +503,34 @@ class ChannelDuties:
         return found
 
 
-def _without(catalog: Catalog, elected: ChangeLeader, gone: tuple[str, ...]) -> Change:
+def _instead(catalog: Catalog, channel: ChannelRecord, elected: ChangeLeader) -> list[SingleChange]:
+    """The election; of an eligible replica in two steps where somebody leads, for it takes nobody's place who does."""
+    assert elected.leader is not None
+    if channel.member(elected.leader) is not None or not catalog.has_live_leader(channel):
+        return [elected]
+    epoch = elected.expected_channel_epoch
+    deposed = ChangeLeader(
+        channel_id=elected.channel_id, expected_channel_epoch=epoch, leader=None, incarnation=0, at_ms=elected.at_ms
+    )
+    return [deposed, replace(elected, expected_channel_epoch=epoch + 1)]
+
+
+def _without(catalog: Catalog, steps: list[SingleChange], gone: tuple[str, ...]) -> Change:
     """The election, and in the same step nobody waits for those who are gone: their session may take longer to end than
     the channel's own patience."""
+    elected = steps[-1]
+    assert isinstance(elected, ChangeLeader)
+    whole = steps[0] if len(steps) == 1 else Batch(changes=tuple(steps))
     if not gone:
-        return elected
+        return whole
     shrunk = ShrinkIsr(
         channel_id=elected.channel_id,
         expected_channel_epoch=elected.expected_channel_epoch + 1,
         members=gone,
         reason=ShrinkReason.FENCED,
     )
-    both = Batch(changes=(elected, shrunk))
-    return elected if catalog.check(both) is not None else both
+    both = Batch(changes=(*steps, shrunk))
+    return whole if catalog.check(both) is not None else both
 
 
 def _is_active(catalog: Catalog, node: str) -> bool:

@@ -11,6 +11,7 @@ PR1  Every block is answered once (CM1), while its link lives.
 PR2  At most `produce_bytes_max` of a link and `produce_bytes_total_max` of all wait for an answer; more is refused.
 PR3  No client writes control records or placeholders, and none under a producer that is not its own in this epoch.
 PR4  A client that takes no answers loses its link: it could not tell any more what was written.
+PR5  What an old catalog may have refused is judged again by a newer one before it is answered (`client_rechecks`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final, Protocol
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
 from tidelog.cluster.client_access import WRITE, ClientAccess
 from tidelog.cluster.client_chains import FetchChains
+from tidelog.cluster.client_rechecks import MAY_BE_STALE, Rechecks
 from tidelog.core.catalog import Catalog, ChannelRecord
 from tidelog.core.client_messages import Produce, Produced
 from tidelog.errors import (
@@ -89,6 +92,9 @@ class ProduceDoor(Protocol):
     def produce(self, request: Produce, made: MadeBlock, answer: AnswerProduced) -> None:
         """Append as the channel's leader. `made` is verified."""
 
+    async def read_barrier(self) -> None:
+        """After it the catalog here holds all that was committed before."""
+
 
 class ClientLink:
     """What a node remembers of one link."""
@@ -114,6 +120,7 @@ class Producing:
         self._limits = limits
         self._answered: list[ClientLink] = []
         self._flush_is_due = False
+        self.rechecks = Rechecks(door.read_barrier)
         self.in_flight_bytes = 0
         self.blocks_taken = 0
         self.blocks_refused = 0
@@ -126,10 +133,56 @@ class Producing:
             client.link.abort(f"a client sent what cannot be read: {error}")
             raise
         for request in requests:
+            if not self.rechecks.holds((client, request.channel_id)):
+                try:
+                    self._take(client, request)
+                    continue
+                except MAY_BE_STALE:
+                    pass  # PR5
+                except LogError as error:
+                    self._answer(client, Produced(token=request.token, error=error))
+                    continue
+            self._judge_later(
+                client,
+                request.channel_id,
+                sum(map(len, request.block)),
+                partial(self._take, client, request),
+                partial(self._refuse, client, request.token),
+            )
+
+    def _refuse(self, client: ClientLink, token: int, error: LogError) -> None:
+        self._answer(client, Produced(token=token, error=error))
+
+    def _judge_later(
+        self,
+        client: ClientLink,
+        channel_id: int,
+        size: int,
+        take: Callable[[], None],
+        refuse: Callable[[LogError], None],
+    ) -> None:
+        """Take it or refuse it after a look at a newer catalog (PR5). What waits counts for the limits (PR2)."""
+        try:
+            self._require_room(client, size)
+        except LogError as error:
+            refuse(error)
+            return
+
+        def attempt(is_final: bool) -> bool:
+            self.release(client, size)
             try:
-                self._take(client, request)
+                take()
+            except MAY_BE_STALE as error:
+                if not is_final:
+                    self.release(client, -size)
+                    return False
+                refuse(error)
             except LogError as error:
-                self._answer(client, Produced(token=request.token, error=error))
+                refuse(error)
+            return True
+
+        self.release(client, -size)
+        self.rechecks.wait((client, channel_id), attempt)
 
     def _take(self, client: ClientLink, request: Produce) -> None:
         data = request.block[0]
@@ -150,13 +203,30 @@ class Producing:
         self, client: ClientLink, request: Produce, made: MadeBlock, size: int, receipt: AnswerProduced
     ) -> None:
         """A block that this node made of a client's records; `receipt` is called once, also with a refusal."""
-        try:
-            self._require_room(client, size)
-            channel = self._channel(client, request)
-            self._require_own(client, channel, made.maker)
-        except LogError as error:
-            receipt(Produced(token=request.token, error=error))
-            return
+        take = partial(self._take_records, client, request, made, size, receipt)
+        if not self.rechecks.holds((client, request.channel_id)):
+            try:
+                take()
+                return
+            except MAY_BE_STALE:
+                pass  # PR5
+            except LogError as error:
+                receipt(Produced(token=request.token, error=error))
+                return
+        self._judge_later(
+            client,
+            request.channel_id,
+            size,
+            take,
+            lambda error: receipt(Produced(token=request.token, error=error)),
+        )
+
+    def _take_records(
+        self, client: ClientLink, request: Produce, made: MadeBlock, size: int, receipt: AnswerProduced
+    ) -> None:
+        self._require_room(client, size)
+        channel = self._channel(client, request)
+        self._require_own(client, channel, made.maker)
         client.in_flight_bytes += size
         self.in_flight_bytes += size
 
@@ -217,6 +287,8 @@ class Producing:
         producer_id = int.from_bytes(maker.producer[:_PRODUCER_ID_BYTES], "little")
         epoch = int.from_bytes(maker.producer[_PRODUCER_ID_BYTES:], "little")
         record = self._door.catalog.producer(producer_id)
+        if record is None and self._door.catalog.was_opened(producer_id):
+            raise UnknownProducer(producer=producer_id)  # it was closed: who still uses it opens it anew
         if record is None or (record.channel_id == channel.channel_id and epoch > record.epoch):
             # It was opened at the metadata leader, whose word may not have come here yet.
             raise ProducerNotYetKnown(channel=channel.name, producer=producer_id, epoch=epoch)

@@ -65,6 +65,8 @@ class WantedChannel:
     name: str
     config: Any
     """JSON: only what differs from the defaults."""
+    needs_factor: bool = False
+    """Refused while fewer nodes than its factor can take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,23 @@ class AlterRequest:
 class OpenProducerRequest:
     channel: str
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseProducerRequest:
+    """One of both says which: the name, or the id and epoch that its opener was given."""
+
+    channel: str
+    name: str
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersRequest:
+    channel_id: int
+    after: int
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +220,11 @@ def read_create(plain: dict[str, Any]) -> list[WantedChannel]:
     found = []
     for channel in channels:
         each = _Fields(channel, "a channel to create")
-        found.append(WantedChannel(name=each.text("name"), config=each.take("config", {})))
+        found.append(
+            WantedChannel(
+                name=each.text("name"), config=each.take("config", {}), needs_factor=each.flag("needs_factor")
+            )
+        )
         each.end()
     return found
 
@@ -233,6 +256,27 @@ def read_alter(plain: dict[str, Any]) -> AlterRequest:
 def read_open_producer(plain: dict[str, Any]) -> OpenProducerRequest:
     fields = _Fields(plain, "a request to open a producer")
     request = OpenProducerRequest(channel=fields.text("channel"), name=fields.text("name"))
+    fields.end()
+    return request
+
+
+def read_close_producer(plain: dict[str, Any]) -> CloseProducerRequest:
+    fields = _Fields(plain, "a request to close a producer")
+    request = CloseProducerRequest(
+        channel=fields.text("channel"),
+        name=fields.text("name"),
+        producer_id=fields.number("producer_id"),
+        epoch=fields.number("epoch"),
+    )
+    fields.end()
+    return request
+
+
+def read_producers(plain: dict[str, Any]) -> ProducersRequest:
+    fields = _Fields(plain, "a request for producers")
+    request = ProducersRequest(
+        channel_id=fields.number("channel_id"), after=fields.number("after"), limit=fields.number("limit")
+    )
     fields.end()
     return request
 

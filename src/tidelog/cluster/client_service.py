@@ -9,6 +9,7 @@ may reach other parts of the node. Call from the event loop only.
 CS1  A request is answered with `{"ok"}` or with a typed error that has its fields; only a bug ends otherwise.
 CS2  Whoever may not is told so, and nothing was done.
 CS3  A link has at most `fetch_waits_max` fetches that wait. One that asks for no wait is always served.
+CS4  What an old catalog may have refused is answered by a newer one (`client_rechecks`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from tidelog.cluster.client_requests import (
     DescribeRequest,
     GroupClaim,
     Place,
+    ProducersRequest,
     read_cursor,
     read_describe,
     read_offsets,
+    read_producers,
 )
 from tidelog.core.catalog import Catalog, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched
@@ -47,6 +50,7 @@ from tidelog.wire.client_codec import (
     ALTER,
     CLIENT_MESSAGES,
     CLIENT_REQUESTS,
+    CLOSE_PRODUCER,
     CREATE,
     CURSOR,
     DESCRIBE,
@@ -56,6 +60,7 @@ from tidelog.wire.client_codec import (
     OFFSETS,
     OPEN_PRODUCER,
     PRODUCE,
+    PRODUCERS,
     REBALANCE,
     ChainedFetch,
     channel_json,
@@ -69,7 +74,7 @@ from tidelog.wire.client_codec import (
 from tidelog.wire.link import Buffers, Link
 from tidelog.wire.publish_codec import PUBLISH
 
-_ADMINISTRATION: Final = frozenset({CREATE, ALTER, OPEN_PRODUCER, REBALANCE, GROUP})
+_ADMINISTRATION: Final = frozenset({CREATE, ALTER, OPEN_PRODUCER, REBALANCE, GROUP, CLOSE_PRODUCER})
 _DESCRIBED_PER_TURN: Final = 50
 
 
@@ -99,6 +104,9 @@ class ChannelDoors(ProduceDoor, Protocol):
 
     async def cursors(self, channel_id: int) -> Mapping[str, int]:
         """Of the channel that this node leads, else `NotChannelLeader`."""
+
+    def producers(self, request: ProducersRequest) -> dict[str, Any]:
+        """A page of the producers of a channel that this node leads, else `NotChannelLeader`."""
 
     async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
         """Committed when it returns; None deletes."""
@@ -153,6 +161,7 @@ class ClientService:
             OFFSETS: self._offsets,
             CURSOR: self._cursor,
             GROUP_ASK: self._group_ask,
+            PRODUCERS: self._producers,
         }
 
     @staticmethod
@@ -198,7 +207,8 @@ class ClientService:
         try:
             request = decode_json(body)
             if kind in self._answers:
-                return encode_answer(await self._answers[kind](client, request))
+                answer = self._answers[kind]
+                return encode_answer(await self._producing.rechecks.answer(lambda: answer(client, request)))
             if kind not in _ADMINISTRATION:
                 raise UnknownMethod(kind=kind)
             if link.peer_kind == "node":
@@ -230,7 +240,7 @@ class ClientService:
             fetch = decode_fetch(body)
             if isinstance(fetch, ChainedFetch):
                 return encode_fetched(await self._fetch_chained(client, fetch))
-            return encode_fetched(await self._fetch_one(client, fetch))
+            return encode_fetched(await self._fetch_checked(client, fetch))
         except LogError as error:
             self._requests_refused += 1
             return encode_fetched(with_address(error, self._doors))
@@ -244,10 +254,13 @@ class ClientService:
                 if start is None:
                     return Fetched(leader_epoch=fetch.leader_epoch, committed_end=fetch.offset, log_start=0)
                 wanted = replace(fetch, offset=start, wait_ms=0)
-            fetched = await self._fetch_one(client, wanted)
+            fetched = await self._fetch_checked(client, wanted)
             turn.ended(end_of(fetched.data))
         await client.link.wait_bulk_room(QUEUED_BYTES_MAX)
         return fetched
+
+    async def _fetch_checked(self, client: ClientLink, fetch: Fetch) -> Fetched:
+        return await self._producing.rechecks.answer(lambda: self._fetch_one(client, fetch))
 
     async def _fetch_one(self, client: ClientLink, fetch: Fetch) -> Fetched:
         channel = self._readable(client, fetch.channel_id)
@@ -295,6 +308,12 @@ class ClientService:
             case _:
                 found = await self._doors.cursors(key)
                 return {"cursors": [{"name": name, "offset": found[name]} for name in sorted(found)]}
+
+    async def _producers(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
+        request = read_producers(plain)
+        channel = known_channel(self._doors.catalog, request.channel_id)
+        self._access.require(client.principal, channel.name, *ANY_OF_THEM)
+        return self._doors.producers(request)
 
     async def _group_ask(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         if self._groups is None:

@@ -19,6 +19,7 @@ from tidelog.cluster.cloud_view import CloudView, InstanceStatus
 from tidelog.errors import RequestRefused
 from tidelog.http.access import READ_DATA, READ_STATUS
 from tidelog.http.bus_routes import BusSummaries, bus_routes
+from tidelog.http.decoded import decoded_values_json
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
 from tidelog.http.health import livez_route, metrics_route, probe_route
@@ -108,6 +109,7 @@ _STATUS: Final = object_of(
         "frames_received": COUNT,
         "frames_by_live": COUNT,
         "frames_by_backfill": COUNT,
+        "name_in_use": COUNT,
     }
 )
 _EVENTS: Final = array_of(object_of({"time": TIME, "type": TEXT, "detail": {"type": "object"}}))
@@ -262,6 +264,7 @@ class _Pages:
             "frames_received": status.frames_received,
             "frames_by_live": status.frames_by_live,
             "frames_by_backfill": status.frames_by_backfill,
+            "name_in_use": status.name_in_use,
         }
         return json_answer(answer)
 
@@ -292,6 +295,12 @@ class _Pages:
         wanted = filter_from_query(call.query)
         devices = view.devices(name)  # first: it makes the cloud fold what it has not looked at yet
         return json_answer(values_json(view.feed(name).values.values(), devices, wanted))
+
+    async def decoded_values(self, call: Call) -> web.StreamResponse:
+        view, name = self._view(), self._known(call).id
+        wanted = filter_from_query(call.query)
+        devices = view.devices(name)  # first, as above
+        return json_answer(await decoded_values_json(view.feed(name).values.values(), devices, wanted))
 
     async def history(self, call: Call) -> web.StreamResponse:
         view, name = self._view(), self._known(call).id
@@ -345,6 +354,11 @@ _INSTANCE_GAUGES: Final[tuple[_Series, ...]] = (
 _INSTANCE_COUNTERS: Final[tuple[_Series, ...]] = (
     ("tidelog_instance_live_frames_total", "Frames taken by Live.", lambda status: status.frames_by_live),
     ("tidelog_instance_backfill_frames_total", "Frames taken by Backfill.", lambda status: status.frames_by_backfill),
+    (
+        "tidelog_instance_name_in_use_total",
+        "Handshakes of another process under the boat's name that were told to wait.",
+        lambda status: status.name_in_use,
+    ),
 )
 
 

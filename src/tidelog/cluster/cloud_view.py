@@ -39,6 +39,8 @@ class InstanceStatus:
     """Frames taken into the log since this process started; Live and Backfill are its parts."""
     frames_by_live: int
     frames_by_backfill: int
+    name_in_use: int = 0
+    """Handshakes of another process that were told to wait, since this node leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

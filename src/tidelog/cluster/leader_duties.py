@@ -78,8 +78,7 @@ class LeaderDuties:
         catalog = member.catalog
         # What an earlier leadership proposed and lost is told only when the log reaches that place again; until then
         # it would pass for a registration on its way, and its node would be kept waiting.
-        for token in self._own:
-            member.forget(token)
+        member.forget(*self._own)  # all at once: there may be thousands
         self._own.clear()
         self.sessions.leader_since(
             now_ms, _incarnations(catalog, NodeState.ACTIVE), _incarnations(catalog, NodeState.FENCED)

@@ -210,13 +210,14 @@ class MetadataMember:
         self._reads.append((index, token))
         self._finish_reads()
 
-    def forget(self, token: int) -> None:
-        """Nobody waits any more. The proposal may still be applied."""
+    def forget(self, *tokens: int) -> None:
+        """Nobody waits any more. The proposals may still be applied."""
         self._is_touched = True
-        self._asked.discard(token)
-        self._reads = deque(pair for pair in self._reads if pair[1] != token)
+        gone = frozenset(tokens)
+        self._asked -= gone
+        self._reads = deque(pair for pair in self._reads if pair[1] not in gone)
         for index, waiting in list(self._places.items()):
-            kept = {term: other for term, other in waiting.items() if other != token}
+            kept = {term: other for term, other in waiting.items() if other not in gone}
             if kept:
                 self._places[index] = kept
             else:

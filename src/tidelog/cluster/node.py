@@ -13,6 +13,7 @@ NS3  Every request ends within its time; one that may have happened says so (`de
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import socket
@@ -42,7 +43,7 @@ from tidelog.cluster.replica_orders import StorageResult
 from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.cluster.replication_transport import Messages, ReplicationTransport, ask_again
 from tidelog.core.raft import Snapshot
-from tidelog.errors import BadMessage, RequestRefused, WaitTimedOut
+from tidelog.errors import BadMessage, LogError, RequestRefused, WaitTimedOut
 from tidelog.storage.channel_logs import ChannelLogs
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.writer import session_clock_us, wall_clock_us
@@ -109,7 +110,9 @@ class Node:
         )
         group_admin = GroupAdmin(self.doors, access=access, options=options.groups, now_ms=self.now_ms)
         rng = random.Random(random.SystemRandom().getrandbits(64))
-        self.admin = ChannelAdmin(self.doors, access=access, rng=rng, groups=group_admin.carry_out)
+        self.admin = ChannelAdmin(
+            self.doors, access=access, rng=rng, groups=group_admin.carry_out, limits=options.core.replication
+        )
         self.groups = NodeGroups(self, options.groups, access=access)
         self.clients = ClientService(self.doors, admin=self.admin, access=access, groups=self.groups)
         self.uplink: NodeUplink | None = None
@@ -171,7 +174,7 @@ class Node:
         options.data_dir.mkdir(parents=True, exist_ok=True)
         disk = OsDisk(options.data_dir)
         self._storage = await NodeStorage.open(
-            disk, options=options.store, on_results=self._storage_done, on_failed=self._fail
+            disk, options=options.store, on_results=self._storage_done, on_failed=self._fail, log=self._log
         )  # NS1: its lock is the node's
         end = LinkEnd(
             identity=self._identity,
@@ -220,6 +223,8 @@ class Node:
             now_us=wall_clock_us,
             watermark_of=self._storage.watermark,
         )
+        if lost := self.channel_logs.synced_loss_reason:
+            self._log(f"synced data is gone, this node's replicas count once they were compared reason={lost!r}")
         await self._open_ways()
         self.mender = NodeMender(self)
         # Kept in `_mending`, and cancelled by `stop`.
@@ -309,12 +314,20 @@ class Node:
             await self._storage.close()
         if self._core is not None and not self._has_failed:
             self._core.stop_cleanly()
+        elif self._core is not None and self._core.storage is not None:
+            with contextlib.suppress(LogError):
+                self._core.storage.close()  # only lets go
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     @property
+    def failure(self) -> BaseException | None:
+        """What made it impossible to go on, or to stop cleanly."""
+        return self._ended.exception() if self._ended is not None and self._ended.done() else None
+
+    @property
     def _has_failed(self) -> bool:
-        return self._ended is not None and self._ended.done() and self._ended.exception() is not None
+        return self.failure is not None
 
     async def wait_stopped(self) -> None:
         """Until the node is stopped; raises what made it impossible to go on."""
@@ -467,6 +480,9 @@ class Node:
             self._writer.put(output.save)
         if any(applied.touched.nodes for applied in output.applied):
             self._follow_addresses()
+        if output.applied:
+            for watcher in self.doors.catalog_watchers:
+                watcher(output.applied)
 
     def _carry_out_channels(self, output: ReplicasOutput) -> None:
         assert self._storage is not None
@@ -563,6 +579,7 @@ class Node:
         if self._core is None:
             raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
         status = node_status(self.core, now_ms=self.now_ms())
+        status["disk_problem"] = None if self._storage is None else self._storage.problem
         status["transport"] = self.transport.status()
         status["groups"] = self.groups.status()
         if self.nats is not None:

@@ -7,6 +7,7 @@ to whoever that is, or taken in here if it is this node; if nobody is, it is los
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from tidelog.cluster.channel_duties import ChannelDuties
 from tidelog.cluster.replicas import Replicas, ReplicasOutput
@@ -24,7 +25,10 @@ from tidelog.core.replication.messages import (
 )
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import LogError
+from tidelog.storage.watermarks import Watermark
 
+WatermarkOf: TypeAlias = Callable[[int], Watermark | None]
+"""What an earlier life left for a channel."""
 _LONG_MS = 1 << 40
 """The silence of a node that is nobody's peer."""
 
@@ -40,7 +44,7 @@ class NodeChannels:
         proximity: ProximityGraph,
         wall_us: Callable[[], int],
         say: Callable[..., None],
-        watermark_of: Callable[[int], tuple[int, int | None]],
+        watermark_of: WatermarkOf,
         now_ms: int,
     ) -> None:
         self.node = node
@@ -129,6 +133,12 @@ class NodeChannels:
             if node == self.node:
                 self.replicas.receive(node, message, now_ms)
         return [(node, message) for node, message in messages if node != self.node]
+
+    def rounds_at_ms(self, *, tend_earliest_ms: int) -> int:
+        """When all channels are looked at next, or when `tend` has something to do, no earlier than this."""
+        rounds_ms = self.replicas.rounds_at_ms()
+        due_ms = self.duties.due_ms() if self._tends else None
+        return rounds_ms if due_ms is None else min(rounds_ms, max(due_ms, tend_earliest_ms))
 
     # --- outputs -----------------------------------------------------------------------------------------------
 

@@ -10,22 +10,28 @@ What a caller must keep: pass messages in with the node that the link has proved
 NC1  A node whose metadata is gone or damaged is a stranger with a new disk: it sets the old files aside, deletes
      nothing, votes for nobody, and learns the metadata from its peers.
 NC2  A node registers as a higher incarnation whenever it starts or was fenced, before it counts for anything.
+NC3  So is one whose metadata is an older copy of itself, as far as its peers remember more. It takes no part in the
+     group before they were asked, or could not be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
 from tidelog.cluster.leader_duties import LeaderDuties
-from tidelog.cluster.metadata_member import MetadataMember, MetadataOptions, Output, Result
-from tidelog.cluster.node_channels import NodeChannels
+from tidelog.cluster.member_standing import MemberStanding
+from tidelog.cluster.metadata_member import MetadataMember, Result
+from tidelog.cluster.node_channels import NodeChannels, WatermarkOf
+from tidelog.cluster.node_core_parts import NodeFacts as NodeFacts
+from tidelog.cluster.node_core_parts import NodeOptions as NodeOptions
+from tidelog.cluster.node_core_parts import NodeOutput as NodeOutput
+from tidelog.cluster.node_core_parts import registration
 from tidelog.cluster.node_file import NodeFile
 from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.core.catalog import (
-    CATALOG_VERSION,
     AdmitNode,
     Applied,
     Batch,
@@ -40,7 +46,6 @@ from tidelog.core.catalog import (
 from tidelog.core.founding import Decision, Found, Founding, Join, Wait
 from tidelog.core.liveness import (
     Heartbeat,
-    LivenessConfig,
     PairHeartbeats,
     ProximityGraph,
     RenewSession,
@@ -48,11 +53,10 @@ from tidelog.core.liveness import (
     SessionHolder,
     SessionRenewed,
 )
-from tidelog.core.membership import VOTERS_MAX, member_name, node_of
-from tidelog.core.node_messages import ForMember, Here, NodeMessage, Register, RegisterRefused, Who
+from tidelog.core.membership import member_name, node_of
+from tidelog.core.node_messages import ForMember, Here, Judged, NodeMessage, Register, RegisterRefused, Standing, Who
 from tidelog.core.raft import HardState, Members, Snapshot, SnapshotHead
 from tidelog.core.replication.messages import SyncRequest, SyncResponse
-from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import InvalidConfig, MetadataDamaged, NotLeader
 from tidelog.storage.disk import Disk
 from tidelog.storage.raft_files import StoredIdentity
@@ -65,43 +69,6 @@ SEEK_MS: Final = 300
 """How often a node without metadata asks around, and an unregistered one registers again."""
 LINES_MAX: Final = 1_000
 DUTIES_MS: Final = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    metadata: MetadataOptions = field(default_factory=MetadataOptions)
-    liveness: LivenessConfig = field(default_factory=LivenessConfig)
-    voters_max: int = VOTERS_MAX
-    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
-    serves_channels: bool = True
-    """False: a node of the metadata alone, which holds no replicas and elects nobody: to study the group by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What the catalog is told of this node when it registers."""
-
-    addresses: tuple[tuple[str, str], ...] = ()
-    host: str = ""
-    tags: tuple[str, ...] = ()
-    capacity_bytes: int = 0
-    software: str = ""
-    verified: bool = True
-    """Every channel on the disk was checked and is whole, but for `damaged_channels`."""
-    damaged_channels: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOutput:
-    messages: tuple[tuple[str, NodeMessage], ...]
-    """To nodes."""
-    member: Output | None
-    """What the metadata group asks for; its messages are among those above already."""
-    results: tuple[Result, ...]
-    lines: tuple[str, ...]
-    """For the log."""
-    replicas: ReplicasOutput | None = None
-    """What the channels ask of storage and tell clients; their messages are among those above already."""
 
 
 class NodeCore:
@@ -117,7 +84,7 @@ class NodeCore:
         rng: Random,
         now_ms: int,
         now_us: Callable[[], int],
-        watermark_of: Callable[[int], tuple[int, int | None]] = lambda _: (0, None),
+        watermark_of: WatermarkOf = lambda _: None,
     ) -> None:
         """`peers` are all configured nodes; `now_us` tells the wall clock, for what is recorded, never for deciding."""
         self.node = node
@@ -128,8 +95,7 @@ class NodeCore:
         self._rng = rng
         self._now_us = now_us
         self._messages: list[tuple[str, NodeMessage]] = []
-        self._lines: list[str] = []
-        self._results: list[Result] = []
+        self._lines, self._results = list[str](), list[Result]()
         self.file = NodeFile(disk, folder, node=node)
         self.facts = facts if self.file.vouches(verified=facts.verified) else replace(facts, verified=False)
         self.process_id = rng.randbytes(8).hex()
@@ -172,6 +138,8 @@ class NodeCore:
             now_ms=now_ms,
         )
         self._founding = Founding(node=node, peers=self._peers, belonged_to=bytes.fromhex(self.file.state.cluster))
+        self.standing = MemberStanding(process=self.process_id)
+        self._doubt_said = ""
         self._open(now_ms)
 
     # --- where this node stands ------------------------------------------------------------------------
@@ -189,6 +157,10 @@ class NodeCore:
     def is_in_group(self) -> bool:
         """Whether this node's disk is a member of the metadata group, as far as it knows."""
         return self.member is not None and self.member.member in self.member.raft.members
+
+    @property
+    def _takes_part(self) -> bool:
+        return self.member is not None and not self.standing.on_probation
 
     @property
     def leader(self) -> str | None:
@@ -224,10 +196,7 @@ class NodeCore:
         try:
             storage = open_raft_storage(self._disk, folder, now_us=self._now_us())
         except MetadataDamaged as error:
-            # NC1. The files stay for whoever wants to look at them.
-            moved_to = set_aside(self._disk, folder, to=f"{self._folder}/{QUARANTINE_FOLDER}")
-            self.damage = f"{error} (set aside in {moved_to})"
-            self._say("metadata set aside", reason=str(error), moved_to=moved_to)
+            self._set_aside(str(error))
             storage = None
         if storage is not None:
             if storage.identity.node != self.node:
@@ -235,6 +204,30 @@ class NodeCore:
                 problem = f"the metadata in {folder} belongs to node {storage.identity.node}"
                 raise InvalidConfig(section="node", problems=(problem,))
             self._start(storage, now_ms)
+
+    def _set_aside(self, reason: str) -> None:
+        """NC1. The files stay for whoever wants to look at them."""
+        folder = f"{self._folder}/{METADATA_FOLDER}"
+        moved_to = set_aside(self._disk, folder, to=f"{self._folder}/{QUARANTINE_FOLDER}")
+        self.damage = f"{reason} (set aside in {moved_to})"
+        self._say("metadata set aside", reason=reason, moved_to=moved_to)
+
+    def _wake_standing(self, now_ms: int) -> None:
+        """Tell the others where this disk stands; give its folder up if they remember more (NC3)."""
+        storage, standing = self.storage, self.standing
+        if self.member is None or storage is None:
+            return
+        if not standing.problem:
+            self._messages += standing.wake(self.member, storage, now_ms)
+            if standing.doubt and standing.doubt != self._doubt_said:
+                self._doubt_said = standing.doubt
+                self._say("metadata may be an older copy", reason=standing.doubt)
+            return
+        error = storage.give_up(standing.problem)
+        storage.close()
+        self.storage = self.member = None
+        self._set_aside(str(error))
+        self._seek_at_ms = now_ms
 
     def _start(self, storage: RaftStorage, now_ms: int) -> None:
         identity = storage.identity
@@ -249,6 +242,7 @@ class NodeCore:
             random_fraction=self._rng.random,
             now_ms=now_ms,
         )
+        self.standing.begin(self.member, storage.entries, now_ms)
         if self.member.raft.members.voters == (self.member.member,):
             self.member.campaign(now_ms)
 
@@ -292,7 +286,16 @@ class NodeCore:
             case ForMember():
                 member = self.member
                 if member is not None and message.target == member.member and node_of(message.sender) == peer:
-                    member.receive(message.sender, message.message, now_ms)
+                    self.standing.memory.heard(message.sender, message.message)
+                    if not self.standing.on_probation:
+                        member.receive(message.sender, message.message, now_ms)
+            case Standing():
+                record = None if self.catalog is None else self.catalog.node(peer)
+                answer = self.standing.judge(message, self.member, record) if node_of(message.member) == peer else None
+                if answer is not None:
+                    self._messages.append((peer, answer))
+            case Judged():
+                self.standing.judged(peer, message, self.member, now_ms)
             case Heartbeat():
                 fresh = self.heartbeats.accepts(peer, message)
                 self._messages += self.heartbeats.receive(peer, message, now_ms, now_us)
@@ -342,6 +345,7 @@ class NodeCore:
         self._links.add(peer)
         self.heartbeats.peer_up(peer, now_ms)
         self.channels.replicas.link_up(peer, now_ms)
+        self.standing.link_up(now_ms)
         if self.member is None:
             self._seek_at_ms = now_ms
 
@@ -350,13 +354,14 @@ class NodeCore:
         self.heartbeats.peer_down(peer, now_ms)
 
     def wake(self, now_ms: int, now_us: int | None = None) -> None:
-        if self.member is not None and now_ms >= self.member.wake_at_ms():
+        self._wake_standing(now_ms)
+        if self._takes_part and self.member is not None and now_ms >= self.member.wake_at_ms():
             self.member.tick(now_ms)
         if now_ms >= self._seek_at_ms:
             self._seek_at_ms = now_ms + SEEK_MS
             if self.member is None:
                 self._seek(now_ms)
-            if self.member is not None:
+            if self._takes_part:
                 self._register(now_ms)
         if self._registered:
             self._wake_liveness(now_ms, now_us)
@@ -393,9 +398,11 @@ class NodeCore:
 
     def rounds_at_ms(self) -> int:
         """As `wake_at_ms`, without what single channels ask for: for that `Replicas.wake_agenda` is enough."""
-        moments = [self._seek_at_ms, self.channels.replicas.rounds_at_ms(), self.duties.sessions.wake_at_ms()]
+        rounds_ms = self.channels.rounds_at_ms(tend_earliest_ms=self._duties_due_ms)
+        moments = [self._seek_at_ms, rounds_ms, self.duties.sessions.wake_at_ms()]
         if self.member is not None:
-            moments.append(self.member.wake_at_ms())
+            moments.append(self.standing.wake_at_ms())
+            moments += [self.member.wake_at_ms()] if self._takes_part else []
         if self._registered:
             moments += (self.heartbeats.wake_at_ms(), self.holder.wake_at_ms())
         return min(at for at in moments if at is not None)
@@ -434,7 +441,7 @@ class NodeCore:
     # --- outputs -------------------------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> NodeOutput | None:
-        output = None if self.member is None else self.member.poll()
+        output = self.member.poll() if self._takes_part and self.member is not None else None
         if output is not None:
             assert self.member is not None
             sender = self.member.member
@@ -511,21 +518,14 @@ class NodeCore:
             record = self._own_record()
             above = max(self._incarnation_above, 0 if record is None else record.incarnation)
             self._incarnation = self.file.raise_incarnation(above)
-        change = RegisterNode(
-            node=self.node,
-            incarnation=self._incarnation,
-            known_incarnation=self.file.known_incarnation,
+            self.storage.note_incarnation(self._incarnation)
+        change = registration(
+            self.node,
+            self._incarnation,
+            self.file,
+            self.facts,
             disk_id=self.storage.identity.disk,
             process_id=self.process_id,
-            clean_incarnation=self.file.clean_incarnation,
-            verified=self.facts.verified,
-            damaged_channels=self.facts.damaged_channels,
-            addresses=self.facts.addresses,
-            host=self.facts.host,
-            tags=self.facts.tags,
-            capacity_bytes=self.facts.capacity_bytes,
-            software=self.facts.software,
-            catalog_version=CATALOG_VERSION,
             at_ms=self._now_us() // 1000,
         )
         if leader == self.node:

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import CursorMoved, encode_control
-from tidelog.cluster.client_requests import AtSeq, AtTime, Earliest, Place
+from tidelog.cluster.client_requests import AtSeq, AtTime, Earliest, Place, ProducersRequest
 from tidelog.cluster.client_service import Offsets
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
+from tidelog.cluster.producer_admin import listed
 from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.replica_fold import CURSORS_MAX
+from tidelog.cluster.replica_trouble import unreadable
 from tidelog.cluster.replicas import Produced as Outcome
-from tidelog.core.catalog import Catalog, Change, ChannelRecord
+from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
 from tidelog.core.liveness import ProximityGraph
 from tidelog.core.replication.placement import NodeLoad
 from tidelog.errors import (
     CatalogFull,
+    DiskError,
     LogError,
     NoReplicaHere,
     NotLeader,
@@ -56,6 +59,8 @@ class NodeDoors:
         """Parts of this node that follow a channel (the uplink): called on the loop whenever it moved."""
         self.watchers: list[Callable[[ChannelReplica], None]] = []
         """Parts of this node that follow all channels: as above, for every one that moved."""
+        self.catalog_watchers: list[Callable[[Sequence[Applied]], None]] = []
+        """Parts of this node that follow the catalog: called on the loop with what was applied here."""
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -267,10 +272,17 @@ class NodeDoors:
     async def read_log(self, replica: ChannelReplica, offset: int, *, bytes_max: int, end: int) -> Sequence[Block]:
         """Blocks from the disk, in a reader's thread."""
         logs = self._node.channel_logs
-        return await asyncio.get_running_loop().run_in_executor(
-            self._readers,
-            lambda: logs.read(replica.channel_id, offset, bytes_max=bytes_max, end=end),
-        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._readers,
+                lambda: logs.read(replica.channel_id, offset, bytes_max=bytes_max, end=end),
+            )
+        except DiskError as error:
+            unreadable(replica, error)
+            self._node.pump_soon()
+            if len(replica.record.isr) > 1:
+                raise replica.not_leader() from error  # another replica has them
+            raise
 
     async def in_reader(self, read: Callable[..., T], *arguments: Any) -> T:
         """Have something read from the disk, in a reader's thread."""
@@ -321,6 +333,12 @@ class NodeDoors:
         replica = await self._folded(channel_id)
         assert replica.fold is not None
         return dict(replica.fold.cursors)
+
+    def producers(self, request: ProducersRequest) -> dict[str, Any]:
+        replica = self.replica(request.channel_id)
+        if replica.leading is None:
+            raise replica.not_leader()
+        return listed(self.catalog, replica.fold, request)
 
     async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
         """A control record in the channel itself: replicated and durable like all others (F1, R12)."""

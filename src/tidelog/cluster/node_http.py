@@ -7,6 +7,7 @@ What a caller must keep: stop it before the node is taken apart.
 NH1  Ready means: registered with the metadata leader, with a valid session, and a leader is known. A node that is not
      ready lives all the same; restarting it would not help.
 NH2  The cluster is no boat's: only who may see every instance reads its status and its metrics.
+NH3  A node whose disk takes nothing is not healthy, and stays ready: it serves reads, and others lead.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class _Pages:
 
     async def health(self, call: Call) -> web.StreamResponse:
         status = self._node().status()
-        answer, code = _probe(status, call)
+        answer, code = _probe(status, call, needs_disk=True)
         if _may_know(call):
             answer["standing"] = status["standing"]
             answer["findings"] = status["findings"]
@@ -155,8 +156,10 @@ class _Pages:
         self._more_metrics(metrics, call)
 
 
-def _probe(status: dict[str, Any], call: Call) -> tuple[dict[str, Any], int]:
+def _probe(status: dict[str, Any], call: Call, *, needs_disk: bool = False) -> tuple[dict[str, Any], int]:
     ready, why = readiness(status)  # NH1
+    if ready and needs_disk and status.get("disk_problem"):
+        ready, why = False, status["disk_problem"]  # NH3
     answer: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
     if not ready and _may_know(call):
         answer["detail"] = why

@@ -106,6 +106,7 @@ def _fill_node(metrics: Metrics, status: Mapping[str, Any]) -> None:
         ("tidelog_node_registered", "Whether the leader let the node in.", status["standing"] in _REGISTERED),
         ("tidelog_node_session_valid", "Whether its session is valid.", status["session_valid"]),
         ("tidelog_node_leader_known", "Whether a metadata leader is known.", status["leader"] is not None),
+        ("tidelog_node_writable", "Whether its disk takes records.", not status.get("disk_problem")),
         ("tidelog_node_metadata_damaged", "Whether metadata was set aside at the start.", status["damage"] is not None),
     )
     for name, help_text, value in gauges:

@@ -21,7 +21,7 @@ from tidelog.errors import DiskError, LogError
 from tidelog.storage.channel_logs import ChannelLogs
 from tidelog.storage.disk import Disk
 from tidelog.storage.store import StoreOptions, open_store
-from tidelog.storage.watermarks import Watermarks
+from tidelog.storage.watermarks import Watermark, Watermarks
 from tidelog.storage.writer import wall_clock_us
 
 WATERMARKS_MS: Final = 5_000
@@ -29,7 +29,6 @@ SPACE_MS: Final = 2_000
 RETENTION_MS: Final = 10_000
 STRAYS_MS: Final = 5_000
 """A log whose channel was deleted while this node was away keeps its name from a new one until it is gone."""
-_SNAPSHOT_HINT: Final = "snapshot"
 
 
 class NodeStorage:
@@ -41,13 +40,21 @@ class NodeStorage:
         options: StoreOptions,
         on_results: Callable[[Sequence[StorageResult]], None],
         on_failed: Callable[[Exception], None],
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.logs = logs
+        self._log = log
         self._disk = disk
         self._watermarks = Watermarks(disk)
         self.writer = ReplicaWriter(
             ReplicaStorage(logs, options=options.log), on_results=on_results, on_failed=on_failed
         )
+        self._reserve_bytes = options.log.reserve_bytes
+        self.problem: str | None = None
+        """Why no channel takes records here, in words; None while they do."""
+        self._said_problem = False
+        self._loss_is_told = False
+        """Of what had been synced: this node has registered as one that may lack anything (R5)."""
         self._watermarks_due_ms = self._space_due_ms = self._retention_due_ms = self._strays_due_ms = 0
 
     @classmethod
@@ -58,29 +65,29 @@ class NodeStorage:
         options: StoreOptions,
         on_results: Callable[[Sequence[StorageResult]], None],
         on_failed: Callable[[Exception], None],
+        log: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Open the store, in a thread: after a crash that takes as long as its write-ahead files are."""
         store = await asyncio.to_thread(open_store, disk, now_us=wall_clock_us(), options=options)
-        return cls(disk, ChannelLogs(store), options=options, on_results=on_results, on_failed=on_failed)
+        return cls(disk, ChannelLogs(store), options=options, on_results=on_results, on_failed=on_failed, log=log)
 
     def put(self, orders: Sequence[StorageOrder]) -> None:
         self.writer.put(orders)
 
-    def watermark(self, channel_id: int) -> tuple[int, int | None]:
-        """(committed end, where a snapshot lies), as far as they were saved."""
-        mark = self._watermarks.get(channel_id)
-        return (0, None) if mark is None else (mark.committed_end, mark.hints.get(_SNAPSHOT_HINT))
+    def watermark(self, channel_id: int) -> Watermark | None:
+        return self._watermarks.get(channel_id)
 
     # --- now and then --------------------------------------------------------------------------------------------
 
     def look(self, replicas: Replicas, now_ms: int) -> None:
         """What is due: free space, retention, logs of channels that are gone, watermarks."""
+        if self.logs.synced_loss_reason and replicas.incarnation and not self._loss_is_told:
+            self._loss_is_told = True
+            self.writer.run_exclusive(lambda _: self.logs.forget_loss())
         if now_ms >= self._space_due_ms:
             self._space_due_ms = now_ms + SPACE_MS
-            try:
-                replicas.free_bytes = self._disk.free_bytes()
-            except DiskError:
-                replicas.free_bytes = 0
+            self._look_at_space(replicas)
+            self._say_what_changed()
         if now_ms >= self._retention_due_ms:
             self._retention_due_ms = now_ms + RETENTION_MS
             replicas.apply_retention(now_ms)
@@ -92,12 +99,31 @@ class NodeStorage:
             self.note_watermarks(replicas.replicas())
             self.writer.run_exclusive(self._save_watermarks)
 
+    def _look_at_space(self, replicas: Replicas) -> None:
+        try:
+            free = replicas.free_bytes = self._disk.free_bytes()
+        except DiskError as error:
+            replicas.free_bytes, self.problem = 0, f"the disk cannot be asked for its free space: {error}"
+            return
+        self.problem = None
+        if free <= self._reserve_bytes:
+            self.problem = (
+                f"the disk is full: {free} bytes are free and {self._reserve_bytes} are kept in reserve, so no channel "
+                "takes records here; reads go on. Free space, or shorten retention: it goes on by itself"
+            )
+
+    def _say_what_changed(self) -> None:
+        if self.problem is not None and not self._said_problem:
+            self._log(f"the disk takes no records reason={self.problem!r}")
+        elif self.problem is None and self._said_problem:
+            self._log("the disk takes records again")
+        self._said_problem = self.problem is not None
+
     def note_watermarks(self, replicas: Iterable[ChannelReplica]) -> None:
         for replica in replicas:
             if replica.storage is Storage.READY and replica.log_end:
-                snapshot = replica.fold_hint if replica.fold is None else replica.fold.snapshot_at
-                hints = {} if snapshot is None else {_SNAPSHOT_HINT: snapshot}
-                self._watermarks.note(replica.channel_id, replica.committed_end, hints)
+                mark = replica.witness.watermark()
+                self._watermarks.note(replica.channel_id, mark.committed_end, mark.hints)
 
     def _save_watermarks(self, _: int) -> None:
         try:

@@ -82,7 +82,11 @@ class NodeUplink:
         )
         self.relay = UplinkRelay(node, self.boats)
         self.service = UplinkService(
-            boats=self.boats, identity=self._identity(), relay=self.relay, own_address=lambda: self._address
+            boats=self.boats,
+            identity=self._identity(),
+            relay=self.relay,
+            own_address=lambda: self._address,
+            log=log,
         )
         self.keeper = Keeper(boats=self.boats, options=options.keeper, log=log)
         self.view = StoreView(self.service)

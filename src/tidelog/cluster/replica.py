@@ -44,10 +44,10 @@ from tidelog.cluster.replica_orders import (
 )
 from tidelog.cluster.replica_statistics import ReplicaStatistics, Storage, statistics_of
 from tidelog.cluster.replica_tail import BlockTail
+from tidelog.cluster.replica_trouble import unreadable
+from tidelog.cluster.replica_witness import ReplicaWitness
 from tidelog.core.catalog import ChannelRecord, Keeps
 from tidelog.core.replication.messages import (
-    AskLog,
-    LogFacts,
     Notify,
     Resign,
     SyncNack,
@@ -81,6 +81,7 @@ class ChannelReplica:
         self.log_bytes = 0
         self.damaged: tuple[range, ...] = ()
         self.epochs = EpochHistory()
+        self.witness = ReplicaWitness(self)
         self.tail = BlockTail(bytes_max=host.options.tail_bytes_max)
         self.fold: ReplicaFold | None = None
         """None until somebody needs it: it costs reading the log."""
@@ -102,6 +103,7 @@ class ChannelReplica:
         """The catalog's record of this channel, new or again; also whenever this node's registration changed."""
         self._now_ms = now_ms
         before, self.record = self.record, record
+        self.witness.updated(record)
         if record.config != before.config and self.storage not in (Storage.CLOSED, Storage.FAILED):
             self.host.order(AlterLog(channel_id=self.channel_id, life=self.life, name=self.name, config=record.config))
         if self.host.node not in record.replicas:
@@ -179,21 +181,23 @@ class ChannelReplica:
             self.turn(Role.CANDIDATE, Cause.ELECTION_CALLED)
         self.turn(Role.LEADER, Cause.ELECTION_WON)
         self.problem = ""
+        self.witness.memory.in_contact(record.leader_epoch)
         self.leading = Leading(self, epoch=record.leader_epoch, now_ms=now_ms)
         self.leading.begin(now_ms)
 
     def _stop_leading(self) -> None:
-        assert self.leading is not None
-        self.leading.end()
-        self.leading = None
+        self._end_leading()
         if self.role is Role.LEADER:
             self.turn(Role.REPLICA, Cause.PEER_LEADER_OBSERVED)
 
-    def _leave(self, cause: Cause, *, delete: bool = False, keep: bool = False) -> None:
-        """Give the role up and close the log; with `delete` for good, with `keep` not at all."""
+    def _end_leading(self) -> None:
         if self.leading is not None:
             self.leading.end()
             self.leading = None
+
+    def _leave(self, cause: Cause, *, delete: bool = False, keep: bool = False) -> None:
+        """Give the role up and close the log; with `delete` for good, with `keep` not at all."""
+        self._end_leading()
         self.following = None
         self._withdrawn_until_ms = None
         if self.role is not Role.IDLE:
@@ -232,11 +236,7 @@ class ChannelReplica:
     def resign(self, reason: str) -> None:
         """This node cannot lead the channel: the metadata leader elects another, or this one anew (R10)."""
         self.problem = reason
-        if self.leading is not None:
-            self.leading.end()
-            self.leading = None
-        if self.role is Role.LEADER:
-            self.turn(Role.REPLICA, Cause.PEER_LEADER_OBSERVED)
+        self._stop_leading()
         self.following = None
         self._tell_resignation(self._now_ms)
 
@@ -256,9 +256,7 @@ class ChannelReplica:
         """Under capacity: give the copy up, so that another node may take its place (seed 001)."""
         self.problem = str(error)
         cause = WITHDRAWAL[self.role]
-        if self.leading is not None:
-            self.leading.end()
-            self.leading = None
+        self._end_leading()
         self.following = None
         self.turn(Role.IDLE, cause)
         self._withdrawn_until_ms = now_ms + self.host.options.withdrawn_retry_ms
@@ -311,11 +309,13 @@ class ChannelReplica:
     def truncate(self, offset: int) -> None:
         """Cut what is not the leader's history; nothing is appended until it is done."""
         self.storage = Storage.CHANGING
+        self.witness.cut(offset)
         self.host.order(TruncateLog(channel_id=self.channel_id, life=self.life, offset=offset))
 
     def reset(self, base_offset: int) -> None:
         """Begin anew at the leader's log start."""
         self.storage = Storage.CHANGING
+        self.witness.cut(base_offset)
         self.host.order(ResetLog(channel_id=self.channel_id, life=self.life, base_offset=base_offset))
 
     def sweep(self, floor: int) -> None:
@@ -375,11 +375,11 @@ class ChannelReplica:
         was_opening = self.storage is Storage.OPENING
         self._take_state(state)
         if was_opening:
-            committed_end, self.fold_hint = self.host.watermark(self.channel_id)
+            committed_end, self.fold_hint = self.witness.opened(self.host.watermark(self.channel_id))
             self.set_committed(min(committed_end, self.held_end))
-        self.storage = Storage.READY
-        if was_opening:
             self.problem = ""
+        self.storage = Storage.READY
+        self.witness.answer()
         if not was_opening and self.following is not None:
             self.following.log_changed(now_ms)
         self._take_part(now_ms)
@@ -399,8 +399,9 @@ class ChannelReplica:
 
     def _storage_failed(self, error: LogError | None, now_ms: int) -> None:
         """The log cannot be used. Others go on; this replica tries again, and says why."""
-        self.problem = str(error)
-        self.host.say("channel log failed", channel=self.name, error=self.problem)
+        if self.problem != str(error):  # it is tried every second, and said once
+            self.problem = str(error)
+            self.host.say("channel log failed", channel=self.name, error=self.problem)
         self.host.order(CloseLog(channel_id=self.channel_id, life=self.life))
         if self.leading is not None or self.record.leader == self.host.node:
             self.resign(self.problem)
@@ -438,6 +439,8 @@ class ChannelReplica:
     def folded(self, result: Folded, now_ms: int) -> None:
         self._folding = False
         fold = result.fold
+        if result.error is not None:
+            unreadable(self, result.error)
         if fold is None or self.storage is not Storage.READY:
             return
         if fold.end != self.log_end:
@@ -481,21 +484,6 @@ class ChannelReplica:
         following = self.following
         if following is not None and (peer, notify.leader_epoch) == (following.leader, following.epoch):
             following.ask(now_ms)
-
-    def on_ask_log(self, peer: str, question: AskLog) -> None:
-        if self.storage is not Storage.READY or self.host.incarnation == 0:
-            return
-        facts = LogFacts(
-            channel_id=self.channel_id,
-            channel_epoch=question.channel_epoch,
-            incarnation=self.host.incarnation,
-            last_epoch=self.last_epoch(min(self.held_end, self.sound_end)),
-            log_end=min(self.held_end, self.sound_end),
-        )
-        if peer == self.host.node:
-            self.host.tell_metadata(facts)  # no link leads from a node to itself
-        else:
-            self.host.send(peer, facts)
 
     @property
     def sound_end(self) -> int:
@@ -577,7 +565,7 @@ class ChannelReplica:
         """Elected before the log can be used. A node that lives and cannot lead is as silent as a dead one (R7)."""
         if self._elected_ms is None:
             self._elected_ms = now_ms
-        if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms:
+        if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms + self.host.storage_patience_ms():
             self.problem = self.problem or "its log is not open yet"
             self._tell_resignation(now_ms)
         else:

@@ -35,6 +35,9 @@ class ProducerState:
     last_seq: int
     batches: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     """(first seq, end seq, first offset) of the last blocks, oldest first."""
+    used_ms: int = 0
+    """When its newest block was appended, by the clock of the leader that did: said by the log, so known after any
+    restart (`producer_expiry`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +62,36 @@ class ReplicaFold:
         self.bytes_since_snapshot = 0
         self.epoch = 0
         """Of the newest record."""
+        self.data_end = 0
+        """No record but the channel's own (control records) is known to lie here or after. Records before the fold's
+        beginning count as others'."""
+        self.first_data_us = self.latest_data_us = 0
+        """When the first block of others' records that was folded was appended, and the newest one; 0: none was."""
 
     # --- folding -----------------------------------------------------------------------------------
 
     def note(self, block: Block) -> None:
         """A block that was appended next."""
         maker, offsets = block.maker, block.offsets
+        if not self.epoch:
+            self.data_end = offsets.start
+        if maker.kind != BlockKind.CONTROL:
+            self.data_end = offsets.stop
+            self.latest_data_us = block.leader.append_time_us
+            self.first_data_us = self.first_data_us or self.latest_data_us
         self.end = offsets.stop
         self.epoch = block.leader.leader_epoch
         self.bytes_since_snapshot += block.size
         if maker.kind == BlockKind.CONTROL:
             for record in decode_control(maker, block.raw_body()):
-                self._note_control(record, offsets.start)
+                self._note_control(record, offsets.start, block.leader.append_time_us // 1000)
         elif maker.base_seq and maker.producer != NO_PRODUCER:
             if maker.kind == BlockKind.MESSAGES:
-                self._note_producer(maker, offsets.start)
+                self._note_producer(maker, offsets.start, block.leader.append_time_us // 1000)
             else:
                 self.has_lineages = True
 
-    def _note_control(self, record: ControlRecord, offset: int) -> None:
+    def _note_control(self, record: ControlRecord, offset: int, at_ms: int) -> None:
         match record:
             case CursorMoved():
                 if record.offset < 0:
@@ -85,7 +99,7 @@ class ReplicaFold:
                 elif record.name in self.cursors or len(self.cursors) < CURSORS_MAX:
                     self.cursors[record.name] = record.offset
             case ChannelSnapshot():
-                self._restore(record.state)
+                self._restore(record.state, at_ms)
                 self.snapshot_at = offset
                 self.bytes_since_snapshot = 0
             case FoldSnapshot():
@@ -94,7 +108,7 @@ class ReplicaFold:
             case _:
                 pass
 
-    def _note_producer(self, maker: Maker, offset: int) -> None:
+    def _note_producer(self, maker: Maker, offset: int, at_ms: int) -> None:
         producer, epoch = maker.producer[:_ID_BYTES], int.from_bytes(maker.producer[_ID_BYTES:], "little")
         state = self.producers.get(producer)
         if state is None or epoch > state.epoch:
@@ -104,6 +118,7 @@ class ReplicaFold:
         self.producers.move_to_end(producer)
         seqs = maker.seqs
         state.last_seq = seqs.stop - 1
+        state.used_ms = max(state.used_ms, at_ms)
         state.batches.append((seqs.start, seqs.stop, offset))
 
     # --- asking ------------------------------------------------------------------------------------
@@ -154,12 +169,25 @@ class ReplicaFold:
             producer.hex(): [state.epoch, state.last_seq, [list(batch) for batch in state.batches]]
             for producer, state in self.producers.items()
         }
-        return {"producers": producers, "cursors": dict(self.cursors)}
+        used_ms = {producer.hex(): state.used_ms for producer, state in self.producers.items()}
+        return {"producers": producers, "producers_used_ms": used_ms, "cursors": dict(self.cursors)}
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def used_ms(self, producer_id: int) -> int | None:
+        """When a producer last wrote, or a time that is certainly not before that; None if it never did."""
+        state = self.producers.get(producer_id.to_bytes(_ID_BYTES, "little"))
+        if state is not None:
+            return state.used_ms
+        if len(self.producers) < PRODUCERS_KEPT:
+            return None
+        return next(iter(self.producers.values())).used_ms  # it was silent for longer than all that are kept
+
+    def _restore(self, state: dict[str, Any], at_ms: int) -> None:
+        """Snapshots of older versions do not say when producers wrote: not after the snapshot, `at_ms`."""
         self.producers.clear()
+        used_ms = state.get("producers_used_ms", {})
         for producer, (epoch, last_seq, batches) in state.get("producers", {}).items():
             restored = ProducerState(epoch=int(epoch), last_seq=int(last_seq))
+            restored.used_ms = int(used_ms.get(producer, at_ms))
             restored.batches.extend((int(first), int(end), int(offset)) for first, end, offset in batches)
             self.producers[bytes.fromhex(producer)] = restored
         self.cursors = {str(name): int(offset) for name, offset in state.get("cursors", {}).items()}

@@ -10,6 +10,8 @@ FW3  The log is cut only where the leader says that histories part, and everythi
 FW4  Silence is judged by the heartbeats of the leader's node once it has answered in this epoch, and until then by the
      time since the epoch began here: a node that lives and does not lead is as silent as a dead one (R6, R7).
 FW5  Memory is bounded: while too much of what came is not durable here, nothing more is asked for.
+FW6  Nothing is cut that this replica knows to be committed, unless the catalog has an unclean election on record that
+     came after: the replica stops and says so, and an operator decides. It asks again now and then.
 """
 
 from __future__ import annotations
@@ -54,8 +56,12 @@ class Following:
         self._mend_at_ms: int | None = None
         self._unheld = Uncommitted()
         """Received, and not durable here yet."""
+        self._is_queued = False
+        """It has not asked yet: others ask that node first (RA1)."""
         self._evicts = False
         """Room is being made; until then nothing more is asked for."""
+        self._refuses = False
+        """Its leader lacks what is committed here (FW6)."""
 
     # --- asking ----------------------------------------------------------------------------------------------
 
@@ -66,6 +72,8 @@ class Following:
             return
         if self.is_in_contact and self._unheld.bytes > max(UNHELD_BYTES, 4 * self._host.options.chunk_bytes_max):
             return  # FW5
+        if not self.is_in_contact and not self._may_ask(now_ms):
+            return
         self._request_id = replica.next_request_id()
         self._incarnation, self._channel_epoch = self._host.incarnation, replica.record.channel_epoch
         self._asked_ms = now_ms
@@ -88,7 +96,22 @@ class Following:
             ),
         )
         if not self.is_in_contact:
-            self._retry(self._host.options.repeat_ms, now_ms)
+            self._retry_paced(self._host.options.repeat_ms, now_ms)
+
+    def _may_ask(self, now_ms: int) -> bool:
+        """Whether it is this channel's turn (RA1). A leader that was not asked yet is not silent because it did not
+        answer."""
+        is_turn = self._host.may_ask(self._replica, self.leader)
+        if is_turn and self._is_queued:
+            self._is_queued, self._since_ms = False, now_ms
+        elif not is_turn and not self._request_id:
+            self._is_queued = True
+        return is_turn
+
+    def _retry_paced(self, wait_ms: int, now_ms: int) -> None:
+        """Less often while very many channels are without contact: a node that opens them needs its time (RA3)."""
+        options = self._host.options
+        self._retry(self._host.paced_ms(wait_ms, options.replica_max_leader_timeout_ms), now_ms)
 
     def _retry(self, wait_ms: int, now_ms: int) -> None:
         self._retry_ms = now_ms + wait_ms
@@ -123,6 +146,8 @@ class Following:
         if now_ms < self._mend_at_ms:
             self._host.watch(replica, self._mend_at_ms)
             return
+        if self.leader_end < replica.witness.protected_end:
+            return  # its leader could not give back what is committed (FW6)
         self._host.say("fetches again", channel=replica.name, had=replica.log_end, from_offset=replica.sound_end)
         replica.truncate(replica.sound_end)
 
@@ -141,6 +166,8 @@ class Following:
         if peer != self.leader or response.leader_epoch != self.epoch:
             return  # FW1
         self._in_contact(now_ms)
+        if self._refuses:
+            self._refuses, replica.problem = False, ""
         self.leader_end = max(self.leader_end, response.log_end)
         if not response.data:
             self._note_committed(response.committed_end)
@@ -186,12 +213,15 @@ class Following:
         self._retry_ms = None
         if not self.is_in_contact:
             self.is_in_contact = True
+            self._host.in_contact(self._replica)
+            self._replica.witness.memory.in_contact(self.epoch)
             self._host.moved(self._replica)
         if self._replica.role is Role.CANDIDATE:
             self._replica.turn(Role.REPLICA, Cause.LEADER_HEARD)
 
     def _note_committed(self, committed_end: int) -> None:
         self._committed_end = max(self._committed_end, committed_end)
+        self._replica.witness.memory.committed(committed_end)
         self._update_committed()
 
     def _update_committed(self) -> None:
@@ -209,31 +239,54 @@ class Following:
             if self.is_in_contact:
                 self.is_in_contact = False
                 self._since_ms = now_ms
-            self._retry(options.retry_ms, now_ms)
+            self._host.answered(replica)
+            self._retry_paced(options.retry_ms, now_ms)
             return
         if nack.error is SyncError.CHANNEL_CLOSED:
-            self._retry(options.repeat_ms, now_ms)
+            self._host.answered(replica)
+            self._retry_paced(options.repeat_ms, now_ms)
             return
         self._in_contact(now_ms)
         match nack.error:
             case SyncError.BACKPRESSURE:
                 self._retry(max(1, nack.retry_after_ms), now_ms)
             case SyncError.DIVERGED:
-                self._cut(nack)
+                self._cut(nack, now_ms)
             case SyncError.BAD_RANGE:
+                if self._must_keep(nack.log_start, now_ms):
+                    return
                 replica.counts.skip_ahead += 1
                 self._host.say("begins anew", channel=replica.name, had=replica.log_end, at=nack.log_start)
                 self._let_committed_go(nack.log_start)
                 replica.reset(nack.log_start)
 
-    def _cut(self, nack: SyncNack) -> None:
+    def _must_keep(self, end: int, now_ms: int) -> bool:
+        """FW6: whether cutting at `end` would take what is known to be committed; then nothing is cut."""
+        replica, kept_end = self._replica, self._replica.witness.protected_end
+        if end >= kept_end:
+            return False
+        self._refuses = True
+        replica.problem = (
+            f"{self.leader} leads and lacks records {end} to {kept_end}, which were committed and are held here; "
+            f"nothing is cut. To have the log of {self.leader} count: tidelog channel elect {replica.name} "
+            f"{self.leader} --unclean; to have this one count: stop {self.leader}, then tidelog channel elect "
+            f"{replica.name} {self._host.node} --unclean"
+        )
+        self._host.say("keeps committed records", channel=replica.name, leader=self.leader, at=end, end=kept_end)
+        self._retry(self._host.options.replica_max_lag_ms, now_ms)
+        return True
+
+    def _cut(self, nack: SyncNack, now_ms: int) -> None:
         """FW3: to the end of the last epoch that both have, then ask again (KIP-279)."""
         replica = self._replica
         mine = replica.epochs.end_of(nack.epoch, replica.log_end)
         target = replica.log_start
         if mine is not None:
             target = min(mine[1], nack.end) if mine[0] == nack.epoch else mine[1]
-        if mine is None or target < replica.log_start or target < nack.log_start:
+        begins_anew = mine is None or target < replica.log_start or target < nack.log_start
+        if self._must_keep(nack.log_start if begins_anew else target, now_ms):
+            return
+        if begins_anew:
             replica.counts.skip_ahead += 1
             self._let_committed_go(nack.log_start)
             replica.reset(nack.log_start)
@@ -274,6 +327,8 @@ class Following:
 
     def wake(self, now_ms: int) -> None:
         if self._retry_ms is not None and now_ms >= self._retry_ms:
+            if not self.is_in_contact:
+                self._host.answered(self._replica)  # no answer came: others go first (RA2)
             self.log_changed(now_ms)
         elif self._retry_ms is not None:
             self._host.watch(self._replica, self._retry_ms)
@@ -286,6 +341,8 @@ class Following:
         """FW4."""
         if self.is_in_contact:
             return min(now_ms - self._heard_ms, self._host.silence_ms(self.leader, now_ms))
+        if self._is_queued:
+            return self._host.silence_ms(self.leader, now_ms)
         return now_ms - self._since_ms
 
     def check_silence(self, now_ms: int) -> None:
@@ -294,7 +351,7 @@ class Following:
         limit_ms = 3 * replica.record.config.heartbeat_ms
         silent_ms = self.silence_ms(now_ms)
         if silent_ms < limit_ms:
-            if not self.is_in_contact:
+            if not self.is_in_contact and not self._is_queued:  # else `leader_fell_silent` tells
                 self._host.watch(replica, now_ms + limit_ms - silent_ms)
             elif replica.role is Role.CANDIDATE:
                 replica.turn(Role.REPLICA, Cause.LEADER_HEARD)
@@ -302,8 +359,11 @@ class Following:
         if replica.role is Role.REPLICA:
             replica.turn(Role.CANDIDATE, Cause.MISSED_HEARTBEATS)
             self._reported_ms = None
-        heartbeat_ms = replica.record.config.heartbeat_ms
-        if self._reported_ms is None or now_ms - self._reported_ms >= heartbeat_ms:
+        # A report counts for a while (WI2): very many of them are repeated no more often than that needs.
+        again_ms = self._host.paced_ms(
+            replica.record.config.heartbeat_ms, self._host.options.replica_max_leader_timeout_ms // 2
+        )
+        if self._reported_ms is None or now_ms - self._reported_ms >= again_ms:
             self._reported_ms = now_ms
             self._host.tell_metadata(
                 LeaderSilent(
@@ -313,7 +373,7 @@ class Following:
                     channel_epoch=replica.record.channel_epoch,
                 )
             )
-        self._host.watch(replica, now_ms + heartbeat_ms)
+        self._host.watch(replica, now_ms + again_ms)
 
 
 def _is_want_of_space(error: LogError) -> bool:

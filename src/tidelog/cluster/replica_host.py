@@ -10,6 +10,7 @@ from tidelog.core.replication.messages import ReplicationMessage
 from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import LogError
+from tidelog.storage.watermarks import Watermark
 
 if TYPE_CHECKING:
     from tidelog.cluster.replica import ChannelReplica
@@ -33,8 +34,8 @@ class ReplicaHost(Protocol):
         """The wall clock, for what is recorded, never for deciding."""
         ...
 
-    def watermark(self, channel_id: int) -> tuple[int, int | None]:
-        """(committed end, where a snapshot lies) as saved in an earlier life: hints, no more (R9)."""
+    def watermark(self, channel_id: int) -> Watermark | None:
+        """As saved in an earlier life: hints, no more (R9)."""
         ...
 
     def silence_ms(self, peer: str, now_ms: int) -> int:
@@ -48,6 +49,26 @@ class ReplicaHost(Protocol):
     def new_life(self) -> int: ...
 
     def send(self, peer: str, message: ReplicationMessage) -> None: ...
+
+    def may_ask(self, replica: ChannelReplica, peer: str) -> bool:
+        """Whether a follower without contact asks its leader now; if not, its `ask` is called when its turn comes."""
+        ...
+
+    def answered(self, replica: ChannelReplica) -> None:
+        """Such a request was answered, and needs to be repeated; or no answer is expected any more."""
+        ...
+
+    def in_contact(self, replica: ChannelReplica) -> None:
+        """It has its answer."""
+        ...
+
+    def paced_ms(self, wait_ms: int, limit_ms: int) -> int:
+        """`wait_ms`, or up to `limit_ms` while very many channels are without contact."""
+        ...
+
+    def storage_patience_ms(self) -> int:
+        """How much longer than usual a log may take to open, because so many others open too."""
+        ...
 
     def tell_metadata(self, message: ReplicationMessage) -> None:
         """To whoever leads the metadata; lost if nobody does."""

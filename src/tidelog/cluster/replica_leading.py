@@ -5,7 +5,10 @@ LD1  Nothing is acknowledged as committed before every counted replica holds it 
 LD2  One change of the ISR is proposed at a time, against the channel epoch it was decided on. Who is joining counts
      from the proposal on, until the catalog's epoch has passed that one: then its fate is known (R3).
 LD3  A request whose history is not this log's is told where to cut, and counts for nothing.
-LD4  Followers at the end of the log are served from memory; one that is behind is read for, within the budget, and
+LD4  What a process said that is gone counts for nothing; a member of the ISR that turns out to hold less than what is
+     committed leaves it at once, and is not eligible. A leader that lacks what a follower knows to be committed, and
+     has committed nothing yet, resigns.
+LD5  Followers at the end of the log are served from memory; one that is behind is read for, within the budget, and
      slows nobody.
 """
 
@@ -20,7 +23,9 @@ from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import ChannelSnapshot, ControlRecord, EpochStarted, encode_control
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.replica_cursors import end_of_last
+from tidelog.cluster.replica_history import history_problem, lacks_committed, short_member
 from tidelog.cluster.replica_orders import BlocksRead, ReadBlocks
+from tidelog.cluster.replica_trouble import unreadable
 from tidelog.core.catalog import ExpandIsr, RaiseChannelEpoch, ShrinkIsr, ShrinkReason
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
 from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
@@ -100,8 +105,11 @@ class Leading:
         self._follow_replicas(now_ms)
         members = set(replica.record.isr_nodes)
         for node, progress in self._progress.items():
-            if node in self._members - members and progress.channel_epoch < replica.record.channel_epoch:
-                progress.is_known = False  # said before it knew that it had left: it may have let its copy go since
+            left = node in self._members - members and progress.channel_epoch < replica.record.channel_epoch
+            if progress.is_known and (left or progress.incarnation < (self._host.active_incarnation(node) or 0)):
+                # Said before it knew that it had left, so it may have let its copy go since; or by a process that is
+                # gone, and whose disk may have lost it (LD4).
+                progress.is_known, progress.since_ms = False, now_ms
         self._members = members
         if self._pending_epoch is not None and replica.record.channel_epoch > self._pending_epoch:
             self._pending_epoch = None
@@ -230,6 +238,7 @@ class Leading:
                 return  # R2: records of earlier epochs count once this epoch's first one does
             self.serves = True
         replica.set_committed(end)
+        replica.witness.memory.committed(end)
         self._lags.forget_before(end)
         self._uncommitted.settled(end)
         acks, produced = self._acks, self._host.produced
@@ -296,11 +305,13 @@ class Leading:
                 return  # overtaken by a newer one
         elif request.incarnation < max(progress.incarnation, self._host.active_incarnation(peer) or 0):
             return  # of a process that is gone (R3)
-        nack = self._history_problem(request)
+        nack = history_problem(replica, self.epoch, request)
         if nack is not None:
             progress.is_known = False  # LD3
             self._host.send(peer, nack)
             self._host.watch(replica, now_ms + self._host.options.repeat_ms)
+            if not self.serves and (lacks := lacks_committed(replica, self.epoch, peer, request, nack)):
+                replica.resign(lacks)  # LD4
             return
         first = not progress.is_known or request.incarnation != progress.incarnation
         progress.is_known = True
@@ -309,6 +320,9 @@ class Leading:
         progress.held_end = min(request.held_end, request.fetch_from)
         progress.committed_told = -1 if first else max(progress.committed_told, request.committed_end)
         progress.seen_ms = progress.notified_ms = now_ms
+        replica.witness.memory.held(peer, progress.held_end)
+        if first and self._pending_epoch is None and (shrunk := short_member(replica, peer, request)):
+            self._host.propose(shrunk)  # LD4
         if first or request.again or request.fetch_from >= progress.fetch_from:
             progress.fetch_from = request.fetch_from
             progress.sent_end = max(progress.sent_end, request.fetch_from)
@@ -321,32 +335,6 @@ class Leading:
             self._tell(peer, progress)  # whoever asks again has not heard the last answer, or wants a sign of life
         elif progress.committed_told < replica.committed_end and progress.held_end >= replica.committed_end:
             self._notice_soon(now_ms)
-
-    def _history_problem(self, request: SyncRequest) -> SyncNack | None:
-        """LD3: where the sender's log parts from this one, or begins before it."""
-        replica = self._replica
-        start, last_epoch = request.fetch_from, request.last_epoch
-        error, epoch, end = None, 0, 0
-        if start < replica.log_start or (last_epoch == 0 and start > replica.log_end):
-            error = SyncError.BAD_RANGE
-        elif last_epoch:
-            found = replica.epochs.end_of(last_epoch, replica.log_end)
-            if found is None:
-                # Its records are older than this log remembers: they cannot be compared.
-                error = SyncError.BAD_RANGE
-            elif found[0] != last_epoch or found[1] < start:
-                error, (epoch, end) = SyncError.DIVERGED, found
-        if error is None:
-            return None
-        return SyncNack(
-            channel_id=replica.channel_id,
-            leader_epoch=self.epoch,
-            request_id=request.request_id,
-            error=error,
-            log_start=replica.log_start,
-            epoch=epoch,
-            end=end,
-        )
 
     def serve(self, now_ms: int) -> None:
         """Send what is new to every follower whose request stands."""
@@ -429,9 +417,7 @@ class Leading:
         blocks = result.blocks
         if result.error is not None or not blocks:
             if result.error is not None and result.offset >= self._replica.log_start:
-                self._host.say(
-                    "blocks cannot be read", channel=self._replica.name, offset=result.offset, error=str(result.error)
-                )
+                unreadable(self._replica, result.error)
             progress.wait_until_ms = now_ms + self._host.options.retry_ms
             self._host.watch(self._replica, progress.wait_until_ms)
             return
@@ -540,7 +526,7 @@ class Leading:
     def _behind_since_ms(self, node: str, now_ms: int) -> int:
         progress = self._progress.get(node)
         if progress is None or not progress.is_known:
-            return self._since_ms
+            return self._since_ms if progress is None else max(self._since_ms, progress.since_ms)
         since_ms = self._lags.behind_since_ms(progress.held_end)
         return now_ms if since_ms is None else max(since_ms, self._since_ms)
 

@@ -13,7 +13,8 @@ channel; `stop` after the last of them.
 
 RW1  Whoever drives the logs holds `_driving`: the thread, or the loop while nothing that was given to the thread is
      without its result. So orders and their results keep their order, whoever carries them out.
-RW2  After a failure of whoever drives nothing is written any more, and `on_failed` says so: a bug, not a full disk.
+RW2  After a failure of whoever drives nothing is written any more, and `on_failed` says so: a bug, or a write-ahead
+     file whose sync failed, which ends the node (S3). Nothing of that round is answered. A full disk is neither.
 RW3  The loop waits for the disk only if its last `_QUICK_COMMITS` commits took at most `_QUICK_US` each, and for no
      more than `_SMALL_BYTES`; checkpoints and all other orders are the thread's.
 """
@@ -30,6 +31,7 @@ from typing import Final
 
 from tidelog.cluster.replica_orders import AppendBlocks, ReadBlocks, StorageOrder, StorageResult
 from tidelog.cluster.replica_storage import ReplicaStorage
+from tidelog.errors import DiskFailed, LogPoisoned
 from tidelog.storage.writer import wall_clock_us
 from tidelog.units import KIB, US_PER_MS, US_PER_S
 
@@ -165,6 +167,7 @@ class ReplicaWriter:
                 if now_us >= due_us:
                     with self._driving:
                         due_us = max(self.storage.logs.maintain(now_us), now_us + US_PER_MS)
+                        self._require_store()
             with self._driving:
                 self.storage.logs.close_all(wall_clock_us())
         except Exception as error:  # RW2
@@ -214,7 +217,13 @@ class ReplicaWriter:
             self._quick_commits = 0
         elif logs.syncs != syncs:
             self._quick_commits += 1
+        self._require_store()
         return results
+
+    def _require_store(self) -> None:
+        """RW2: a store that stopped takes nothing until it is opened anew, and only a new process does that."""
+        if (stopped := self.storage.logs.stopped()) is not None:
+            raise DiskFailed(cause=stopped.cause if isinstance(stopped, LogPoisoned) else str(stopped))
 
     def _hand_over(self, count: int, results: Sequence[StorageResult]) -> None:
         try:

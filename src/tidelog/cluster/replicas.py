@@ -10,18 +10,24 @@ order.
 RS1  Only channels with a replica on this node cost anything here.
 RS2  A log is deleted only if the catalog says that the channel is deleted or has no replica here; never because the
      catalog does not know it (yet).
+RS3  At most `WAKES_PER_TURN` channels are woken in a turn, and followers without contact ask a few at a time (RA1):
+     with very many channels everything takes longer, and heartbeats and sessions take no longer.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.producer_expiry import ProducerExpiry
 from tidelog.cluster.replica import ChannelReplica
+from tidelog.cluster.replica_asks import ASKS_MAX, FirstAsks
+from tidelog.cluster.replica_lag import load_report_of, observe_lag
 from tidelog.cluster.replica_orders import (
     Appended,
     BlocksRead,
@@ -31,6 +37,7 @@ from tidelog.cluster.replica_orders import (
     StorageOrder,
     StorageResult,
 )
+from tidelog.cluster.replica_pairs import PairBeats
 from tidelog.cluster.replica_statistics import Storage
 from tidelog.core.catalog import Catalog, Change, NodeState, encode_change
 from tidelog.core.replication.budget import LinkBudgets, Wait
@@ -47,12 +54,16 @@ from tidelog.core.replication.messages import (
 )
 from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.options import ReplicationOptions
-from tidelog.core.replication.roles import Role
 from tidelog.errors import LogError, UnknownChannel
+from tidelog.storage.watermarks import Watermark
 
 SILENCE_CHECK_MS: Final = 25
 """How often it is looked whether a leader's node has been silent for too long."""
 LINES_MAX: Final = 1_000
+WAKES_PER_TURN: Final = 256
+"""Channels that are looked at before links and timers have their turn again."""
+OPEN_MS: Final = 5
+"""What one more log that is being opened may delay all others."""
 _NEVER_MS: Final = 1 << 62
 
 
@@ -90,7 +101,7 @@ class Replicas:
         peak_of: Callable[[str], int],
         wall_us: Callable[[], int],
         now_ms: int,
-        watermark_of: Callable[[int], tuple[int, int | None]] = lambda _: (0, None),
+        watermark_of: Callable[[int], Watermark | None] = lambda _: None,
     ) -> None:
         """`silence_of(peer, now_ms)` and `peak_of(peer)` come from the heartbeats of the pairs of nodes."""
         self._node = node
@@ -101,15 +112,23 @@ class Replicas:
         self._watermark_of = watermark_of
         self._metrics = ReplicationMetricsRegistry()
         self._budgets = LinkBudgets()
+        self._expiry = ProducerExpiry(options)
+        self._asks = FirstAsks(ASKS_MAX)
+        self._to_follow: dict[int, None] = {}
+        """Channels whose records are looked at in the next turns (RS3)."""
+        self._to_ask: dict[int, None] = {}
+        """... and those that ask again, because the link to their leader is new."""
+        self._unopened = 0
+        """Logs that are not open yet, as of a moment ago."""
+        self.turn_wakes = 0
+        """Channels that were looked at in the last turn (RS3)."""
         self._catalog: Catalog | None = None
         self._incarnation = 0
         self._replicas: dict[int, ChannelReplica] = {}
         self._by_leader: dict[str, set[int]] = {}
         """Channels that this node follows, by the node that leads them."""
         self._leader_of: dict[int, str] = {}
-        self._shares: dict[int, tuple[tuple[str, ...], int]] = {}
-        """With whom each channel is shared, and its `heartbeat_ms`."""
-        self._beats: dict[str, Counter[int]] = {}
+        self._pairs = PairBeats()
         self.beats_changed = False
         """Some pair of nodes may have to speak more or less often; read `pair_heartbeat_ms` (R7)."""
         self._silence_due_ms = now_ms
@@ -117,6 +136,8 @@ class Replicas:
         """The shortest `heartbeat_ms` of the channels that a node leads, or led."""
         self._silent_due_ms: dict[str, int] = {}
         """When to look again at the channels of a node that is silent."""
+        self._silent_left: dict[str, list[int]] = {}
+        """Those that were not looked at in this round yet (RS3)."""
         self._idle_due_ms = now_ms
         self._idle_keys: list[int] = []
         self._watched: dict[int, int] = {}
@@ -160,7 +181,7 @@ class Replicas:
     def wall_us(self) -> int:
         return self._wall_us()
 
-    def watermark(self, channel_id: int) -> tuple[int, int | None]:
+    def watermark(self, channel_id: int) -> Watermark | None:
         return self._watermark_of(channel_id)
 
     def silence_ms(self, peer: str, now_ms: int) -> int:
@@ -176,6 +197,21 @@ class Replicas:
 
     def send(self, peer: str, message: ReplicationMessage) -> None:
         self._messages.append((peer, message))
+
+    def may_ask(self, replica: ChannelReplica, peer: str) -> bool:
+        return self._asks.may_ask(peer, replica.channel_id)
+
+    def answered(self, replica: ChannelReplica) -> None:
+        self._asks.answered(replica.channel_id)
+
+    def in_contact(self, replica: ChannelReplica) -> None:
+        self._asks.in_contact(replica.channel_id)
+
+    def paced_ms(self, wait_ms: int, limit_ms: int) -> int:
+        return self._asks.paced_ms(wait_ms, limit_ms)
+
+    def storage_patience_ms(self) -> int:
+        return max(0, self._unopened + len(self._to_follow) - WAKES_PER_TURN) * OPEN_MS
 
     def tell_metadata(self, message: ReplicationMessage) -> None:
         self._to_metadata.append(message)
@@ -251,15 +287,35 @@ class Replicas:
         if incarnation != self._incarnation:
             self._incarnation = incarnation
             channel_ids = None
+        is_first = not self._to_follow
         if channel_ids is None:
+            channel_ids = sorted(self._replicas)  # at once, so that none acts as what this node no longer is
             wanted = {record.channel_id for record in catalog.channels_on(self._node)}
-            channel_ids = sorted(wanted | set(self._replicas))
+            self._to_follow = dict.fromkeys(sorted(wanted - self._replicas.keys()))
         else:
             # Who registered anew may join what is led here, and nothing else would tell the leader.
             shared = {record.channel_id for node in nodes for record in catalog.channels_on(node)}
-            channel_ids = sorted(set(channel_ids) | (shared & set(self._replicas)))
-        for channel_id in channel_ids:
+            self._to_follow |= dict.fromkeys(sorted(shared & self._replicas.keys()))
+        for channel_id in sorted(channel_ids):
+            self._to_follow.pop(channel_id, None)
             self._follow_channel(catalog, channel_id, now_ms)
+        if is_first:  # else once in a turn, by `wake`
+            self._follow_some(now_ms)
+
+    def _follow_some(self, now_ms: int) -> None:
+        """RS3. What has changed since they were noted is in the catalog too."""
+        for channel_id in list(islice(self._to_follow, WAKES_PER_TURN)):
+            assert self._catalog is not None
+            del self._to_follow[channel_id]
+            self._follow_channel(self._catalog, channel_id, now_ms)
+
+    def _ask_some(self, now_ms: int) -> None:
+        """RS3."""
+        for channel_id in list(islice(self._to_ask, WAKES_PER_TURN)):
+            del self._to_ask[channel_id]
+            replica = self._replicas.get(channel_id)
+            if replica is not None and replica.following is not None:
+                replica.following.ask(now_ms)
 
     def _follow_channel(self, catalog: Catalog, channel_id: int, now_ms: int) -> None:
         record = catalog.channel(channel_id)
@@ -279,7 +335,7 @@ class Replicas:
             return
         self._note_leader(replica)
         peers = tuple(node for node in record.replicas if node != self._node)
-        self._note_shares(channel_id, peers, record.config.heartbeat_ms)
+        self.beats_changed |= self._pairs.note(channel_id, peers, record.config.heartbeat_ms)
 
     def _note_leader(self, replica: ChannelReplica) -> None:
         channel_id = replica.channel_id
@@ -288,6 +344,8 @@ class Replicas:
         if leader is not None:
             heartbeat_ms = replica.record.config.heartbeat_ms
             self._heartbeat_ms[leader] = min(self._heartbeat_ms.get(leader, heartbeat_ms), heartbeat_ms)
+        else:
+            self._asks.forget(channel_id)
         if leader == before:
             return
         if before is not None:
@@ -298,32 +356,22 @@ class Replicas:
             self._leader_of[channel_id] = leader
             self._by_leader.setdefault(leader, set()).add(channel_id)
 
-    def _note_shares(self, channel_id: int, peers: tuple[str, ...], heartbeat_ms: int) -> None:
-        before = self._shares.get(channel_id, ((), 0))
-        after = (peers, heartbeat_ms)
-        if before == after:
-            return
-        self.beats_changed = True
-        for peer in before[0]:
-            self._beats[peer][before[1]] -= 1
-        for peer in peers:
-            self._beats.setdefault(peer, Counter())[heartbeat_ms] += 1
-        self._shares[channel_id] = after
-
     def pair_heartbeat_ms(self, peer: str) -> int | None:
         """The smallest `heartbeat_ms` of the channels shared with a node (R7)."""
-        return min((beat for beat, count in self._beats.get(peer, Counter()).items() if count > 0), default=None)
+        return self._pairs.shortest_ms(peer)
 
     def _forget(self, replica: ChannelReplica) -> None:
         channel_id = replica.channel_id
         del self._replicas[channel_id]
-        self._note_shares(channel_id, (), 0)
-        self._shares.pop(channel_id, None)
+        self.beats_changed |= self._pairs.forget(channel_id)
         leader = self._leader_of.pop(channel_id, None)
         if leader is not None:
             self._by_leader[leader].discard(channel_id)
         self._watched.pop(channel_id, None)
         self._serving.pop(channel_id, None)
+        self._expiry.forget(channel_id)
+        self._asks.forget(channel_id)
+        self._to_ask.pop(channel_id, None)
         if self._tails.pop(channel_id, None) is not None:
             self._tails_total -= self._tails_bytes.pop(channel_id)
         self._metrics.forget(replica.name)
@@ -362,7 +410,7 @@ class Replicas:
             case Notify():
                 replica.on_notify(peer, message, now_ms)
             case AskLog():
-                replica.on_ask_log(peer, message)
+                replica.witness.on_ask_log(peer, message)
             case _:
                 pass
 
@@ -401,15 +449,16 @@ class Replicas:
 
     def link_up(self, peer: str, now_ms: int) -> None:
         """What was sent over the last link may be lost: ask that node's leaders again."""
-        for channel_id in self._by_leader.get(peer, ()):
-            replica = self._replicas[channel_id]
-            if replica.following is not None:
-                replica.following.ask(now_ms)
+        self._now_ms = now_ms
+        self._to_ask |= dict.fromkeys(sorted(self._by_leader.get(peer, ())))
+        self._ask_some(now_ms)
 
     # --- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
         self.wake_agenda(now_ms)
+        self._follow_some(now_ms)
+        self._ask_some(now_ms)
         if now_ms >= self._silence_due_ms:
             self._silence_due_ms = now_ms + SILENCE_CHECK_MS
             self._check_silence(now_ms)
@@ -423,15 +472,18 @@ class Replicas:
         """Only the channels that asked for it; cheap enough to be done between any two records."""
         self._now_ms = now_ms
         agenda, watched = self._agenda, self._watched
-        while agenda and agenda[0][0] <= now_ms:
+        self.turn_wakes = 0
+        while agenda and agenda[0][0] <= now_ms and self.turn_wakes < WAKES_PER_TURN:
             due_ms, channel_id = heapq.heappop(agenda)
             if watched.get(channel_id) != due_ms:
                 continue  # it was asked for earlier since
             del watched[channel_id]
             replica = self._replicas.get(channel_id)
             if replica is not None:
+                self.turn_wakes += 1
                 replica.wake(now_ms)
                 self._note_leader(replica)
+        self.is_due_earlier |= self.turn_wakes == WAKES_PER_TURN  # the rest in the next turn
 
     def _check_silence(self, now_ms: int) -> None:
         for leader, channel_ids in self._by_leader.items():
@@ -440,14 +492,19 @@ class Replicas:
             heartbeat_ms = self._heartbeat_ms[leader]
             if self._silence_of(leader, now_ms) < 3 * heartbeat_ms or now_ms < self._silent_due_ms.get(leader, 0):
                 continue
-            self._silent_due_ms[leader] = now_ms + heartbeat_ms // 2
-            for channel_id in list(channel_ids):
-                self._replicas[channel_id].leader_fell_silent(now_ms)
+            left = self._silent_left.get(leader) or list(channel_ids)
+            for channel_id in left[:WAKES_PER_TURN]:
+                if channel_id in channel_ids:
+                    self._replicas[channel_id].leader_fell_silent(now_ms)
+            self._silent_left[leader] = left[WAKES_PER_TURN:]
+            if not self._silent_left[leader]:
+                self._silent_due_ms[leader] = now_ms + heartbeat_ms // 2
 
     def _wake_idle(self, now_ms: int) -> None:
         """Once in `replica_max_idle_wait_ms` every channel is looked at, a few at a time."""
         if not self._idle_keys:
             self._idle_keys = list(self._replicas)
+        self._unopened = sum(replica.storage is Storage.OPENING for replica in self._replicas.values())
         steps = max(1, self._options.replica_max_idle_wait_ms // 250)
         count = -(-max(1, len(self._replicas)) // steps)
         for _ in range(min(count, len(self._idle_keys))):
@@ -455,13 +512,28 @@ class Replicas:
             if replica is not None:
                 replica.wake(now_ms)
                 self._note_leader(replica)
+                self._expire_producers(replica, now_ms)
         self._idle_due_ms = now_ms + 250
+
+    def _expire_producers(self, replica: ChannelReplica, now_ms: int) -> None:
+        if replica.leading is None or replica.fold is None or self._catalog is None:
+            self._expiry.forget(replica.channel_id)
+            return
+        closed = self._expiry.look(
+            self._catalog, replica.channel_id, replica.fold, wall_ms=self._wall_us() // 1000, now_ms=now_ms
+        )
+        for change in closed:
+            self.propose(change)
+        if closed:
+            self.say("producers expire", channel=replica.name, count=len(closed))
 
     def wake_at_ms(self) -> int:
         return min(self.rounds_at_ms(), self.agenda_at_ms())
 
     def rounds_at_ms(self) -> int:
         """When all channels are looked at next, or some of them in turn."""
+        if self._to_follow or self._to_ask:
+            return self._now_ms
         return min(self._silence_due_ms if self._by_leader else _NEVER_MS, self._idle_due_ms)
 
     def agenda_at_ms(self) -> int:
@@ -470,6 +542,8 @@ class Replicas:
     # --- outputs -----------------------------------------------------------------------------------------------
 
     def poll(self) -> ReplicasOutput | None:
+        while granted := self._asks.granted():
+            self._ask_granted(granted)
         while self._serving:
             serving, self._serving = self._serving, {}
             for replica in serving.values():
@@ -488,38 +562,24 @@ class Replicas:
         self._produced, self._moved, self._lines = [], {}, []
         return output
 
+    def _ask_granted(self, channel_ids: list[int]) -> None:
+        """RA1: who does not ask after all, because its log is being changed, leaves its place to the next."""
+        for channel_id in channel_ids:
+            replica, sent = self._replicas.get(channel_id), len(self._messages)
+            if replica is not None and replica.following is not None:
+                replica.following.ask(self._now_ms)
+            if len(self._messages) == sent:
+                self._asks.answered(channel_id)
+
     def apply_retention(self, now_ms: int) -> None:
         """Trim what may go, on every replica by itself: they end up alike, because their settings are."""
         for replica in self._replicas.values():
             replica.apply_retention(now_ms)
 
     def observe(self, now_ms: int) -> None:
-        """Renew every channel's lag, for whoever is about to read the metrics. Bytes are records of average size."""
+        """Renew every channel's lag, for whoever is about to read the metrics."""
         for replica in self._replicas.values():
-            leading, following = replica.leading, replica.following
-            record_bytes = replica.log_bytes // max(1, replica.log_end - replica.log_start)
-            if leading is not None:
-                # Seed 001: the longest silence of a replica. Nodes speak in pairs, so either sign of life counts (R7).
-                silence_ms = max(
-                    (
-                        min(now_ms - heard_ms, self._silence_of(peer, now_ms))
-                        for peer, heard_ms in leading.heard_ms().items()
-                    ),
-                    default=0,
-                )
-                records = leading.lag_records()
-                replica.counts.observe_leader(
-                    silence_us=silence_ms * 1000, records=records, byte_count=records * record_bytes
-                )
-            elif following is not None:
-                records = max(0, following.leader_end - replica.held_end)
-                replica.counts.observe_replica(
-                    silence_us=following.silence_ms(now_ms) * 1000,
-                    records=records,
-                    byte_count=records * record_bytes,
-                )
-            else:
-                replica.counts.observe_nothing()
+            observe_lag(replica, self._silence_of, now_ms)
 
     # --- queries -----------------------------------------------------------------------------------------------
 
@@ -530,19 +590,8 @@ class Replicas:
         return list(self._replicas.values())
 
     def load_report(self) -> NodeLoadReport:
-        held = [
-            replica.channel_id
-            for replica in self._replicas.values()
-            if replica.storage is Storage.READY
-            and not replica.damaged
-            and (replica.role is Role.LEADER or replica.record.member(self._node) is not None)
-        ]
-        return NodeLoadReport(
-            incarnation=self._incarnation,
-            free_bytes=self.free_bytes,
-            capacity_bytes=self.capacity_bytes,
-            chains=tuple(sorted(held)),
-        )
+        room = (self.free_bytes, self.capacity_bytes)
+        return load_report_of(self._node, self._replicas.values(), self._incarnation, *room)
 
     def close_all(self) -> None:
         """The node stops: every role ends, every log is closed."""

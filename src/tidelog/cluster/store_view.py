@@ -61,6 +61,8 @@ class StoreView:
             return False, service.broken
         if not service.is_open:
             return False, "the node is not registered yet"
-        if self._boats.are_all_listed():
-            return True, ""
-        return False, "the logs of the boats are being read"
+        if not self._boats.are_all_listed():
+            return False, "the logs of the boats are being read"
+        if (problem := self._boats.disk_problem()) is not None:
+            return False, problem
+        return True, ""

@@ -100,6 +100,11 @@ class Boats:
         record = self.record(name)
         return None if record is None or record.leader == self._node.core.node else record.leader
 
+    def disk_problem(self) -> str | None:
+        """Why this node's disk takes nothing from any boat; None while it does."""
+        storage = self._node.storage
+        return None if storage is None else storage.problem
+
     def are_all_listed(self) -> bool:
         """Whether every boat that this node is to lead is led and read; those of others are their business."""
         me = self._node.core.node

@@ -3,13 +3,15 @@
 Assembles the receiver core with a log's blocks; still no I/O of its own. What is to be appended comes
 out as `LogAppend`s for whoever commits (a `Committer` in a node, the simulator's own hand), who then
 calls `committed`. Blocks are checked here before they count: kind, lineage, seqs; a block that does
-not decode is refused and fills no hole, and neither does one that has other frames than the log under a seq (F6).
+not decode is refused and fills no hole, and neither does one that has other frames than the log under a seq (F6). What
+comes of a boat without lineages may be of any of its runs: whose it is, `uplink_runs` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from tidelog.blocks.block import Block, MadeBlock
@@ -17,6 +19,7 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import (
     ControlRecord,
     FoldSnapshot,
+    LineageClosed,
     LineageOpened,
     RangeLost,
     RangeVoid,
@@ -25,12 +28,24 @@ from tidelog.blocks.control import (
     encode_control,
 )
 from tidelog.blocks.decode import check_block_frames, decode_block_frames
-from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind, BlockLimits, Path
+from tidelog.blocks.header import DEFAULT_LIMITS, NO_PRODUCER, BlockKind, BlockLimits, Path
+from tidelog.cluster.uplink_runs import Held, RunJudge, Verdict
+from tidelog.core.uplink.facts import (
+    CloseLineage,
+    DeclareLost,
+    DeclareVoid,
+    Fact,
+    OpenLineage,
+    OpenSession,
+    apply_fact,
+)
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import (
     BackfillData,
     BackfillDone,
     BackfillGone,
+    BackfillUnread,
+    FromSession,
     Hello,
     LiveData,
     LiveStatus,
@@ -38,28 +53,13 @@ from tidelog.core.uplink.messages import (
     ToBoat,
     ToCloud,
 )
-from tidelog.core.uplink.receiver import (
-    Append,
-    DeclareLost,
-    DeclareVoid,
-    Effect,
-    Fact,
-    Note,
-    OpenLineage,
-    OpenSession,
-    ReceiverLimits,
-    Reply,
-    UplinkReceiver,
-    Via,
-    apply_fact,
-)
-from tidelog.errors import BadBlock, BlockCorrupt, DiskError, ForeignLineage, LogError
+from tidelog.core.uplink.receiver import Append, Effect, Note, ReceiverLimits, Reply, UplinkReceiver, Via
+from tidelog.core.uplink.tenure import Tenure
+from tidelog.errors import BadBlock, BlockCorrupt, DiskError, ForeignLineage, LogError, NameInUse
 from tidelog.storage.log import Log
+from tidelog.units import US_PER_S
 
 _OVERLAPS_COMPARED = 8
-
-Held: TypeAlias = Callable[[bytes, int], Block | None]
-"""The committed block of a lineage in which this seq counts, if it can be read."""
 
 FRAME_KINDS: Final = frozenset({BlockKind.FRAMES, BlockKind.FOREIGN})
 """What boats send. A channel may hold messages of clients too, whose seqs are no boat's."""
@@ -94,47 +94,72 @@ class UplinkChannel:
     ) -> None:
         self.instance = instance
         self._held = held
-        self.receiver: UplinkReceiver[MadeBlock] = UplinkReceiver(fold=fold, limits=limits)
+        self.receiver: UplinkReceiver[MadeBlock] = UplinkReceiver(
+            fold=fold, limits=limits, span_of=lambda made: (made.maker.time_min_us, made.maker.time_max_us)
+        )
         self._block_limits = block_limits
+        self._runs = RunJudge(receiver=self.receiver, held=held, limits=block_limits)
+        self.tenure = Tenure()
 
     def receive(
         self, message: ToCloud[MadeBlock], *, new_lineage: bytes, now_ms: int, now_us: int | None = None
     ) -> Outcome:
         """Take one message. A refusal is an answer, changes nothing, and ends the session."""
+        now_us = 1000 * now_ms if now_us is None else now_us
+        session = 0 if isinstance(message, Hello) else message.session
+        switched: list[Effect[MadeBlock]] = []
+        """A new lineage of a boat that restarted: it stays, even if the message that shows it is refused."""
         try:
-            frames = self._checked_frames(message)
-            effects = self._effects(message, new_lineage, now_ms)
-            return self._split(effects, 1000 * now_ms if now_us is None else now_us, frames)
+            frames: FrameColumns | None = None
+            if isinstance(message, Hello):
+                effects = self._hello(message, new_lineage, now_ms, now_us)
+            else:
+                if isinstance(message, LiveData | BackfillData | BackfillUnread) and not self.receiver.can_say_gone:
+                    frames, effects = self._receive_lplex(message, new_lineage, now_ms, switched)
+                else:
+                    frames = self._checked_frames(message)
+                    effects = self._effects(message, now_ms)
+                self.tenure.heard(session, now_ms=now_ms, by_live=isinstance(message, LiveData | LiveStatus))
+            return self._split([*switched, *effects], now_us, frames)
         except LogError as error:
-            session = 0 if isinstance(message, Hello) else message.session
-            return [], [Refused(session=session, code=error.code, detail=str(error))]
+            appends, replies = self._split(switched, now_us)
+            return appends, [*replies, Refused(session=session, code=error.code, detail=str(error))]
 
-    def _effects(self, message: ToCloud[MadeBlock], new_lineage: bytes, now_ms: int) -> list[Effect[MadeBlock]]:
+    def _hello(self, hello: Hello, new_lineage: bytes, now_ms: int, now_us: int) -> list[Effect[MadeBlock]]:
+        """Open a session, unless another process delivers under this name (UT2)."""
+        in_use = self.tenure.admit(hello.life, now_ms=now_ms)
+        if in_use is not None:
+            raise NameInUse(name=self.instance, since=_moment(in_use.since_us), silent_ms=in_use.silent_ms)
+        self._runs.session_opened()
+        effects = self.receiver.hello(hello, new_lineage=new_lineage, now_ms=now_ms)
+        self.tenure.opened(self.receiver.session, hello.life, now_ms=now_ms, now_us=now_us)
+        return effects
+
+    def _effects(self, message: FromSession[MadeBlock], now_ms: int) -> list[Effect[MadeBlock]]:
         receiver = self.receiver
         match message:
-            case Hello():
-                return receiver.hello(message, new_lineage=new_lineage, now_ms=now_ms)
             case LiveData():
                 return receiver.live(message, now_ms=now_ms)
             case BackfillData():
                 return receiver.backfill(message)
             case BackfillGone():
                 return receiver.gone(message)
+            case BackfillUnread():
+                return receiver.unread(message, is_current=False)
             case BackfillDone():
-                return receiver.backfill_done(message.session)
+                self._runs.pass_ended()
+                return receiver.backfill_done(message.session, now_ms=now_ms)
             case LiveStatus():
                 receiver.status(message)
                 return []
 
-    def _checked_frames(self, message: ToCloud[MadeBlock]) -> FrameColumns | None:
+    def _checked_frames(self, message: FromSession[MadeBlock]) -> FrameColumns | None:
         """The frames that came. Claims are compared with the bytes: a lying count or a damaged body fills no hole."""
         if not isinstance(message, LiveData | BackfillData):
             return None
-        self.receiver.check_session(message.session)
+        self._check_claims(message)
         block, seqs = message.block, message.seqs
         maker = block.maker
-        if maker.kind not in FRAME_KINDS or maker.seqs != seqs or not seqs:
-            raise BlockCorrupt(problem=f"a block of kind {maker.kind} does not hold seqs [{seqs.start}, {seqs.stop})")
         lineage = self.receiver.lineage
         # Of foreign blocks too: the fold over the log knows the lineage of a block from its producer alone.
         if lineage is not None and maker.producer != lineage:
@@ -150,6 +175,56 @@ class UplinkChannel:
         for part in overlaps:
             self._compare(frames, seqs, part.stop - 1)
         return frames
+
+    def _check_claims(self, message: LiveData[MadeBlock] | BackfillData[MadeBlock]) -> None:
+        self.receiver.check_session(message.session)
+        maker, seqs = message.block.maker, message.seqs
+        if maker.kind not in FRAME_KINDS or maker.seqs != seqs or not seqs:
+            raise BlockCorrupt(problem=f"a block of kind {maker.kind} does not hold seqs [{seqs.start}, {seqs.stop})")
+
+    def _receive_lplex(
+        self,
+        message: LiveData[MadeBlock] | BackfillData[MadeBlock] | BackfillUnread,
+        new_lineage: bytes,
+        now_ms: int,
+        switched: list[Effect[MadeBlock]],
+    ) -> tuple[FrameColumns | None, list[Effect[MadeBlock]]]:
+        """Frames of a boat that has no lineages. They go where they belong; none of them ends the session (F6)."""
+        receiver, runs = self.receiver, self._runs
+        if isinstance(message, BackfillUnread):
+            receiver.check_session(message.session)
+            found = runs.home(None, message.seqs, first_us=message.time_us, last_us=message.time_us)
+            if found is Verdict.UNDECIDED:
+                return None, receiver.undecided(message.session)
+            return None, receiver.unread(message, is_current=found == receiver.lineage)
+        self._check_claims(message)
+        producer = message.block.maker.producer
+        if producer not in (receiver.lineage, NO_PRODUCER):
+            raise ForeignLineage(expected=(receiver.lineage or b"").hex(), got=producer.hex())
+        try:
+            frames = decode_block_frames(message.block, self._block_limits)
+        except BadBlock as error:
+            raise BlockCorrupt(problem=f"the block does not decode: {error.problem}") from error
+        if isinstance(message, LiveData):
+            if runs.is_later_run(frames, message.seqs):
+                switched += receiver.restarted(new_lineage, now_ms=now_ms)
+                runs.restarted()
+            runs.live_came(frames, message.seqs)
+            block = _of_lineage(message.block, receiver.lineage or b"")
+            return frames, receiver.live(replace(message, block=block), now_ms=now_ms)
+        first_us, last_us = int(frames.times_us.min()), int(frames.times_us.max())
+        claimed = range(message.seqs.start, max(message.seqs.stop, message.lost.stop))
+        home = runs.home(frames, claimed, first_us=first_us, last_us=last_us)
+        if home is Verdict.RESTARTED:
+            # The block may be of a run between the one that is held and the one that speaks: it is asked for again.
+            switched += receiver.restarted(new_lineage, now_ms=now_ms)
+            runs.restarted()
+        if home in (Verdict.UNDECIDED, Verdict.RESTARTED):
+            return None, receiver.undecided(message.session)
+        lineage = home if isinstance(home, bytes) else new_lineage
+        runs.placed((claimed.start, claimed.stop, first_us, last_us), lineage)
+        block = _of_lineage(message.block, lineage)
+        return frames, receiver.backfill(replace(message, block=block, lineage=lineage))
 
     def _compare(self, frames: FrameColumns, seqs: range, seq: int) -> None:
         """F6: the newest frame that both have must be the same one. Two histories that parted stay apart, so it tells
@@ -170,6 +245,7 @@ class UplinkChannel:
 
     def disconnected(self, session: int) -> None:
         """The boat's streams of this session ended."""
+        self.tenure.ended(session)
         self.receiver.disconnected(session)
 
     def wake(self, now_ms: int) -> list[ToBoat]:
@@ -206,6 +282,16 @@ class UplinkChannel:
         return appends, replies
 
 
+def _of_lineage(made: MadeBlock, lineage: bytes) -> MadeBlock:
+    """The fold over the log knows the lineage of a block from its producer alone."""
+    maker = made.maker
+    return made if maker.producer == lineage else made.renumbered(base_seq=maker.base_seq, producer=lineage)
+
+
+def _moment(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // US_PER_S, tz=UTC).isoformat().replace("+00:00", "Z")
+
+
 def held_block(log: Log, lineage: bytes, seq: int) -> Block | None:
     """The committed block in which this seq of a lineage counts."""
     found = log.blocks(end=log.durable_end, from_seq=seq, before_seq=seq + 1, producer=lineage, skip_damaged=True)
@@ -226,7 +312,8 @@ def fold_log(blocks: Iterable[Block]) -> ChannelFold:
                 elif (fact := _fact(record)) is not None:
                     apply_fact(fold, fact)
         elif block.maker.base_seq and block.maker.kind in FRAME_KINDS:
-            fold.data(block.maker.producer, block.counted_seqs())
+            maker = block.maker
+            fold.data(maker.producer, block.counted_seqs(), (maker.time_min_us, maker.time_max_us))
     return fold
 
 
@@ -244,6 +331,8 @@ def _record(instance: str, fact: Fact) -> ControlRecord:
             return RangeLost(lineage=lineage, start=fact.seqs.start, end=fact.seqs.stop, reason=fact.reason)
         case DeclareVoid():
             return RangeVoid(lineage=lineage, start=fact.seqs.start, end=fact.seqs.stop)
+        case CloseLineage():
+            return LineageClosed(lineage=lineage, reason=fact.reason)
 
 
 def _fact(record: ControlRecord) -> Fact | None:
@@ -258,4 +347,6 @@ def _fact(record: ControlRecord) -> Fact | None:
             return DeclareLost(lineage=bytes.fromhex(record.lineage), seqs=seqs, reason=record.reason)
         case RangeVoid():
             return DeclareVoid(lineage=bytes.fromhex(record.lineage), seqs=range(record.start, record.end))
+        case LineageClosed():
+            return CloseLineage(lineage=bytes.fromhex(record.lineage), reason=record.reason)
     return None

@@ -32,6 +32,7 @@ from tidelog.core.uplink.fold import LineageFold
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
+    BackfillUnread,
     Hello,
     LiveAck,
     LiveData,
@@ -206,7 +207,7 @@ class Instance:
                 if refusal is None:
                     self._count_live(session, len(message.seqs))
                 return refusal
-            case BackfillData():
+            case BackfillData() | BackfillUnread():
                 session.backfill_blocks += 1
                 return self.handle(message)
             case LiveStatus():
@@ -218,7 +219,8 @@ class Instance:
         return self.handle(message)
 
     def handle(self, message: ToCloud[MadeBlock]) -> Refused | None:
-        lineage = self._new_lineage() if isinstance(message, Hello) else b""
+        needs_lineage = isinstance(message, Hello) or not self.channel.receiver.can_say_gone
+        lineage = self._new_lineage() if needs_lineage else b""
         _, replies = self._appends.receive(
             message, new_lineage=lineage, now_ms=steady_clock_ms(), now_us=wall_clock_us()
         )
@@ -277,7 +279,9 @@ class Instance:
     def wake(self, at_ms: int) -> None:
         due_ms = self.channel.wake_at_ms()
         if due_ms is not None and due_ms <= at_ms:
-            self.deliver(self.channel.wake(at_ms))
+            refusal = self.deliver(self.channel.wake(at_ms))
+            if refusal is not None and self.session is not None and self.session.number == refusal.session:
+                self.refuse(self.session, refusal)
         if self.watch.events.has_unlogged and at_ms >= self._events_due_ms:
             self._events_due_ms = at_ms + _EVENTS_INTERVAL_MS
             self.log_events()
@@ -337,6 +341,8 @@ class Instance:
                 break
         if self._appends.submitted > before:
             self._frames_wait_for = self._appends.submitted
+        if refusal is None:
+            session.live_frame_came()
         return refusal
 
     def _flush_soon(self) -> None:
@@ -385,6 +391,7 @@ class Instance:
             frames_received=watch.frames_by_live + watch.frames_by_backfill,
             frames_by_live=watch.frames_by_live,
             frames_by_backfill=watch.frames_by_backfill,
+            name_in_use=self.channel.tenure.refusals,
         )
 
     def saved_state(self) -> SavedState:

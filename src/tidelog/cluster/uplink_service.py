@@ -16,6 +16,7 @@ import grpc
 from tidelog.cluster.uplink_boats import Boats
 from tidelog.cluster.uplink_identity import Caller, UplinkIdentity, metadata_of
 from tidelog.cluster.uplink_instance import Instance
+from tidelog.cluster.uplink_lines import BoatLines
 from tidelog.cluster.uplink_refusals import DETAIL_CHARACTERS_MAX, RefusedError, abort, refusal_of
 from tidelog.cluster.uplink_relay import MESSAGE_BYTES_MAX as MESSAGE_BYTES_MAX
 from tidelog.cluster.uplink_relay import SERVICE as SERVICE
@@ -43,12 +44,14 @@ class UplinkService:
         identity: UplinkIdentity,
         relay: UplinkRelay,
         own_address: Callable[[], str] = str,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`own_address` is where boats find this node: those that dialed another one are told, if this one leads."""
         self.boats = boats
         self.identity = identity
         self._relay = relay
         self._own_address = own_address
+        self._lines = BoatLines(log)
         self._opened = asyncio.Event()
         self.closing: Refused | None = None
         """Set once the node is going down."""
@@ -94,7 +97,9 @@ class UplinkService:
         try:
             self.identity.require_good(session.serials)
         except LogError as error:
-            instance.refuse(session, Refused(session=session.number, code=error.code, detail=str(error)))
+            refusal = Refused(session=session.number, code=error.code, detail=str(error))
+            instance.refuse(session, refusal)
+            self._lines.refused(instance.name, refusal, now_ms=steady_clock_ms())
 
     def close(self) -> None:
         """End all streams and refuse new ones: the node is going down."""
@@ -124,6 +129,7 @@ class UplinkService:
 
     async def handshake(self, request: bytes, context: Any) -> bytes:
         instance: Instance | None = None
+        claimed = ""
         try:
             self._check_open()
             claimed, hello = codec.decode_hello(request)
@@ -139,8 +145,19 @@ class UplinkService:
                     raise
                 return await self._relay.handshake(request, context, caller, error)
             instance.watch.last_seen_us = wall_clock_us()
+            before = instance.session
+            was_open = before is not None and not before.over
             welcome = await instance.hello(hello)
             self._check_open()
+            if before is not None and was_open:
+                self._lines.fenced(caller.boat, session=before.number, newest=welcome.session)
+            self._lines.connected(
+                caller.boat,
+                session=welcome.session,
+                head=hello.head,
+                cursor=welcome.cursor,
+                now_ms=steady_clock_ms(),
+            )
             if instance.session is not None and instance.session.number == welcome.session:
                 instance.session.serials = caller.serials
             # Who dialed here needs no address: this one may not even be the way it came.
@@ -149,6 +166,7 @@ class UplinkService:
             refusal = refusal_of(error)
             if instance is not None:
                 instance.watch.events.refused(wall_clock_us(), refusal.code)
+            self._lines.refused(claimed[:DETAIL_CHARACTERS_MAX], refusal, now_ms=steady_clock_ms())
             await abort(context, refusal)
         raise AssertionError("abort returned")
 
@@ -176,6 +194,8 @@ class UplinkService:
                 await serve(instance, session, session.live, take_live(instance, session, requests), context)
             finally:
                 instance.live_stopped(session)
+                if session.refusal is not None:
+                    self._lines.refused(instance.name, session.refusal, now_ms=steady_clock_ms())
 
     async def backfill(self, requests: AsyncIterator[bytes], context: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError):

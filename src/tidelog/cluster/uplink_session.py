@@ -6,6 +6,7 @@ Acks are cumulative, so each stream's outbox holds only the newest: a boat that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from tidelog.core.uplink.messages import Refused
 from tidelog.errors import BadMessage
@@ -69,6 +70,7 @@ class Session:
         self.backfill_blocks = 0
         self.seeds = 0
         self._closed = asyncio.Event()
+        self._live_frame = asyncio.Event()
 
     @property
     def over(self) -> bool:
@@ -81,6 +83,18 @@ class Session:
             self.live.close(refusal)
             self.backfill.close(refusal)
             self._closed.set()
+            self._live_frame.set()
+
+    def live_frame_came(self) -> None:
+        self._live_frame.set()
+
+    async def wait_live_frame(self, deadline_s: float) -> None:
+        """Wait for the first frame on Live, or for the session's end; once, and not for ever."""
+        if not self._live_frame.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._live_frame.wait()
+            self._live_frame.set()
 
     async def wait_closed(self) -> None:
         await self._closed.wait()

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from tidelog.blocks.block import MadeBlock
-from tidelog.blocks.foreign import wrap_foreign
+from tidelog.blocks.foreign import salvage_foreign
 from tidelog.blocks.lpj import LpjCompression
 from tidelog.cluster.uplink_instance import Instance
 from tidelog.cluster.uplink_refusals import LAST_ANSWER_S, abort
 from tidelog.cluster.uplink_session import Outbox, Session
-from tidelog.core.uplink.messages import BackfillData, BackfillGone, LiveData, LiveStatus, Refused, ToCloud
-from tidelog.errors import BlockCorrupt, LogError
+from tidelog.core.uplink.messages import (
+    BackfillData,
+    BackfillGone,
+    BackfillUnread,
+    LiveData,
+    LiveStatus,
+    Refused,
+    ToCloud,
+)
+from tidelog.errors import BadBlock, BlockCorrupt, LogError
 from tidelog.storage.writer import wall_clock_us
 from tidelog.wire import uplink_codec as codec
 
 _DICTIONARY_MAGIC: Final = (0xEC30A437).to_bytes(4, "little")
+_FIRST_FRAME_S: Final = 5.0
+"""How long files of an lplex boat wait for a frame of Live, which tells its runs apart."""
 
 
 async def serve(
@@ -82,8 +93,9 @@ async def take_backfill(instance: Instance, session: Session, requests: AsyncIte
         try:
             refusal = None
             for found in codec.decode_backfill(data, session=session.number):
-                message = _read_backfill(instance, session, found)
-                refusal = instance.take(session, message) if message is not None else None
+                if isinstance(found, codec.LplexBlock):
+                    await session.wait_live_frame(_FIRST_FRAME_S)
+                refusal = _take_backfill(instance, session, found)
                 if refusal is not None:
                     break
         except LogError as error:
@@ -99,33 +111,66 @@ async def _answer(outbox: Outbox, context: Any) -> Refused | None:
     return message
 
 
-def _read_backfill(instance: Instance, session: Session, found: codec.BackfillIn) -> ToCloud[MadeBlock] | None:
+def _take_backfill(instance: Instance, session: Session, found: codec.BackfillIn) -> Refused | None:
     match found:
         case BackfillGone():
-            return found
+            return instance.take(session, found)
         case codec.RawBlock():
-            made = MadeBlock.parse(found.data)
+            return _take_made(instance, session, found)
         case codec.LplexBlock():
-            if found.compressed and found.data[4:8] == _DICTIONARY_MAGIC:
-                # lplex sends a part of a block that it compressed with a dictionary, and nobody can read it. Refusing
-                # it would end Live as well, again and again. The hole stays until F5 calls it lost.
-                instance.watch.events.refused(wall_clock_us(), BlockCorrupt.code)
-                return None
-            made = _foreign_block(instance, found)
-    return BackfillData(session=session.number, seqs=made.maker.seqs, block=made)
+            try:
+                return instance.take(session, _lplex_data(instance, session, found))
+            except BadBlock as error:
+                return _unread(instance, session, found, error)
 
 
-def _foreign_block(instance: Instance, message: codec.LplexBlock) -> MadeBlock:
-    made = wrap_foreign(
+def _take_made(instance: Instance, session: Session, found: codec.RawBlock) -> Refused | None:
+    """A block that does not decode was damaged on the boat or on its way: its place is told with the refusal."""
+    number, offset = session.number, found.file_offset
+    try:
+        made = MadeBlock.parse(found.data)
+        data = BackfillData(session=number, seqs=made.maker.seqs, block=made, file_offset=offset)
+        refusal = instance.take(session, data)
+    except BadBlock as error:
+        refusal = Refused(session=number, code=error.code, detail=str(error))
+    if refusal is None or offset is None or refusal.code != BlockCorrupt.code:
+        return refusal
+    return replace(refusal, detail=f"{refusal.detail} (at byte {offset} of its segment file on the boat)")
+
+
+def _unread(instance: Instance, session: Session, found: codec.LplexBlock, error: BadBlock) -> Refused | None:
+    """Refusing a block that nobody can read would end Live as well, again and again: the boat sends it every time.
+
+    It fills nothing. The hole stays until F5 calls it lost.
+    """
+    instance.watch.events.refused(wall_clock_us(), error.code)
+    if not found.base_seq or not found.frame_count:
+        return None
+    seqs = range(found.base_seq, found.base_seq + found.frame_count)
+    return instance.take(session, BackfillUnread(session=session.number, seqs=seqs, time_us=found.base_time_us))
+
+
+def _lplex_data(instance: Instance, session: Session, message: codec.LplexBlock) -> ToCloud[MadeBlock]:
+    if message.compressed and message.data[4:8] == _DICTIONARY_MAGIC:
+        raise BlockCorrupt(problem="lplex sends only a part of a block that it compressed with a dictionary")
+    found = salvage_foreign(
         message.data,
         version=2,
         compression=LpjCompression.ZSTD if message.compressed else LpjCompression.NONE,
         block_size=message.block_size,
         producer=instance.channel.receiver.lineage or b"",
     )
-    if (message.base_seq, message.frame_count) != (made.maker.base_seq, made.maker.record_count):
+    if (message.base_seq, message.frame_count) != (found.base_seq, found.frame_count):
         raise BlockCorrupt(
-            problem=f"the block holds {made.maker.record_count} frames from seq {made.maker.base_seq}, "
+            problem=f"the block holds {found.frame_count} frames from seq {found.base_seq}, "
             f"the message says {message.frame_count} from {message.base_seq}"
         )
-    return made
+    if found.made is None:
+        raise BlockCorrupt(problem=found.problem or "the block holds no frames")
+    return BackfillData(
+        session=session.number,
+        seqs=found.made.maker.seqs,
+        block=found.made,
+        lost=found.lost,
+        problem=found.problem,
+    )

@@ -48,6 +48,7 @@ from tidelog.blocks.lpj import (
     split_lpj_dictionary,
     summarize_lpj_block,
 )
+from tidelog.compat.lpj_table import OpenTable
 from tidelog.errors import (
     BadBlock,
     BadJournalFile,
@@ -393,8 +394,7 @@ class LpjWriter:
         self.frame_count = 0
         """Frames accepted so far, written or not."""
         self._level = level
-        self._devices: tuple[LpjDevice, ...] = ()
-        self._space_bytes = lpj_space_bytes(block_size, lpj_device_table_bytes(()))
+        self._table = OpenTable(block_size)
         self._open: list[FrameColumns] = []
         self._open_bytes = 0
         self._open_seq = 0
@@ -429,7 +429,7 @@ class LpjWriter:
             rest = frames.slice(position, len(frames))
             previous_time_us = int(self._open[-1].times_us[-1]) if self._open else None
             count, taken_bytes = lpj_run(
-                rest, space_bytes=self._space_bytes - self._open_bytes, previous_time_us=previous_time_us
+                rest, space_bytes=self._table.space_bytes - self._open_bytes, previous_time_us=previous_time_us
             )
             if count:
                 self._open.append(rest.slice(0, count))
@@ -444,16 +444,29 @@ class LpjWriter:
     def set_devices(self, devices: Sequence[LpjDevice]) -> None:
         """What every block from here on says of the devices. A change starts a new block."""
         self._check_open()
-        if tuple(devices) == self._devices:
+        if tuple(devices) == self._table.entries:
             return
-        space_bytes = lpj_space_bytes(self.block_size, lpj_device_table_bytes(devices))
         # Also checks the entries, before the open block is cut for them.
         encode_lpj_block(FrameColumns.from_rows([]), base_seq=0, block_size=self.block_size, devices=devices)
-        if space_bytes < self.block_size // 2:
+        if lpj_space_bytes(self.block_size, lpj_device_table_bytes(devices)) < self.block_size // 2:
             raise InvalidRecord(problem=f"{len(devices)} devices leave too little room in a block of {self.block_size}")
         self._write_open_block()
-        self._devices = tuple(devices)
-        self._space_bytes = space_bytes
+        self._table.begin(devices)
+
+    def add_device(self, device: LpjDevice) -> None:
+        """What is known of one device from the next frame on; the open block goes on, if its table has room."""
+        self._check_open()
+        if not self._open:
+            self.set_devices(self._table.known_with(device))
+        elif not self._table.add(device, frame_count=sum(map(len, self._open)), used_bytes=self._open_bytes):
+            self._write_open_block()
+            self.set_devices(self._table.known_with(device))
+
+    def forget_device(self, source: int) -> None:
+        """The address is free: from the next block on nothing is said of it."""
+        self._table.forget(source)
+        if not self._open:
+            self._table.fold()
 
     def close(self) -> None:
         """Write what is open, the index of a compressed file, and fsync. Closing twice is harmless."""
@@ -475,7 +488,8 @@ class LpjWriter:
         if not self._open:
             return
         frames = FrameColumns.concatenate(self._open)
-        block = encode_lpj_block(frames, base_seq=self._open_seq, block_size=self.block_size, devices=self._devices)
+        devices = self._table.entries
+        block = encode_lpj_block(frames, base_seq=self._open_seq, block_size=self.block_size, devices=devices)
         framing = struct.pack("<qQ", int(frames.times_us[0]), self._open_seq)
         position = self._position
         self._write(self._stored(framing, block))
@@ -483,6 +497,7 @@ class LpjWriter:
         self._open_seq = self._next_seq
         self._open = []
         self._open_bytes = 0
+        self._table.fold()
 
     def _stored(self, framing: bytes, block: bytes) -> bytes:
         if self.compression is LpjCompression.NONE:

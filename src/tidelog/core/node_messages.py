@@ -49,4 +49,38 @@ class ForMember:
     message: Message
 
 
-NodeMessage: TypeAlias = Who | Here | Register | RegisterRefused | ForMember | liveness.Message | ReplicationMessage
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a member's disk holds, all of it durable: for the others to remember, and to compare with later."""
+
+    member: str
+    process: str
+    """Random, once per process."""
+    sequence: int
+    """Rises with every standing of a process."""
+    incarnation: int | None
+    """The highest that its folder knows; None in a folder of an earlier version."""
+    term: int
+    last_index: int
+    held_index: int
+    """What it will not give up within this term: its own entries as leader, what it knows to be committed otherwise."""
+    committed: int
+    """What it will never give up."""
+    asks: bool
+    """The process has done nothing yet and waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The answer to a `Standing`."""
+
+    member: str
+    process: str
+    asks: bool
+    problem: str
+    """Why the folder is an older copy of that member's; empty if nothing speaks against it."""
+
+
+NodeMessage: TypeAlias = (
+    Who | Here | Register | RegisterRefused | ForMember | Standing | Judged | liveness.Message | ReplicationMessage
+)

@@ -20,7 +20,7 @@ from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
 from tidelog.core.catalog import ChannelConfig, NodeState, group_cursor
 from tidelog.doors.liftbridge_names import RESERVED, WantedStream, configs_of, cursor_name, group_of_cursor
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
-from tidelog.doors.liftbridge_streams import Streams
+from tidelog.doors.liftbridge_streams import Streams, require_stream
 from tidelog.errors import ConfigMismatch, LogError
 from tidelog.wire.client_codec import NUMBER_MAX
 from tidelog.wire.proto import liftbridge_pb2 as pb
@@ -117,11 +117,13 @@ class Administration:
         return record.leader != self._node.doors.node or (here is not None and here.serves)
 
     async def delete(self, request: pb.DeleteStreamRequest, principal: str) -> pb.DeleteStreamResponse:
+        if request.name in RESERVED:
+            raise RefusedError(Status.INVALID_ARGUMENT, f"{request.name} is reserved, and cannot be deleted")
         await self._node.doors.read_barrier()
         names = self._all_of(request.name)
         for name in names or [request.name]:
             self._access.require(principal, name, ADMIN)
-        if not names or request.name in RESERVED:
+        if not names:
             raise RefusedError(Status.NOT_FOUND, f"there is no stream {request.name[:80]!a}")
         for name in names:
             await self._client.delete(name)
@@ -140,11 +142,13 @@ class Administration:
     async def pause(self, request: pb.PauseStreamRequest, principal: str) -> pb.PauseStreamResponse:
         for name in await self._chosen(request.name, request.partitions, principal):
             await self._client.pause(name)
+        await self._streams.catch_up()  # who asked here publishes here next
         return pb.PauseStreamResponse()
 
     async def set_readonly(self, request: pb.SetStreamReadonlyRequest, principal: str) -> pb.SetStreamReadonlyResponse:
         for name in await self._chosen(request.name, request.partitions, principal):
             await self._client.set_readonly(name, request.readonly)
+        await self._streams.catch_up()
         return pb.SetStreamReadonlyResponse()
 
     async def _chosen(self, stream: str, partitions: Sequence[int], principal: str) -> list[str]:
@@ -174,6 +178,7 @@ class Administration:
         return pb.FetchCursorResponse(offset=-1 if found is None else found - ahead)
 
     async def _cursor_channel(self, stream: str, partition: int, cursor: str, principal: str) -> str:
+        require_stream(stream)
         self._access.require(principal, channel_of(stream, partition), READ)
         if not cursor or len(cursor) > _CURSOR_BYTES_MAX:
             raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor id has 1 to {_CURSOR_BYTES_MAX} characters")
@@ -205,5 +210,6 @@ def _wanted(request: pb.CreateStreamRequest) -> WantedStream:
         compacts=request.compactEnabled.value,
         encrypts=request.encryption.value,
         checks_offsets=request.optimisticConcurrencyControl.value,
+        pauses_itself=request.autoPauseTime.value > 0,
         min_isr=number("minIsr"),
     )

@@ -1,12 +1,14 @@
 """PublishAsync: one client's stream of messages, and the answers to them.
 
-Whatever came together is taken together: messages in a row that go to one partition under one ack policy, with nothing
-but a value, are handed to the producer as one run and answered as one. A message with a key, headers or an expected
-offset goes alone, and so does one that must wait: for a partition to be found or resumed.
+Whatever came together is taken together: messages that go to one partition under one ack policy, with keys and headers
+or without, are handed to the producer as one run and answered as one, however they were mixed with those for other
+partitions. A message of a stream that checks offsets goes alone, and so does one that must wait: for a partition to be
+found or resumed.
 
 LU2  PublishAsync never waits for one message before it takes the next. A stream has at most `UNANSWERED_MAX` messages
      without a written answer; beyond it the client is read no further.
-LU4  Messages reach their producer in the order in which they came, runs and single ones alike.
+LU4  Messages reach their producer in the order in which they came, runs and single ones alike: LEADER and NONE share
+     the producer of a partition, ALL has its own.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
-from tidelog.doors.liftbridge_producers import MESSAGE_BYTES_MAX
+from tidelog.blocks.messages import Message
+from tidelog.doors.liftbridge_names import own_headers_left_out
+from tidelog.doors.liftbridge_producers import MESSAGE_BYTES_MAX, size_of
 from tidelog.doors.liftbridge_refusals import RefusedError, async_error_of
-from tidelog.errors import BadMessage, LogError
+from tidelog.errors import BadMessage, ChannelPaused, LogError
 from tidelog.http.grpc_call import Ended
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
@@ -35,22 +40,48 @@ _STILL_S: Final = 1.0
 
 
 class _Run:
-    """Messages in a row that are the same but for their values."""
+    """Messages for one partition under one policy."""
 
-    __slots__ = ("correlations", "has_inbox", "inboxes", "key", "received_ns", "target", "values")
+    __slots__ = ("correlations", "has_inbox", "inboxes", "policy", "received_ns", "rows", "target", "time_us", "values")
 
-    def __init__(self, key: tuple[str, int, int], target: Target) -> None:
-        self.key = key
+    def __init__(self, policy: int, target: Target) -> None:
+        self.policy = policy
         self.target = target
         self.values: list[bytes] = []
+        self.rows: list[Message] | None = None
+        """Takes over from `values` when a message has more than a value."""
+        self.time_us = time.time_ns() // 1000
         self.correlations: list[str] = []
         self.inboxes: list[str] = []
         self.has_inbox = False
-        self.received_ns = time.time_ns()
+        self.received_ns = 0
 
-    @property
-    def policy(self) -> int:
-        return self.key[2]
+    def __len__(self) -> int:
+        return len(self.correlations)
+
+    def add(self, value: bytes, key: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
+        """Put a message behind the others; False if it is too large."""
+        if not key and not headers:
+            if len(value) > MESSAGE_BYTES_MAX:
+                return False
+            if self.rows is None:
+                self.values.append(value)
+            else:
+                self.rows.append(Message(self.time_us, value))
+            return True
+        row = Message(self.time_us, value, key or None, headers)
+        if size_of(row) > MESSAGE_BYTES_MAX:
+            return False
+        if self.rows is None:
+            self.rows = [Message(self.time_us, one) for one in self.values]
+            self.values = []
+        self.rows.append(row)
+        return True
+
+    def messages(self, part: range) -> list[bytes] | list[Message]:
+        """All of them, or a part."""
+        found: list[bytes] | list[Message] = self.values if self.rows is None else self.rows
+        return found if len(part) == len(found) else found[part.start : part.stop]
 
 
 class AsyncStream:
@@ -63,7 +94,8 @@ class AsyncStream:
         self._still = still
         self._asked_s = time.monotonic()
         self._ready: list[bytes] = []
-        self._run: _Run | None = None
+        self._runs: dict[tuple[str, int, bool], _Run] = {}
+        """By partition and producer, in the order in which they began."""
         self._unanswered = 0
         """Messages whose answer is not written yet (LU2)."""
         self._has_ended = False
@@ -114,24 +146,23 @@ class AsyncStream:
             except DecodeError as error:
                 raise BadMessage(problem="these bytes are no PublishRequest") from error
             finally:
-                self._send_run()
+                self._send_runs()
 
     def _joins(self, request: pb.PublishRequest) -> bool:
-        """Put it behind others like it, if it has nothing but a value and its partition is ready."""
-        if request.key or request.headers:
-            return False
-        value, policy = request.value, request.ackPolicy
-        key = (request.stream, request.partition, policy)
-        run = self._run
-        if run is None or run.key != key:
-            self._send_run()
-            target = self._publishing.ready(*key, self._principal)
+        """Put it behind others for its partition, if that is ready."""
+        stream, partition, policy = request.stream, request.partition, request.ackPolicy
+        place = (stream, partition, policy == pb.ALL)
+        run = self._runs.get(place)
+        if run is None or run.policy != policy:
+            if run is not None:
+                self._send_run(self._runs.pop(place))  # it shares the producer, and goes first (LU4)
+            target = self._publishing.ready(stream, partition, policy, self._principal)
             if target is None:
                 return False
-            run = self._run = _Run(key, target)
-        if len(value) > MESSAGE_BYTES_MAX:
+            run = self._runs[place] = _Run(policy, target)
+        headers = request.headers
+        if not run.add(request.value, request.key, own_headers_left_out(headers) if headers else ()):
             return False
-        run.values.append(value)
         run.correlations.append(request.correlationId)
         inbox = request.ackInbox
         run.inboxes.append(inbox)
@@ -140,29 +171,41 @@ class AsyncStream:
         self._unanswered += 1
         return True
 
-    def _send_run(self) -> None:
-        """On its way, before anything that came after it (LU4)."""
-        run, self._run = self._run, None
-        if run is None or not run.values:
-            return
+    def _send_runs(self) -> None:
+        """On their way, before anything that came after them (LU4)."""
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._send_run(run)
 
-        def answered(which: range, offset: int, error: LogError | None) -> None:
-            if error is not None:
-                for number in which:
-                    self._refuse(run.correlations[number], error)
+    def _send_run(self, run: _Run) -> None:
+        if run:
+            self._send_values(run, run.target, range(len(run)))
+
+    def _send_values(self, run: _Run, target: Target, part: range, *, is_second: bool = False) -> None:
+        def refuse(numbers: range, error: LogError) -> None:
+            for number in numbers:
+                self._refuse(run.correlations[number], error)
+
+        def answered(places: range, offset: int, error: LogError | None) -> None:
+            which = part[places.start : places.stop]
+            if isinstance(error, ChannelPaused) and not is_second:
+                again = partial(self._send_values, run, part=which, is_second=True)
+                self._publishing.after_pause(target.place, self._principal, again, partial(refuse, which))
+            elif error is not None:
+                refuse(which, error)
             elif run.policy == pb.NONE:
                 self._settled(len(which))
             else:
                 self._answer(_acks(run, which, offset))
 
         try:
-            self._publishing.producers.send_run(run.target.record, run.policy, run.values, answered)
+            self._publishing.producers.send_run(target.record, run.policy, run.messages(part), answered)
+            run.received_ns = time.time_ns()  # not before the time that the producer has given the records
         except LogError as error:
-            for correlation in run.correlations:
-                self._refuse(correlation, error)
+            refuse(part, error)
 
     async def _take_alone(self, request: pb.PublishRequest) -> None:
-        self._send_run()
+        self._send_runs()
         is_silent = request.ackPolicy == pb.NONE
         correlation = request.correlationId
 

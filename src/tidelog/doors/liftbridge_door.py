@@ -26,6 +26,7 @@ from tidelog.config import split_address
 from tidelog.doors.liftbridge_activity import ActivityPublisher
 from tidelog.doors.liftbridge_admin import Administration
 from tidelog.doors.liftbridge_callers import Callers
+from tidelog.doors.liftbridge_expected import ExpectedOffsets
 from tidelog.doors.liftbridge_groups import ConsumerGroups
 from tidelog.doors.liftbridge_producers import Producers
 from tidelog.doors.liftbridge_publish import Publishing
@@ -33,6 +34,7 @@ from tidelog.doors.liftbridge_service import LiftbridgeService
 from tidelog.doors.liftbridge_streams import DOOR, Streams
 from tidelog.doors.liftbridge_subjects import SubjectPublishing
 from tidelog.doors.liftbridge_subscribe import Subscriptions
+from tidelog.doors.liftbridge_times import PartitionTimes
 from tidelog.errors import InvalidConfig
 from tidelog.http.grpc_call import GrpcOptions
 from tidelog.http.grpc_server import GrpcServer
@@ -100,6 +102,7 @@ class LiftbridgeDoor:
         self.subscriptions: Subscriptions | None = None
         self._activity: ActivityPublisher | None = None
         self._subjects: SubjectPublishing | None = None
+        self._times: PartitionTimes | None = None
         self._tls: ServerTls | None = None
         self.port = 0
 
@@ -157,6 +160,8 @@ class LiftbridgeDoor:
         client = self._client = self._connected(node)
         producers = self._producers = Producers(client, node=node.options.node)
         streams = Streams(node)
+        self._times = streams.times
+        self._times.start()
         if node.nats is not None:
             self._subjects = SubjectPublishing(node.nats)
             self._subjects.start()
@@ -169,6 +174,7 @@ class LiftbridgeDoor:
             publishing=Publishing(
                 client=client,
                 producers=producers,
+                expected=ExpectedOffsets(node, client=client, producers=producers),
                 streams=streams,
                 access=access,
                 rng=random.Random(random.SystemRandom().getrandbits(64)),
@@ -221,6 +227,8 @@ class LiftbridgeDoor:
             await self._server.stop(_STOP_S)
         if self._subjects is not None:
             self._subjects.close()
+        if self._times is not None:
+            self._times.close()
         if self._producers is not None:
             try:
                 async with asyncio.timeout(_STOP_S):

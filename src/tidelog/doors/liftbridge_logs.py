@@ -139,9 +139,10 @@ class LocalLog:
 class RemoteLog:
     """Of other nodes' replicas."""
 
-    def __init__(self, client: Client, channel: str) -> None:
+    def __init__(self, client: Client, channel: str, channel_id: int) -> None:
         self._client = client
         self._channel = channel
+        self._channel_id = channel_id
         self._reader: Reader | None = None
         self._blocks: AsyncIterator[Block] | None = None
         self._next: asyncio.Future[Block] | None = None
@@ -155,7 +156,7 @@ class RemoteLog:
             # A position beyond the end is not one to read from yet; what comes before it is left out on the way.
             start = min(position, (await self._client.offsets(self._channel)).committed_end)
             options = {"start": start, "nearest": True, "on_trim": "skip", "bytes_max": BYTES_MAX}
-            self._reader = self._client.reader(self._channel, **options)
+            self._reader = self._client.reader(self._channel, channel_id=self._channel_id, **options)
             self._blocks = self._reader.blocks()
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._blocks))
@@ -166,7 +167,7 @@ class RemoteLog:
         return [block]
 
     def blocks(self, low: int, high: int) -> AsyncIterator[Block]:
-        return self._client.fetch(self._channel, range(low, high))
+        return self._client.fetch(self._channel, range(low, high), channel_id=self._channel_id)
 
     async def first_from(self, time_us: int, end: int) -> int | None:
         start = await self._client.offset_at(self._channel, Time(time_us))
@@ -188,7 +189,7 @@ class RemoteLog:
 def log_of(node: Node, client: Client, *, channel: str, channel_id: int) -> PartitionLog:
     """This node's own, if it has one."""
     if node.doors.channel_here(channel_id) is None:
-        return RemoteLog(client, channel)
+        return RemoteLog(client, channel, channel_id)
     return LocalLog(node, channel_id)
 
 

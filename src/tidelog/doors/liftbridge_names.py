@@ -25,7 +25,8 @@ from tidelog.wire.stream_names import PARTITIONS_MAX, channel_of
 ACTIVITY_STREAM: Final = "__activity"
 CURSORS_STREAM: Final = "__cursors"
 RESERVED: Final = frozenset({ACTIVITY_STREAM, CURSORS_STREAM})
-OWN_HEADERS: Final = frozenset({"subject", "reply"})
+REPLY: Final = "reply"
+OWN_HEADERS: Final = frozenset({"subject", REPLY})
 """Of messages on their way out; what a client says in them is left out."""
 
 CHECKS_OFFSETS: Final = "liftbridge.occ"
@@ -37,6 +38,11 @@ PARTITION: Final = "liftbridge.partition"
 _ENDS_IN_NUMBER: Final = re.compile(r".*/[0-9]+")
 _HASHED: Final = "liftbridge."
 _GROUP_CURSOR: Final = "__group:"
+
+
+def own_headers_left_out(headers: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
+    """What a client sent beside key and value, by name."""
+    return [(name, headers[name]) for name in sorted(headers) if name not in OWN_HEADERS]
 
 
 class StreamFacts(NamedTuple):
@@ -62,6 +68,7 @@ class WantedStream:
     compacts: bool = False
     encrypts: bool = False
     checks_offsets: bool = False
+    pauses_itself: bool = False
     min_isr: int | None = None
 
 
@@ -125,6 +132,8 @@ def configs_of(wanted: WantedStream, *, nodes: int, creation: str) -> list[Chann
         problems.append("compaction is not offered here; leave it out, and set a retention")
     if wanted.encrypts:
         problems.append("encryption by the server is not offered here; encrypt values before you publish them")
+    if wanted.pauses_itself:
+        problems.append("pausing by itself is not offered here; leave autoPauseTime out, and pause it where you want")
     if problems:
         raise InvalidConfig(section="stream", problems=problems)
     metadata = {CHECKS_OFFSETS: "1"} if wanted.checks_offsets else {}

@@ -6,6 +6,8 @@ Liftbridge's have after compaction (docs/decisions/0014).
 LO1  A start or an end by time is the offset of one message, found when the subscription begins: the first at or after
      the start, and the one before the first that is later than the end.
 LO2  Nothing beyond the committed end is looked at. NEW_ONLY and the end of STOP_LATEST count what the replica holds.
+LO3  A start beyond the end of the leader's log is its end: the next message is the first one given. Another replica may
+     only be behind: there a start beyond its end is waited for, or messages would be given twice.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ class Span(NamedTuple):
     stop: int | None
 
 
-async def span_of(log: PartitionLog, standing: Standing, request: pb.SubscribeRequest) -> Span:
-    """Raises `RefusedError` where there is nothing to subscribe to."""
+async def span_of(
+    log: PartitionLog, standing: Standing, request: pb.SubscribeRequest, *, is_leaders: bool = True
+) -> Span:
+    """Raises `RefusedError` where there is nothing to subscribe to. `is_leaders`: the log is the leader's (LO3)."""
     places = _Places(log, standing)
     stop = await _stop(places, request)
     start = await _start(places, request)
@@ -38,7 +42,7 @@ async def span_of(log: PartitionLog, standing: Standing, request: pb.SubscribeRe
         raise RefusedError(
             Status.INVALID_ARGUMENT, f"the subscription would stop at {stop}, before it starts at {start}"
         )
-    return Span(start, stop)
+    return Span(min(start, standing.log_end) if is_leaders else start, stop)
 
 
 async def _start(places: _Places, request: pb.SubscribeRequest) -> int:

@@ -16,8 +16,9 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
+from tidelog.blocks.messages import Message
 from tidelog.client import Client, Producer
 from tidelog.core.catalog import ChannelRecord
 from tidelog.errors import InvalidRecord, LogError, QueueFull
@@ -48,8 +49,15 @@ class Outgoing(NamedTuple):
 
     @property
     def size(self) -> int:
-        size = len(self.value) + len(self.key or b"")
-        return size + sum(len(name) * 4 + len(content) + _RECORD_BYTES for name, content in self.headers)
+        return size_of(Message(0, self.value, self.key, self.headers))
+
+
+def size_of(message: Message) -> int:
+    """What counts against `MESSAGE_BYTES_MAX`."""
+    size = len(message.value or b"") + len(message.key or b"")
+    if not message.headers:
+        return size
+    return size + sum(len(name) * 4 + len(content) + _RECORD_BYTES for name, content in message.headers)
 
 
 class Producers:
@@ -96,12 +104,20 @@ class Producers:
 
         receipt.when_done(done)
 
-    def send_run(self, record: ChannelRecord, policy: int, values: list[bytes], answered: RunAnswered) -> None:
-        """Take values that came together, each at most `MESSAGE_BYTES_MAX`; every one is told of once, later, unless
-        this raises. Cheaper by far than one by one."""
-        producer, receipt = self._given(record, policy, lambda producer: producer.send_many(values))
-        ends = list(accumulate(map(len, values), initial=0))
-        self._take(producer, len(values), ends[-1])
+    def send_run(
+        self, record: ChannelRecord, policy: int, messages: list[bytes] | list[Message], answered: RunAnswered
+    ) -> None:
+        """Take messages that came together, values alone or with keys and headers, each at most `MESSAGE_BYTES_MAX`;
+        every one is told of once, later, unless this raises. Cheaper by far than one by one."""
+        if type(messages[0]) is bytes:
+            values = messages
+            producer, receipt = self._given(record, policy, lambda producer: producer.send_many(values))
+            ends = list(accumulate(map(len, values), initial=0))
+        else:
+            rows = cast(list[Message], messages)
+            producer, receipt = self._given(record, policy, lambda producer: producer.send_rows(rows))
+            ends = list(accumulate(map(size_of, rows), initial=0))
+        self._take(producer, len(messages), ends[-1])
 
         def done(which: range, offset: int, error: LogError | None) -> None:
             self._settled(producer, len(which), ends[which.stop] - ends[which.start])
@@ -149,6 +165,8 @@ class Producers:
             acks=acks,
             in_flight_max_bytes=2 * self._bytes_max,
             timeout_ms=_TIMEOUT_MS,
+            # One of an older channel of this name must not follow into the new one: it would fence its successor.
+            channel_id=key[0],
         )
         return producer
 

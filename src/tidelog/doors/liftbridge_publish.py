@@ -3,6 +3,8 @@
 LU1  A call waits for its ack only if its policy is not NONE and it has a deadline, as with Liftbridge:
      python-liftbridge sets none, and would wait for ever where nobody can write.
 LU3  A message that nobody is told about (NONE, or no deadline) is sent again like any other until its time is up.
+LU5  A partition that was paused after its messages left here resumes for them: they are sent once more, perhaps behind
+     others that came later. Who may not resume it is told that it is paused.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,15 +21,16 @@ from tidelog.cluster.client_access import ADMIN, ALL_CHANNELS, WRITE, ClientAcce
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.subjects import subject_problem
 from tidelog.doors.liftbridge_async import AsyncStream
-from tidelog.doors.liftbridge_names import OWN_HEADERS
+from tidelog.doors.liftbridge_expected import ExpectedOffsets
+from tidelog.doors.liftbridge_names import own_headers_left_out
 from tidelog.doors.liftbridge_producers import Outgoing, Producers
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
-from tidelog.doors.liftbridge_streams import Streams
+from tidelog.doors.liftbridge_streams import Streams, require_stream
 from tidelog.doors.liftbridge_subjects import SubjectPublishing, Told
 from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogError
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
-from tidelog.wire.stream_names import Place
+from tidelog.wire.stream_names import Place, channel_of
 
 _NO_DEADLINE_S: Final = 1e9
 _TARGETS_MAX: Final = 10_000
@@ -43,14 +46,15 @@ class Target(NamedTuple):
     checks_offsets: bool
 
     def ack(self, policy: int, *, received_ns: int) -> pb.Ack:
-        """What acks of messages that go there have in common; an ack for ALL is made when they are committed."""
+        """What acks of messages that go there have in common. They are made when the policy is satisfied, and for
+        LEADER too the time of that is the commit's, as with Liftbridge."""
         return pb.Ack(
             stream=self.place.stream,
             partitionSubject=self.subject,
             msgSubject=self.subject,
             ackPolicy=policy,  # type: ignore[arg-type]
             receptionTimestamp=received_ns,
-            commitTimestamp=time.time_ns() if policy == pb.ALL else 0,
+            commitTimestamp=time.time_ns(),
         )
 
 
@@ -61,7 +65,6 @@ class Wanted(NamedTuple):
     policy: int
     correlation: str
     inbox: str
-    received_ns: int
 
 
 class Publishing:
@@ -72,6 +75,7 @@ class Publishing:
         *,
         client: Client,
         producers: Producers,
+        expected: ExpectedOffsets,
         streams: Streams,
         access: ClientAccess,
         rng: random.Random,
@@ -84,16 +88,19 @@ class Publishing:
         self._streams = streams
         self._access = access
         self._rng = rng
+        self._expected = expected
         self._subjects = subjects
         self._namespace = namespace
         self._targets: dict[Place, Target] = {}
+        self._resuming: set[asyncio.Task[None]] = set()
 
     # --- the calls -----------------------------------------------------------------------------------
 
     async def publish(self, request: pb.PublishRequest, context: Any, principal: str) -> pb.PublishResponse:
+        require_stream(request.stream)
         target = self._known(request.stream, request.partition) or await self._found(request.stream, request.partition)
         target = await self._writable(target, principal)
-        ack = await self._sent([target], _wanted(request, target), context)
+        ack = await self._sent([target], _wanted(request, target), context, principal)
         return pb.PublishResponse(ack=ack, correlationId=request.correlationId)
 
     async def publish_to_subject(
@@ -118,26 +125,26 @@ class Publishing:
         if refusal is not None and not targets:
             raise refusal
         wanted = Wanted(
-            Outgoing(request.value, request.key or None, _headers(request.headers)),
+            Outgoing(request.value, request.key or None, own_headers_left_out(request.headers)),
             request.ackPolicy,
             request.correlationId,
             request.ackInbox,
-            time.time_ns(),
         )
         if subjects is None:
-            return pb.PublishToSubjectResponse(ack=await self._sent(targets, wanted, context))
+            return pb.PublishToSubjectResponse(ack=await self._sent(targets, wanted, context, principal))
         self._check_carried(request.subject, targets, principal)
         # Channels whose name alone is their subject are not attached: they are reached as without NATS.
         targets = [target for target in targets if target.record.config.subject is None]
         message = pb.Message(
             value=request.value,
             key=request.key,
-            headers=dict(_headers(request.headers)),
+            headers=dict(own_headers_left_out(request.headers)),
             ackInbox=request.ackInbox,
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
         )
-        ack = await self._sent(targets, wanted, context, carry=partial(subjects.publish, request.subject, message))
+        carry = partial(subjects.publish, request.subject, message)
+        ack = await self._sent(targets, wanted, context, principal, carry=carry)
         return pb.PublishToSubjectResponse(ack=ack)
 
     def _check_carried(self, subject: str, targets: list[Target], principal: str) -> None:
@@ -181,6 +188,11 @@ class Publishing:
     async def _writable(self, target: Target, principal: str) -> Target:
         """A paused partition is resumed, by whoever may resume it."""
         record = target.record
+        if record.readonly or not self._access.allows(principal, record.name, WRITE):
+            # What is refused was perhaps allowed a moment ago, at another node.
+            await self._streams.catch_up()
+            target = await self._found(*target.place)
+            record = target.record
         self._access.require(principal, record.name, WRITE)
         if record.readonly:
             raise ChannelReadonly(channel=record.name)
@@ -191,6 +203,26 @@ class Publishing:
         await self._client.resume(record.name)
         await self._streams.catch_up()
         return await self._found(*target.place)
+
+    def after_pause(
+        self, place: Place, principal: str, send: Callable[[Target], None], refuse: Callable[[LogError], None]
+    ) -> None:
+        """Messages met a pause of which this node had not heard: resume, and `send` them once more (LU5)."""
+        # Kept in `_resuming` until it is done; bounded by what may be unanswered at all.
+        task = asyncio.get_running_loop().create_task(self._resume_and(place, principal, send, refuse))
+        self._resuming.add(task)
+        task.add_done_callback(self._resuming.discard)
+
+    async def _resume_and(
+        self, place: Place, principal: str, send: Callable[[Target], None], refuse: Callable[[LogError], None]
+    ) -> None:
+        try:
+            await self._streams.catch_up()
+            send(await self._writable(await self._found(*place), principal))
+        except LogError as error:
+            refuse(error)
+        except RefusedError:
+            refuse(ChannelPaused(channel=channel_of(*place)))
 
     def _chosen(self, subject: str) -> list[Place]:
         groups: dict[str, list[Place]] = {}
@@ -229,18 +261,19 @@ class Publishing:
         record = target.record
         if record.paused or record.readonly or not self._access.allows(principal, record.name, WRITE):
             target = await self._writable(target, principal)
-        wanted = _wanted(request, target)
-
-        def done(offset: int, error: LogError | None) -> None:
-            answered(error if error is not None else _ack(target, wanted, offset))
-
         await self.producers.wait_room()
-        self.producers.send(target.record, wanted.policy, wanted.outgoing, done)
+        self._send(target, _wanted(request, target), principal, answered)
 
     # --- and off it goes -----------------------------------------------------------------------------
 
     async def _sent(
-        self, targets: list[Target], wanted: Wanted, context: Any, *, carry: Callable[[Told | None], int] | None = None
+        self,
+        targets: list[Target],
+        wanted: Wanted,
+        context: Any,
+        principal: str,
+        *,
+        carry: Callable[[Told | None], int] | None = None,
     ) -> pb.Ack | None:
         """The first ack, if the caller waits for one (LU1). `carry` sends it over NATS too."""
         left_s = context.time_remaining()
@@ -260,7 +293,9 @@ class Publishing:
 
         number = carry(told if waits else None) if carry is not None else 0
         try:
-            await self._send_each(targets, wanted, told)
+            for target in targets:
+                await self.producers.wait_room()
+                self._send(target, wanted, principal, told)
             if not waits:
                 return None
             if not targets and carry is None:
@@ -271,20 +306,29 @@ class Publishing:
             if number and self._subjects is not None:
                 self._subjects.forget(number)
 
-    async def _send_each(
-        self, targets: list[Target], wanted: Wanted, told: Callable[[pb.Ack | LogError], None]
+    def _send(
+        self,
+        target: Target,
+        wanted: Wanted,
+        principal: str,
+        told: Callable[[pb.Ack | LogError], None],
+        *,
+        is_second: bool = False,
     ) -> None:
-        def answered(target: Target, offset: int, error: LogError | None) -> None:
-            told(error if error is not None else _ack(target, wanted, offset))
+        received_ns = 0
 
-        for target in targets:
-            await self.producers.wait_room()
-            self.producers.send(
-                target.record,
-                wanted.policy,
-                wanted.outgoing,
-                partial(answered, target),
-            )
+        def answered(offset: int, error: LogError | None) -> None:
+            if isinstance(error, ChannelPaused) and not is_second:
+                send = partial(self._send, wanted=wanted, principal=principal, told=told, is_second=True)
+                self.after_pause(target.place, principal, send, told)
+            else:
+                told(error if error is not None else _ack(target, wanted, offset, received_ns))
+
+        if target.checks_offsets:
+            self._expected.send(target.record, wanted.policy, wanted.outgoing, answered)
+        else:
+            self.producers.send(target.record, wanted.policy, wanted.outgoing, answered)
+        received_ns = time.time_ns()  # not before the time that the producer has given the record
 
 
 def _wanted(request: pb.PublishRequest, target: Target) -> Wanted:
@@ -296,8 +340,8 @@ def _wanted(request: pb.PublishRequest, target: Target) -> Wanted:
         raise RefusedError(Status.INVALID_ARGUMENT, "a stream that checks offsets must tell; choose LEADER or ALL")
     if expected is not None and expected < 0:
         raise RefusedError(Status.INVALID_ARGUMENT, f"no message has offset {expected}; -1 leaves it open")
-    outgoing = Outgoing(request.value, request.key or None, _headers(request.headers), expected)
-    return Wanted(outgoing, request.ackPolicy, request.correlationId, request.ackInbox, time.time_ns())
+    outgoing = Outgoing(request.value, request.key or None, own_headers_left_out(request.headers), expected)
+    return Wanted(outgoing, request.ackPolicy, request.correlationId, request.ackInbox)
 
 
 def _require_policy(policy: int) -> None:
@@ -305,13 +349,7 @@ def _require_policy(policy: int) -> None:
         raise RefusedError(Status.INVALID_ARGUMENT, f"ack policy {policy} is not known; choose LEADER, ALL or NONE")
 
 
-def _headers(headers: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
-    if not headers:
-        return []
-    return [(name, headers[name]) for name in sorted(headers) if name not in OWN_HEADERS]
-
-
-def _ack(target: Target, wanted: Wanted, offset: int) -> pb.Ack:
-    ack = target.ack(wanted.policy, received_ns=wanted.received_ns)
+def _ack(target: Target, wanted: Wanted, offset: int, received_ns: int) -> pb.Ack:
+    ack = target.ack(wanted.policy, received_ns=received_ns)
     ack.offset, ack.ackInbox, ack.correlationId = offset, wanted.inbox, wanted.correlation
     return ack

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 
 from tidelog.cluster.uplink_refusals import DETAIL_CHARACTERS_MAX, abort_with
-from tidelog.errors import LogError
+from tidelog.errors import LogError, OffsetConflict
 from tidelog.wire.proto import liftbridge_pb2 as pb
 
 Status = grpc.StatusCode
@@ -19,6 +19,7 @@ Status = grpc.StatusCode
 _STATUS: Final = {
     "unknown_channel": Status.NOT_FOUND,
     "channel_deleted": Status.NOT_FOUND,
+    "channel_recreated": Status.NOT_FOUND,
     "channel_readonly": Status.FAILED_PRECONDITION,
     "channel_paused": Status.FAILED_PRECONDITION,
     "offset_conflict": Status.UNKNOWN,
@@ -78,6 +79,9 @@ def status_of(error: RefusedError | LogError) -> grpc.StatusCode:
 
 def words_of(error: RefusedError | LogError) -> str:
     """They may quote what a client sent; as a header they must stay short."""
+    if isinstance(error, OffsetConflict):
+        # Liftbridge's words: Go clients are given nothing else to tell it by.
+        return f"incorrect expected offset: {error}"[:DETAIL_CHARACTERS_MAX]
     text = str(error) if isinstance(error, RefusedError) else f"{error.code}: {error}"
     return text[:DETAIL_CHARACTERS_MAX]
 

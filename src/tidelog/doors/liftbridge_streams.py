@@ -6,6 +6,9 @@ a stream that was created at another node a moment ago is found.
 LS1  A stream exists if its partition 0 does. Its partitions are 0, 1, ... as far as they go without a gap.
 LS2  Nobody is shown a stream on which it has no grant at all.
 LS3  Every node that a partition names is among the brokers: Go clients crash otherwise.
+LS4  Every broker's address is one that answers: Go clients dial all of them and give up if one does not. A node that
+     is fenced, that this one has no link to, or that has no door, is shown at the address of the node that was asked,
+     which takes every call but Subscribe for a partition that it does not lead.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.config import split_address
-from tidelog.core.catalog import Catalog, ChannelRecord, NodeRecord
+from tidelog.core.catalog import Catalog, ChannelRecord, NodeRecord, NodeState
 from tidelog.doors.liftbridge_names import CURSORS_STREAM, PARTITION, StreamFacts, facts_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
+from tidelog.doors.liftbridge_times import PartitionTimes
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
 from tidelog.wire.stream_names import PARTITIONS_MAX, Place, channel_of, place_of
@@ -40,6 +44,7 @@ class Streams:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.times = PartitionTimes(node)
         self._known_index = -1
         self._known: dict[Place, ChannelRecord] = {}
         """Of partitions above 0, at `_known_index`: each takes a walk over those before it."""
@@ -150,7 +155,7 @@ class Streams:
                 response.streamMetadata.append(self._stream(name))
             elif request.streams:
                 response.streamMetadata.append(_unknown(name))  # LS2: the same as if it were not there
-        response.brokers.extend(self._broker(record) for record in self.catalog.nodes())
+        response.brokers.extend(self._brokers())
         return response
 
     def _stream(self, name: str) -> pb.StreamMetadata:
@@ -177,8 +182,7 @@ class Streams:
             paused=record.paused,
             readonly=record.readonly,
         )
-        for times in (found.messagesReceivedTimestamps, found.pauseTimestamps, found.readonlyTimestamps):
-            times.SetInParent()  # zero: not known
+        self.times.fill(record.channel_id, found)
         return found
 
     def _cursors_stream(self) -> pb.StreamMetadata:
@@ -189,13 +193,24 @@ class Streams:
         found.partitions[0].CopyFrom(partition)
         return found
 
-    def _broker(self, record: NodeRecord) -> pb.Broker:
-        """A node without this door has no port here, and is listed all the same (LS3)."""
-        addresses = dict(record.addresses)
+    def _brokers(self) -> list[pb.Broker]:
+        """Nodes that are here, and whoever else holds a replica (LS3)."""
         catalog = self.catalog
-        host, port = record.host, 0
-        if DOOR in addresses:
-            host, port = split_address(addresses[DOOR])
+        here = (NodeState.ACTIVE, NodeState.FENCED)
+        own = catalog.node(self._node.doors.node)
+        fallback = None if own is None else _door_of(own)
+        return [
+            self._broker(record, fallback)
+            for record in catalog.nodes()
+            if record.state in here or catalog.replica_count(record.node)
+        ]
+
+    def _broker(self, record: NodeRecord, fallback: str | None) -> pb.Broker:
+        """At its own door if that answers, as far as this node can tell, else at this node's (LS4)."""
+        catalog, node = self.catalog, self._node
+        is_reached = record.node == node.doors.node or node.pool.link_to(record.node) is not None
+        door = _door_of(record) if record.state is NodeState.ACTIVE and is_reached else None
+        host, port = split_address(door or fallback or f"{record.host or record.node}:0")
         return pb.Broker(
             id=record.node,
             host=host,
@@ -203,6 +218,16 @@ class Streams:
             partitionCount=catalog.replica_count(record.node),
             leaderCount=catalog.leader_count(record.node),
         )
+
+
+def _door_of(record: NodeRecord) -> str | None:
+    return dict(record.addresses).get(DOOR)
+
+
+def require_stream(name: str) -> None:
+    """For the calls that tell a name left out from one that nobody has: Publish and cursors, as with Liftbridge."""
+    if not name:
+        raise RefusedError(Status.INVALID_ARGUMENT, "no stream provided; name the stream")
 
 
 def _unknown(name: str) -> pb.StreamMetadata:

@@ -31,7 +31,7 @@ WAITING_MAX: Final = 8_192
 Told = Callable[[pb.Ack | RefusedError], None]
 
 _REFUSALS: Final = {
-    pb.Ack.INCORRECT_OFFSET: (Status.UNKNOWN, "the message was not at the offset that it expected"),
+    pb.Ack.INCORRECT_OFFSET: (Status.UNKNOWN, "incorrect expected offset; read what is new and decide again"),
     pb.Ack.TOO_LARGE: (Status.INVALID_ARGUMENT, "the message is too large for the stream; split it"),
     pb.Ack.ENCRYPTION: (Status.FAILED_PRECONDITION, "the message could not be encrypted"),
 }

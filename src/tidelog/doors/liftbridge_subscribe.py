@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind
 from tidelog.client import Client, Record
@@ -25,7 +27,7 @@ from tidelog.cluster.client_access import ADMIN, READ, ClientAccess
 from tidelog.core.catalog import ChannelRecord
 from tidelog.doors.liftbridge_groups import ConsumerGroups
 from tidelog.doors.liftbridge_logs import PartitionLog, Standing, log_of
-from tidelog.doors.liftbridge_names import OWN_HEADERS
+from tidelog.doors.liftbridge_names import OWN_HEADERS, REPLY
 from tidelog.doors.liftbridge_positions import Span, span_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_streams import Streams
@@ -112,6 +114,7 @@ class Subscriptions:
 
     async def _admitted(self, place: Place, request: pb.SubscribeRequest, principal: str) -> ChannelRecord:
         self._access.require(principal, channel_of(*place), READ)
+        _require_known(request)
         if request.HasField("consumer") and request.readISRReplica:
             raise RefusedError(Status.INVALID_ARGUMENT, "a consumer of a group reads from the leader alone")
         record = await self._streams.require(place)
@@ -147,11 +150,11 @@ class _Subscription:
         self._message = pb.Message(stream=place.stream, partition=place.partition, subject=subject)
         """What all messages have in common."""
         self._message.headers["subject"] = subject.encode()
-        self._message.headers["reply"] = b""
+        self._message.headers[REPLY] = b""
         self._has_begun = False
 
     async def run(self, request: pb.SubscribeRequest, context: Any) -> None:
-        span = await span_of(self._log, await self._standing(), request)
+        span = await span_of(self._log, await self._standing(), request, is_leaders=self._is_leaders)
         await context.write(pb.Message())
         self._has_begun = True
         position = span.start
@@ -237,7 +240,20 @@ class _Subscription:
         for name, content in record.headers:
             if name not in OWN_HEADERS:
                 full.headers[name] = content
+            elif name == REPLY:
+                # Of a message that came over NATS: where its sender waits for an answer.
+                full.headers[name] = content
+                full.replySubject = content.decode(errors="replace")
         return full.SerializeToString()
 
     def _stopped(self, span: Span) -> NoReturn:
         raise RefusedError(Status.RESOURCE_EXHAUSTED, f"the subscription stopped at offset {span.stop}, as asked")
+
+
+def _require_known(request: pb.SubscribeRequest) -> None:
+    """What a newer client asks for and is not offered must not be left out in silence: with `reverse` it would be given
+    the wrong messages."""
+    unknown = UnknownFieldSet(request)
+    if len(unknown):
+        words = f"field {unknown[0].field_number} of the request is not known here; reading in reverse is not offered"
+        raise RefusedError(Status.INVALID_ARGUMENT, f"{words}; read forwards, from the offset where you want to end")

@@ -21,12 +21,14 @@ from tidelog.edge.boat_http import BoatHttp, BoatView
 from tidelog.edge.journal import Journal, JournalOptions, open_journal
 from tidelog.edge.ring import Ring
 from tidelog.edge.sources import Source
+from tidelog.edge.transmitting import Sender, SendOptions
 from tidelog.edge.uplink import BoatUplink
 from tidelog.edge.uplink_client import UplinkClient
 from tidelog.edge.uplink_target import UplinkTarget
-from tidelog.errors import DiskFull, SourceFailed
+from tidelog.errors import DiskError, SourceFailed, SyncFailed
 from tidelog.http.feed import FrameFeed
 from tidelog.http.server import HttpOptions
+from tidelog.http.sessions import BUFFER_MS_MAX, SessionBook
 from tidelog.nmea.devices import DeviceRegistry, introductions_again
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.writer import steady_clock_ms, wall_clock_us
@@ -57,6 +59,10 @@ class BoatOptions:
     ring_frames: int = 65_536
     journal: JournalOptions = field(default_factory=JournalOptions)
     sender: SenderConfig = field(default_factory=SenderConfig)
+    send: SendOptions | None = None
+    """What callers over HTTP may put on the bus; None for nothing."""
+    buffer_ms_max: int = BUFFER_MS_MAX
+    """How long a reader's buffered session is kept for it while it is away, at most."""
 
 
 class Boat:
@@ -83,8 +89,14 @@ class Boat:
         self.feed = FrameFeed()
         self.devices = DeviceRegistry()
         self.http: BoatHttp | None = None
+        self._source: Source | None = None
+        """While it is open."""
         self._client: UplinkClient | None = None
-        self._problem: str | None = None
+        self._source_problem: str | None = None
+        self._refused: DiskError | None = None
+        """Why the last frame was dropped; None while they are taken."""
+        self._stuck_since_ms: int | None = None
+        """When writing began to fail."""
         self._heard_ms = steady_clock_ms()
         self._bus_us = wall_clock_us()
         """The newest frame's time."""
@@ -108,8 +120,17 @@ class Boat:
                 uplink_task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await uplink_task
+            self._close_journal()
+
+    def _close_journal(self) -> None:
+        journal = self.journal
+        try:
             journal.close(wall_clock_us())
-            self._log(f"boat down head={journal.head} acked={journal.acked} frames_refused={self.frames_refused}")
+        except DiskError:
+            lost = journal.statistics().frames_buffered
+            self._log(f"boat down, not everything is written head={journal.head} frames_lost={lost}")
+            raise
+        self._log(f"boat down head={journal.head} acked={journal.acked} frames_refused={self.frames_refused}")
 
     def _start_uplink(self) -> asyncio.Task[None] | None:
         target = self._options.target
@@ -146,6 +167,9 @@ class Boat:
             frames_refused=lambda: self.frames_refused,
             written=lambda: self.journal.written,
             ring=lambda: (len(self.ring.seqs), options.ring_frames),
+            recent=self.ring,
+            sessions=SessionBook(buffer_ms_max=options.buffer_ms_max),
+            sender=Sender(options.send, transmit=lambda: getattr(self._source, "send", None)),
             problem=self._what_is_wrong,
             extra=self._metering,
         )
@@ -153,11 +177,34 @@ class Boat:
         await self.http.start()
 
     def _what_is_wrong(self) -> str | None:
+        refusal = self._refused or self.journal.refusal
+        if refusal is not None:
+            since_ms = steady_clock_ms() if self._stuck_since_ms is None else self._stuck_since_ms
+            return (
+                f"nothing reaches the disk for {(steady_clock_ms() - since_ms) // 1000} s: {refusal}; "
+                f"{self._memory_in_words()}, {self.frames_refused} were dropped so far; free space and it goes on"
+            )
         limit_ms = self._options.bus_silence_ms
         silent_ms = steady_clock_ms() - self._heard_ms
-        if self._problem is None and limit_ms is not None and silent_ms > limit_ms:
+        if self._source_problem is None and limit_ms is not None and silent_ms > limit_ms:
             return f"no frame came from the bus for {silent_ms // 1000} s"
-        return self._problem
+        return self._source_problem
+
+    def _memory_in_words(self) -> str:
+        held, most = self.journal.statistics().frames_buffered, self._options.journal.buffer_frames_max
+        return f"{held} frames are in memory only (at most {most})"
+
+    def _look_at_journal(self) -> None:
+        """Say when writing begins to fail and when it is well again, each once."""
+        refusal = self._refused or self.journal.refusal
+        if refusal is not None and self._stuck_since_ms is None:
+            self._stuck_since_ms = steady_clock_ms()
+            self._log(f"nothing reaches the disk reason={str(refusal)!r} do='free space; {self._memory_in_words()}'")
+        elif refusal is None and self._stuck_since_ms is not None:
+            stuck_s = (steady_clock_ms() - self._stuck_since_ms) / 1000
+            self._stuck_since_ms = None
+            durable = self.journal.durable_head
+            self._log(f"the disk takes frames again after_s={stuck_s:.0f} durable_head={durable}")
 
     def _metering(self) -> dict[str, Any]:
         if self.uplink is None:
@@ -175,14 +222,15 @@ class Boat:
 
     async def _record(self) -> None:
         while not self._stopping.is_set():
-            source = self._open_source()
+            source = self._source = self._open_source()
             try:
                 await self._record_from(source)
                 return
             except SourceFailed as error:
-                self._problem = f"the bus cannot be read: {error}"
+                self._source_problem = f"the bus cannot be read: {error}"
                 self._log(f"source failed reason={str(error)!r} retry_s={_SOURCE_BACKOFF_S:g}")
             finally:
+                self._source = None
                 source.close()
             await self._pause(_SOURCE_BACKOFF_S)
 
@@ -207,13 +255,16 @@ class Boat:
         for time_us, can_id, payload in frames.rows():
             try:
                 seq = self.journal.record(time_us, can_id, payload, now_us)
-            except DiskFull as error:
+            except SyncFailed:
+                raise
+            except DiskError as error:
                 self._refuse(len(frames) - len(seqs), error)
                 break
             self.ring.append(seq, time_us, can_id, payload)
             seqs.append(seq)
         else:
-            self._problem = None
+            self._refused = self._source_problem = None
+        self._look_at_journal()
         self._heard_ms, self._bus_us = steady_clock_ms(), int(frames.times_us[-1])
         if seqs and self._client is not None:
             self._client.notify()
@@ -222,11 +273,11 @@ class Boat:
             self.feed.publish(seqs[0], frames.slice(0, len(seqs)))
             self.feed.publish_devices(changes)
 
-    def _refuse(self, count: int, error: DiskFull) -> None:
-        if not self.frames_refused:
-            self._log(f"recording stopped reason={str(error)!r}")
+    def _refuse(self, count: int, error: DiskError) -> None:
+        if self._refused is None:
+            self._log(f"frames are dropped reason={str(error)!r} dropped_before={self.frames_refused}")
         self.frames_refused += count
-        self._problem = f"the journal cannot be written: {error}"
+        self._refused = error
 
     def _forget_idle_devices(self) -> None:
         idle_ms, now_ms = self._options.device_idle_ms, steady_clock_ms()
@@ -239,8 +290,11 @@ class Boat:
     def _wake_journal(self, now_us: int) -> None:
         try:
             self.journal.wake(now_us)
-        except DiskFull as error:
-            self._log(f"the journal waits for room reason={str(error)!r}")
+        except SyncFailed:
+            raise  # what the disk holds is unknown until the journal was opened anew
+        except DiskError:
+            pass  # it is tried again, and `_look_at_journal` says so
+        self._look_at_journal()
 
     def _all_said(self) -> bool:
         """The source has ended: everything is durable, and acked where there is a cloud."""

@@ -1,7 +1,7 @@
 """What a boat answers over HTTP: its bus as it happens, its journal, and how replication stands.
 
 Paths and shapes are lplex's, so its clients work as they are; what is ours comes after lplex's keys. The server reads
-a boat through `BoatView` and changes nothing.
+a boat through `BoatView`; what it changes is in `boat_clients`: sessions, and frames put on the bus.
 
 What a caller must keep: the view's functions are called on the event loop and answer at once. Whoever records
 publishes every frame to `feed` in the order of its seqs, and what the registry of devices made of it.
@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aiohttp import web
 
 from tidelog.blocks.block import Block
-from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.decode import counted_frames
-from tidelog.blocks.header import BlockKind
+from tidelog.edge.boat_clients import ClientsView, client_routes
 from tidelog.edge.journal import Journal
+from tidelog.edge.ring import Ring
+from tidelog.edge.seq_log import FRAME_KINDS, JournalFrames, last_frames
+from tidelog.edge.transmitting import Sender
 from tidelog.edge.uplink import UplinkStatistics
 from tidelog.errors import OffsetOutOfRange
 from tidelog.http.access import READ_STATUS
 from tidelog.http.bus_routes import BusSummaries, bus_routes
+from tidelog.http.decoded import decoded_values_json
 from tidelog.http.feed import FrameFeed
 from tidelog.http.filters import filter_from_query
 from tidelog.http.frames import time_text
@@ -32,24 +35,25 @@ from tidelog.http.health import READINESS, livez_route, metrics_route, probe_rou
 from tidelog.http.metrics import Metrics
 from tidelog.http.routes import Call, Route, json_answer, not_found
 from tidelog.http.server import HttpOptions, HttpServer
+from tidelog.http.sessions import SessionBook
 from tidelog.http.shapes import (
     COUNT,
     FLAG,
+    LAST_HISTORY_PARAMETERS,
     SEQ_RANGES,
     TEXT,
     TIME,
     object_of,
     ranges_json,
 )
-from tidelog.http.streams import history_query, stream_events, stream_history
+from tidelog.http.streams import history_query, last_of, stream_events, stream_history
 from tidelog.http.values import values_json
 from tidelog.nmea.devices import Device
-from tidelog.units import US_PER_MS, US_PER_S
+from tidelog.units import US_PER_S
 from tidelog.wire.revocation import RevocationList
 
 TITLE: Final = "Tidelog boat"
 NEVER: Final = "0001-01-01T00:00:00Z"
-_FRAME_KINDS: Final = (BlockKind.FRAMES, BlockKind.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +70,18 @@ class BoatView:
     now_us: Callable[[], int]
     """The boat's clock."""
     now_ms: Callable[[], int]
-    """The clock that never goes back, of `UplinkStatistics.last_ack_ms`."""
+    """A clock that never goes back, for how long a session was away."""
     frames_refused: Callable[[], int] = lambda: 0
     """Frames of the bus that the journal could not take."""
     written: Callable[[], tuple[int, int]] | None = None
     """Blocks and bytes written to the journal since the start, where somebody counts them."""
     ring: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Frames in the ring, and how many fit."""
+    recent: Ring | None = None
+    """The ring itself: what the journal has not written yet is read from it."""
+    sessions: SessionBook = field(default_factory=SessionBook)
+    sender: Sender = field(default_factory=lambda: Sender(None, transmit=lambda: None))
+    """What puts frames on the bus; by default nothing does."""
     problem: Callable[[], str | None] = lambda: None
     """What keeps the boat from recording, in words; None when it records."""
     extra: Callable[[], Mapping[str, Any]] = dict
@@ -126,7 +135,15 @@ _STATUS: Final = {
     "backfill_bytes_sent": COUNT,
     "reconnects": COUNT,
 }
-_STATUS_OURS: Final = {"lineage": TEXT, "durable_head_seq": COUNT, "lost": SEQ_RANGES, "void": SEQ_RANGES}
+_STATUS_OURS: Final = {
+    "lineage": TEXT,
+    "durable_head_seq": COUNT,
+    "lost": SEQ_RANGES,
+    "void": SEQ_RANGES,
+    "dials": COUNT,
+    "trouble": TEXT,
+    "name_in_use": COUNT,
+}
 # Open: what `extra` adds (metering, for one) is described where it is made.
 STATUS_SCHEMA: Final = {**object_of({**_STATUS, **_STATUS_OURS}), "additionalProperties": True}
 
@@ -178,7 +195,8 @@ def boat_routes(view: Callable[[], BoatView]) -> list[Route]:
             schema=STATUS_SCHEMA,
             errors=(404,),
         ),
-        *bus_routes("", pages, _SUMMARIES),
+        *bus_routes("", pages, _SUMMARIES, history_parameters=LAST_HISTORY_PARAMETERS),
+        *client_routes(pages.clients_view),
         probe_route(
             "/healthz",
             "Whether the boat records and replicates; more than the status for who may read it.",
@@ -225,18 +243,14 @@ class _Pages:
             "durable_head_seq": statistics.durable_head,
             "lost": ranges_json(statistics.forced_lost),
             "void": ranges_json(statistics.void),
+            "dials": uplink.dials,
+            "trouble": uplink.trouble,
+            "name_in_use": uplink.name_in_use,
         }
         return json_answer(answer | {key: value for key, value in view.extra().items() if key not in answer})
 
-    def _last_ack_us(self, uplink: UplinkStatistics) -> int | None:
-        """By the boat's clock as it is now: a clock that GPS set meanwhile shows the right time all the same."""
-        if uplink.last_ack_ms is None:
-            return None
-        return self._view.now_us() - (self._view.now_ms() - uplink.last_ack_ms) * US_PER_MS
-
     def _last_ack(self, uplink: UplinkStatistics) -> str:
-        moment_us = self._last_ack_us(uplink)
-        return NEVER if moment_us is None else time_text(moment_us)
+        return NEVER if uplink.last_ack_us is None else time_text(uplink.last_ack_us)
 
     async def events(self, call: Call) -> web.StreamResponse:
         return await stream_events(call, self._view.feed, devices=self._view.devices)
@@ -248,10 +262,31 @@ class _Pages:
         wanted = filter_from_query(call.query)
         return json_answer(values_json(self._view.feed.values.values(), self._view.devices(), wanted))
 
+    def clients_view(self) -> ClientsView:
+        view = self._view
+        return ClientsView(
+            journal=view.journal,
+            ring=view.recent,
+            feed=view.feed,
+            devices=view.devices,
+            now_ms=view.now_ms,
+            sessions=view.sessions,
+            sender=view.sender,
+        )
+
+    async def decoded_values(self, call: Call) -> web.StreamResponse:
+        wanted = filter_from_query(call.query)
+        values = self._view.feed.values.values()
+        return json_answer(await decoded_values_json(values, self._view.devices(), wanted))
+
     async def history(self, call: Call) -> web.StreamResponse:
-        query = history_query(call)
-        blocks = journal_history(self._view.journal, from_us=query.from_us, to_us=query.to_us)
-        return await stream_history(call, query, blocks, devices=self._view.devices)
+        query, last, view = history_query(call), last_of(call), self._view
+        if last is None:
+            blocks = journal_history(view.journal, from_us=query.from_us, to_us=query.to_us)
+        else:
+            blocks = newest_frames(view.journal, view.recent, last)
+            query = replace(query, limit=query.limit if call.one("limit") else last)
+        return await stream_history(call, query, blocks, devices=view.devices)
 
     async def healthz(self, call: Call) -> web.StreamResponse:
         view = self._view
@@ -321,6 +356,9 @@ class _Pages:
         gauge("tidelog_journal_durable_head_seq", "The newest seq on the disk.", journal.durable_head)
         gauge("tidelog_journal_acked_seq", "The newest seq that the cloud has acked.", journal.acked)
         gauge("tidelog_journal_frames_buffered", "Frames that are in memory only.", journal.frames_buffered)
+        most = view.journal.options.buffer_frames_max
+        gauge("tidelog_journal_frames_buffered_max", "Frames in memory at which more are dropped.", most)
+        gauge("tidelog_journal_writable", "Whether frames reach the disk.", int(view.journal.refusal is None))
         lost = sum(map(len, journal.forced_lost))
         counter("tidelog_journal_lost_seqs_total", "Frames removed before the cloud had them.", lost)
         counter(
@@ -330,7 +368,7 @@ class _Pages:
     def _fill_replication(self, metrics: Metrics, uplink: UplinkStatistics) -> None:
         counter, gauge = metrics.counter, metrics.gauge
         lag = max(0, self._view.journal.head - uplink.cursor)
-        last_ack_us = self._last_ack_us(uplink) or 0
+        last_ack_us = uplink.last_ack_us or 0
         prefix = "lplex_replication_"
         gauge(prefix + "connected", "Whether the cloud is reached.", int(uplink.connected))
         gauge(prefix + "live_lag_seqs", "How far the cloud's cursor is behind the head.", lag)
@@ -340,14 +378,19 @@ class _Pages:
         counter(prefix + "backfill_blocks_sent_total", "Blocks sent by Backfill.", uplink.backfill_blocks_sent)
         counter(prefix + "backfill_bytes_sent_total", "Bytes sent by Backfill.", uplink.backfill_bytes_sent)
         counter(prefix + "reconnects_total", "Connections made again.", uplink.reconnects)
+        counter("tidelog_replication_dials_total", "Dials, answered or not.", uplink.dials)
+        counter(
+            "tidelog_replication_name_in_use_total",
+            "Dials that were told to wait, for another process uses this name.",
+            uplink.name_in_use,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class JournalFrames:
-    """Frames of the journal with consecutive seqs from `base_seq` on."""
-
-    base_seq: int
-    frames: FrameColumns
+async def newest_frames(journal: Journal, recent: Ring | None, count: int) -> AsyncIterator[JournalFrames]:
+    """The newest `count` frames, oldest first, those included that are in memory only."""
+    for frames in last_frames(journal, recent, count):
+        yield frames
+        await asyncio.sleep(0)  # others have their turn
 
 
 async def journal_history(journal: Journal, *, from_us: int, to_us: int) -> AsyncIterator[JournalFrames]:
@@ -359,7 +402,7 @@ async def journal_history(journal: Journal, *, from_us: int, to_us: int) -> Asyn
             for block in journal.blocks(from_time_us=from_us, before_time_us=to_us, skip_damaged=True):
                 # Blocks are read on the loop, since the journal has one driver; others have their turn in between.
                 await asyncio.sleep(0)
-                if block.maker.kind in _FRAME_KINDS:
+                if block.maker.kind in FRAME_KINDS:
                     frames = _not_seen(block, newest)
                     if len(frames.frames):
                         yield frames

@@ -84,8 +84,8 @@ class Journal:
         """Frames that a flush has gathered; they stay here only while the disk refuses them."""
         self._notes: list[ControlRecord] = []
         """Control records that wait for room, to be written before any later frame."""
-        self._refusal: DiskError | None = None
-        """Why the last flush failed."""
+        self.refusal: DiskError | None = None
+        """Why the last flush failed; None while what is recorded reaches the disk."""
         self._closed = False
         self._next_seq = 1
         self._durable_head = 0
@@ -169,7 +169,7 @@ class Journal:
         """Flush; while the disk refuses, go on in memory up to the limit and try again once per interval."""
         self.fresh.check_usable()
         full = self._buffered() >= self.options.buffer_frames_max
-        if (refusal := self._refusal) is not None and not self._is_flush_due(now_us):
+        if (refusal := self.refusal) is not None and not self._is_flush_due(now_us):
             if full:
                 raise type(refusal)(operation=refusal.operation, path=refusal.path, reason=refusal.reason)
             return
@@ -238,9 +238,9 @@ class Journal:
                     raise
                 self._write(now_us)
         except DiskError as error:
-            self._refusal = error
+            self.refusal = error
             raise
-        self._refusal = None
+        self.refusal = None
         self._flush_due_us = None
         self._after_flush(now_us)
 

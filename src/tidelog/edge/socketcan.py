@@ -107,6 +107,18 @@ class SocketCanSource:
             raise SourceFailed(source=self._name, reason=str(failure)) from failure
         return FrameColumns.from_rows(rows)
 
+    def send(self, can_id: int, payload: bytes) -> None:
+        """Put one frame on the bus, at once or not at all. Raises `SourceFailed` if the interface does not take it."""
+        import can
+
+        if self._failure is not None or self._stop.is_set():
+            raise SourceFailed(source=self._name, reason="the bus is closed")
+        message = can.Message(arbitration_id=can_id, data=payload, is_extended_id=True)
+        try:
+            self._bus.send(message)
+        except (can.CanError, OSError, ValueError, NotImplementedError) as error:
+            raise SourceFailed(source=self._name, reason=str(error)) from error
+
     def wake_at_us(self) -> int | None:
         """At once while frames or a failure wait; otherwise `on_frames` tells."""
         return 0 if self._queue or (self._failure is not None and not self._told) else None

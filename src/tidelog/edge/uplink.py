@@ -38,10 +38,10 @@ from tidelog.core.uplink.metering import Meter
 from tidelog.core.uplink.sender import Dial, Hangup, Link, SenderConfig, SendStatus, UplinkSender
 from tidelog.edge.carry import CarryOver
 from tidelog.edge.journal import Journal
-from tidelog.edge.lplex_cloud import lplex_blocks
+from tidelog.edge.lplex_cloud import NO_FRAMES_MAX, lplex_blocks, no_frames, without_gaps
 from tidelog.edge.recorded import recorded_runs
 from tidelog.edge.ring import Ring
-from tidelog.errors import DiskError, LogError
+from tidelog.errors import DiskError, LogError, NameInUse
 from tidelog.wire.uplink_codec import LplexBlock
 
 _DISK_RETRY_MS = 1_000
@@ -95,7 +95,13 @@ class UplinkStatistics:
     backfill_blocks_sent: int
     backfill_bytes_sent: int
     reconnects: int
-    last_ack_ms: int | None
+    dials: int
+    last_ack_us: int | None
+    """By the boat's clock when it came."""
+    trouble: str
+    """Why the cloud is not reached, in words; empty while it is, and before the first dial."""
+    name_in_use: int
+    """Dials that were told to wait, for another process uses this boat's name."""
     live_bytes_today: int
     backfill_bytes_today: int
     live_bytes_total: int
@@ -133,6 +139,9 @@ class BoatUplink:
         """Backfill's place in the journal."""
         self._read_next = (b"", 0)
         """Lineage and seq that come next there."""
+        self._last_ack_us: int | None = None
+        self._trouble = ""
+        self._name_in_use = 0
         self._live_frames_sent = 0
         self._backfill_blocks_sent = 0
         self._backfill_bytes_sent = 0
@@ -146,7 +155,10 @@ class BoatUplink:
             backfill_blocks_sent=self._backfill_blocks_sent,
             backfill_bytes_sent=self._backfill_bytes_sent,
             reconnects=self.sender.reconnects,
-            last_ack_ms=self.sender.last_ack_ms,
+            dials=self.sender.dials,
+            last_ack_us=self._last_ack_us,
+            trouble=self._trouble,
+            name_in_use=self._name_in_use,
             live_bytes_today=self._meter.live_today,
             backfill_bytes_today=self._meter.backfill_today,
             live_bytes_total=self._meter.live_total,
@@ -164,10 +176,9 @@ class BoatUplink:
             match effect:
                 case Dial():
                     out.append(Connect(self._hello()))
-                case SendStatus(session):
+                case SendStatus():
                     self._journal.kept[_METER] = self._meter.to_state()
-                    size = self._journal.size_bytes()
-                    out.append(LiveStatus(session=session, head=self._journal.head, journal_bytes=size))
+                    out.append(self._status())
                 case Hangup(reason):
                     self.sender.disconnected(now_ms=now_ms)
                     return [*out, Disconnect(reason)]
@@ -175,6 +186,12 @@ class BoatUplink:
             return [*out, self._rest(now_ms, now_us)]
         self._carry_some(now_ms, now_us)
         return out + self._poll_live(now_ms, now_us) + self._poll_backfill(now_ms, now_us)
+
+    def _status(self) -> LiveStatus:
+        """An lplex cloud hears of what Live has sent: once no hole is left, its cursor claims all that it heard of."""
+        sender, journal = self.sender, self._journal
+        head = sender.live_position() - 1 if sender.speaks_lplex else journal.head
+        return LiveStatus(session=sender.session, head=head, journal_bytes=journal.size_bytes())
 
     def _rest(self, now_ms: int, now_us: int) -> Disconnect:
         """Not a byte more today; what is recorded meanwhile goes by Backfill tomorrow."""
@@ -241,14 +258,19 @@ class BoatUplink:
     def _poll_live(self, now_ms: int, now_us: int) -> list[Out]:
         out: list[Out] = []
         while True:
-            seqs = self.sender.next_live(self._journal.head, now_ms=now_ms)
+            through = self._lplex_live_through(now_us) if self.sender.speaks_lplex else self._journal.head
+            seqs = self.sender.next_live(through, now_ms=now_ms)
             if seqs is None:
                 return out
             if isinstance(seqs, Hangup):
                 return [*out, Disconnect(seqs.reason)]
             frames = self._ring.frames(seqs)
             if self.sender.speaks_lplex:
-                out += self._lplex_live(seqs, frames, now_us)
+                try:
+                    out += self._lplex_live(seqs, frames, now_us)
+                except DiskError as error:
+                    self.sender.disconnected(now_ms=now_ms)
+                    return [*out, Disconnect(f"the journal cannot be read: {error}")]
                 continue
             if frames is None:
                 # Live is so far behind that the ring has moved on: what is missing becomes a hole.
@@ -266,14 +288,26 @@ class BoatUplink:
             self._meter.spend(now_us, live=sum(map(len, made.buffers)))
             out.append(LiveData(session=self.sender.session, seqs=seqs, block=made))
 
+    def _lplex_live_through(self, now_us: int) -> int:
+        """How far Live may go: through what the ring holds, else through what is surely on the disk or void."""
+        journal, position = self._journal, self.sender.live_position()
+        if position in self._ring.seqs or position > journal.head:
+            return journal.head
+        if position > journal.durable_head:
+            try:
+                journal.flush(now_us)
+            except LogError:
+                return journal.durable_head  # what cannot be written yet is neither void nor gone
+            return journal.head
+        return journal.durable_head
+
     def _lplex_live(self, seqs: range, frames: FrameColumns | None, now_us: int) -> list[Out]:
         """A new lplex cloud asks for all of the past over Live, so what has left the ring comes from the journal."""
         journal = self._journal
-        runs = (
-            [(seqs.start, frames)]
-            if frames is not None
-            else list(recorded_runs(journal, journal.lineage, from_seq=seqs.start, before_seq=seqs.stop))
-        )
+        runs = [(seqs.start, frames)] if frames is not None else []
+        if frames is None:
+            recorded = recorded_runs(journal, journal.lineage, from_seq=seqs.start, before_seq=seqs.stop)
+            runs = list(without_gaps(recorded, seqs, now_us=now_us))
         for _, run in runs:
             self._live_frames_sent += len(run)
             self._meter.spend(now_us, live=len(run.payload) + _LPLEX_FRAME_BYTES * len(run))
@@ -294,14 +328,18 @@ class BoatUplink:
                 # What cannot be read now is not gone.
                 self._disk_retry_ms = now_ms + _DISK_RETRY_MS
                 break
-            start = block.maker.seqs.start if block else hole.stop
-            if start > hole.start:
-                out += self._gone(range(hole.start, min(start, hole.stop)), now_ms)
-                continue
-            assert block is not None
-            self._spoke_of(block.maker.seqs.stop - 1)
-            send = self._foreign if self.sender.speaks_lplex else self._raw
-            out += send(block, now_ms, now_us)
+            start = min(block.maker.seqs.start, hole.stop) if block else hole.stop
+            if self.sender.speaks_lplex:
+                sent = self._lplex_backfill(block, hole, now_ms, now_us)
+                out += sent
+                if not any(isinstance(part, ForeignBlock) for part in sent):
+                    break
+            elif start > hole.start:
+                out += self._gone(range(hole.start, start), now_ms)
+            else:
+                assert block is not None
+                self._spoke_of(block.maker.seqs.stop - 1)
+                out += self._raw(block, now_ms, now_us)
         if self.sender.take_backfill_end():
             out.append(BackfillDone(session=self.sender.session))
         return out
@@ -313,9 +351,6 @@ class BoatUplink:
         return self._meter_retry_ms is None
 
     def _gone(self, seqs: range, now_ms: int) -> list[Out]:
-        if self.sender.speaks_lplex:
-            self.sender.cannot_fill(seqs)
-            return []
         self._spoke_of(seqs.stop - 1)
         self.sender.backfilled(seqs, size_bytes=0, now_ms=now_ms)
         return [BackfillGone(session=self.sender.session, seqs=seqs)]
@@ -323,13 +358,32 @@ class BoatUplink:
     def _raw(self, block: Block, now_ms: int, now_us: int) -> list[Out]:
         seqs = block.maker.seqs
         self._count_backfilled(seqs, block.size, now_ms, now_us)
-        return [BackfillData(session=self.sender.session, seqs=seqs, block=block.made())]
+        session = self.sender.session
+        return [BackfillData(session=session, seqs=seqs, block=block.made(), file_offset=block.position)]
 
-    def _foreign(self, block: Block, now_ms: int, now_us: int) -> list[Out]:
+    def _lplex_backfill(self, block: Block | None, hole: range, now_ms: int, now_us: int) -> list[Out]:
+        """The block's part of the hole, or what stands in for seqs before it that have no frame.
+
+        Only a status, or nothing, while the last hole must not close yet.
+        """
+        held = block.maker.seqs if block is not None else range(hole.stop, hole.stop)
+        has_frames = held.start <= hole.start
+        end = min(held.stop if has_frames else min(held.start, hole.start + NO_FRAMES_MAX), hole.stop)
+        seqs = range(hole.start, end)
+        if self.sender.closes_last_hole(seqs):
+            if self.sender.settle(now_ms):
+                return [self._status()]
+            if not self.sender.is_settled(now_ms):
+                return []
+        if block is not None and has_frames:
+            frames = decode_block_frames(block.made()).slice(seqs.start - held.start, seqs.stop - held.start)
+        else:
+            frames = no_frames(len(seqs), now_us if block is None else block.maker.time_min_us)
+        self._spoke_of(seqs.stop - 1)
         out: list[Out] = []
-        for foreign in lplex_blocks(decode_block_frames(block.made()), block.maker.base_seq):
-            seqs = range(foreign.base_seq, foreign.base_seq + foreign.frame_count)
-            self._count_backfilled(seqs, len(foreign.data), now_ms, now_us)
+        for foreign in lplex_blocks(frames, seqs.start):
+            part = range(foreign.base_seq, foreign.base_seq + foreign.frame_count)
+            self._count_backfilled(part, len(foreign.data), now_ms, now_us)
             out.append(ForeignBlock(foreign))
         return out
 
@@ -377,11 +431,13 @@ class BoatUplink:
 
     def receive(self, message: ToBoat, now_ms: int, *, now_us: int | None = None) -> list[Out]:
         """Take an answer of the current connection; returns what must be done at once."""
+        now_us = 1000 * now_ms if now_us is None else now_us
         match message:
             case Welcome():
                 if message.fork:
-                    return [self._fork(now_ms, 1000 * now_ms if now_us is None else now_us)]
+                    return [self._fork(now_ms, now_us)]
                 self.sender.welcomed(message, now_ms=now_ms)
+                self._trouble = ""
                 self._journal.declared.answered()
                 self._journal.acknowledge(message.cursor)
                 for lineage, cursor in message.orphan_cursors:
@@ -389,15 +445,19 @@ class BoatUplink:
                 self._journal.orphans.clear()
             case LiveAck():
                 if self.sender.live_acked(message, now_ms=now_ms):
-                    self._journal.acknowledge(message.cursor)
+                    self._acked(message.cursor, now_us)
             case BackfillAck():
                 if self.sender.backfill_acked(message, now_ms=now_ms):
-                    self._journal.acknowledge(message.cursor)
+                    self._acked(message.cursor, now_us)
             case Refused():
                 reason = self.sender.refused(message).reason
-                self.sender.disconnected(now_ms=now_ms)
+                self.failed(message.code, reason, now_ms)
                 return [Disconnect(reason)]
         return []
+
+    def _acked(self, cursor: int, now_us: int) -> None:
+        self._last_ack_us = now_us
+        self._journal.acknowledge(cursor)
 
     def _fork(self, now_ms: int, now_us: int) -> Disconnect:
         self.sender.disconnected(now_ms=now_ms)
@@ -408,6 +468,12 @@ class BoatUplink:
             return Disconnect(f"the journal must start a new lineage and cannot yet: {error}")
         self._sent_through = 0
         return Disconnect("the journal starts a new lineage")
+
+    def failed(self, kind: str, reason: str, now_ms: int) -> None:
+        """The connection broke, or could not be made, for this reason; `kind` is the code of an error, if it is one."""
+        self._trouble = reason
+        self._name_in_use += kind == NameInUse.code
+        self.disconnected(now_ms)
 
     def disconnected(self, now_ms: int) -> None:
         """The connection broke, or could not be made."""

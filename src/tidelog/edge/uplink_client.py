@@ -14,29 +14,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import grpc
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import Buffer
-from tidelog.core.uplink.messages import BackfillData, BackfillDone, BackfillGone, LiveData, LiveStatus, ToBoat
+from tidelog.core.uplink.messages import BackfillData, BackfillDone, BackfillGone, LiveData, LiveStatus, ToBoat, Welcome
 from tidelog.edge.lplex_cloud import lplex_frames
 from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, ForeignBlock, LiveFrames, Out
 from tidelog.edge.uplink_target import UplinkTarget as UplinkTarget
-from tidelog.errors import BadMessage
+from tidelog.edge.uplink_trouble import own_trouble, probe
+from tidelog.errors import BadMessage, LogError
 from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.units import MIB
 from tidelog.wire import uplink_codec as codec
 
+_BackfillItem: TypeAlias = BackfillData[MadeBlock] | bytes | None
+"""A block, another message, or the end of our half of the stream."""
 _SERVICE: Final = "/lplex.replication.v1.Replication"
 _HANDSHAKE_S: Final = 20.0
 _LEADER_S: Final = 3.0
 """For the Handshake with a leader that another node named: behind a router it may never answer."""
 _UNREACHED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _AVOID_MS: Final = 60_000
+_PROBE_INTERVAL_MS: Final = 60_000
+"""Asking what TLS says is one more dial."""
+_NOT_TLS: Final = ("Connection refused", "No route", "unreachable", "DNS", "resolution", "imeout")
+"""Words of gRPC for a cloud that was not reached at all."""
 _IDLE_S: Final = 5.0
 _BUNDLE_BYTES: Final = 1 * MIB
 _SEED_RATE: Final = 2_000.0
@@ -66,6 +73,11 @@ class UplinkClient:
         self._closing: set[_Connection] = set()
         """Given up, and not closed yet."""
         self._crash: BaseException | None = None
+        self._said = ""
+        """The kind of trouble that the log knows of."""
+        self._dials_before = 0
+        self._probe_at_ms = 0
+        self._probed: LogError | None = None
         self._avoided: dict[str, int] = {}
         """Leaders that could not be reached, and until when they are not tried."""
 
@@ -126,15 +138,43 @@ class UplinkClient:
 
     def received(self, connection: _Connection, message: ToBoat) -> None:
         if connection is self._connection:
+            if isinstance(message, Welcome) and not message.fork:
+                self._came_up(message)
             self._carry_out(self._uplink.receive(message, self._clock_ms(), now_us=wall_clock_us()))
             self._wake.set()
 
-    def broke(self, connection: _Connection, reason: str) -> None:
+    def broke(self, connection: _Connection, trouble: Trouble) -> None:
         if connection is self._connection:
-            self._log(f"uplink broke reason={reason!r}")
+            if trouble.kind != self._said:
+                # A boat that is refused dials again and again: a line when the reason changes, not for each dial.
+                self._said = trouble.kind
+                self._log(f"uplink broke reason={trouble.reason!r}")
             self._connection = None
-            self._uplink.disconnected(self._clock_ms())
+            self._uplink.failed(trouble.kind, trouble.reason, self._clock_ms())
             self._wake.set()
+
+    async def explain(self, target: UplinkTarget, error: Any) -> Trouble:
+        """What keeps a Handshake from being answered; gRPC does not say what TLS said."""
+        code, details = error.code(), str(error.details())
+        if code is grpc.StatusCode.UNAVAILABLE and not target.insecure_dev:
+            found = own_trouble(target, wall_clock_us())
+            now_ms = self._clock_ms()
+            if found is None and now_ms >= self._probe_at_ms and not any(words in details for words in _NOT_TLS):
+                self._probe_at_ms = now_ms + _PROBE_INTERVAL_MS
+                self._probed = await asyncio.to_thread(probe, target)
+            found = found or self._probed
+            if found is not None:
+                return Trouble(found.code, f"{found.code}: {found}")
+        return trouble_of(error)
+
+    def _came_up(self, welcome: Welcome) -> None:
+        dials = self._uplink.sender.dials
+        self._log(
+            f"uplink up session={welcome.session} cursor={welcome.cursor} dials={dials - self._dials_before}"
+            + (f" after={self._said!r}" if self._said else "")
+        )
+        self._said, self._dials_before = "", dials
+        self._probed, self._probe_at_ms = None, 0
 
     def closed(self, connection: _Connection, crash: BaseException | None) -> None:
         """A connection's task is over. A bug in it is ours to raise; `run` does."""
@@ -159,8 +199,10 @@ class _Connection:
         self._hello = hello
         # Bounded by the sender's windows: no more than a few blocks are ever in flight.
         self._live: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._backfill: asyncio.Queue[MadeBlock | bytes | None] = asyncio.Queue()
+        self._backfill: asyncio.Queue[_BackfillItem] = asyncio.Queue()
         self._session = 0
+        self._is_up = False
+        """The Handshake was answered."""
         self._answers = 0
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._done)
@@ -176,7 +218,7 @@ class _Connection:
             case LiveStatus():
                 self._live.put_nowait(codec.encode_live(message))
             case BackfillData():
-                self._backfill.put_nowait(message.block)
+                self._backfill.put_nowait(message)
             case BackfillGone():
                 self._backfill.put_nowait(codec.encode_backfill(message))
             case LiveFrames(frames, base_seq):
@@ -194,18 +236,18 @@ class _Connection:
         await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        reason = "the cloud ended the stream"
+        trouble = Trouble("ended", "the cloud ended the stream")
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await self._talk(stack)
         except* grpc.aio.AioRpcError as group:
             error: Any = group.exceptions[0]
-            reason = f"{error.code().name}: {error.details()}"
+            trouble = trouble_of(error) if self._is_up else await self._client.explain(self._target, error)
         except* BadMessage as group:
-            reason = f"the cloud's answer cannot be read: {group.exceptions[0]}"
+            trouble = Trouble("bad_message", f"the cloud's answer cannot be read: {group.exceptions[0]}")
         except* _Ended:
             pass
-        self._client.broke(self, reason)
+        self._client.broke(self, trouble)
 
     async def _shake_hands(self, stack: contextlib.AsyncExitStack) -> tuple[Any, bytes]:
         """The connection to talk over and the answer to the Handshake: the leader's, if it can be reached."""
@@ -237,7 +279,7 @@ class _Connection:
         channel, answer = await self._shake_hands(stack)
         metadata: tuple[tuple[str, str], ...] = (("x-instance-id", self._target.instance),)
         welcome = codec.decode_welcome(answer, rate_frames_per_s=_SEED_RATE, burst_frames=_SEED_BURST)
-        self._session = welcome.session
+        self._session, self._is_up = welcome.session, True
         metadata += (("x-session", str(welcome.session)),)
         is_lplex = not welcome.session
         if is_lplex:
@@ -248,7 +290,12 @@ class _Connection:
         # An lplex cloud is asked to take Backfill only when it named holes, and closes the stream after us.
         if welcome.holes or not is_lplex:
             backfill = channel.stream_stream(f"{_SERVICE}/Backfill")(metadata=metadata)
-            tasks += [_write_backfill(backfill, self._backfill), self._read_backfill(backfill, ends=is_lplex)]
+            # What Live has to say before a block of an lplex cloud must leave before it.
+            after_live = self._live.join if is_lplex else _at_once
+            tasks += [
+                _write_backfill(backfill, self._backfill, after_live),
+                self._read_backfill(backfill, ends=is_lplex),
+            ]
         self._client.received(self, welcome)
         async with asyncio.TaskGroup() as group:
             for task in tasks:
@@ -268,8 +315,27 @@ class _Connection:
             raise _Ended
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a connection is over: of what kind, and in words."""
+
+    kind: str
+    reason: str
+
+
+def trouble_of(error: Any) -> Trouble:
+    """What the cloud said: the code of its refusal comes first in the details, the rest may differ each time."""
+    name, details = error.code().name, str(error.details())
+    kind = details.partition(":")[0]
+    return Trouble(kind if kind.isidentifier() else name, f"{name}: {details}")
+
+
 class _Ended(Exception):
     """A stream came to its end; so does the connection."""
+
+
+async def _at_once() -> None:
+    pass
 
 
 async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
@@ -277,27 +343,33 @@ async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
     with contextlib.suppress(asyncio.InvalidStateError):  # the call is over; whoever reads it hears why
         while (message := await queue.get()) is not None:
             await call.write(message)
+            queue.task_done()
         await call.done_writing()
 
 
-async def _write_backfill(call: Any, queue: asyncio.Queue[MadeBlock | bytes | None]) -> None:
+async def _write_backfill(
+    call: Any, queue: asyncio.Queue[_BackfillItem], after_live: Callable[[], Awaitable[None]]
+) -> None:
     """The same for Backfill, whose blocks go together: what waits when the last message has left is the next one."""
     with contextlib.suppress(asyncio.InvalidStateError):
         while True:
-            item: MadeBlock | bytes | None = await queue.get()
+            item: _BackfillItem = await queue.get()
             blocks: list[tuple[Buffer, Buffer]] = []
+            file_offsets: list[int | None] = []
             size = 0
-            while isinstance(item, MadeBlock):
-                blocks.append(item.buffers)
-                size += item.maker.stored_bytes
+            while isinstance(item, BackfillData):
+                blocks.append(item.block.buffers)
+                file_offsets.append(item.file_offset)
+                size += item.block.maker.stored_bytes
                 if queue.empty() or size >= _BUNDLE_BYTES:
                     item = b""
                 else:
                     item = queue.get_nowait()
             if blocks:
-                await call.write(codec.encode_backfill_blocks(blocks))
+                await call.write(codec.encode_backfill_blocks(blocks, file_offsets))
             if item is None:
                 await call.done_writing()
                 return
             if item:
+                await after_live()
                 await call.write(item)

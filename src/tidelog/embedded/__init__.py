@@ -1,19 +1,33 @@
 """Tidelog inside a program, with the calls of seed 001: `LogManager`, `FileConfig`, `ReplicationConfig`.
 
-docs/embedded.md shows them.
+docs/embedded.md shows them. `Redex`, `RedexFileConfig`, `RedexFile`, `PlacementStrategy` and `SyncNackError` are the
+seed's own names for the same things.
 """
 
 from __future__ import annotations
 
 from tidelog.client.records import FrameRecord, Record
 from tidelog.core.catalog import BandwidthClass, FsyncPolicy, UnderCapacity
-from tidelog.core.replication.config import ColocationStrict, FileConfig, Pinned, ReplicationConfig, Standard
+from tidelog.core.replication.config import (
+    ColocationStrict,
+    FileConfig,
+    Pinned,
+    PlacementStrategy,
+    ReplicationConfig,
+    Standard,
+)
+from tidelog.core.replication.messages import SyncError
 from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.roles import Cause, Role
 from tidelog.embedded.coordinator import ReplicationCoordinator, RoleChange
 from tidelog.embedded.log_file import LogFile
 from tidelog.embedded.manager import LogManager
 from tidelog.embedded.sync import SyncLogFile, SyncLogManager
+
+Redex = LogManager
+RedexFile = LogFile
+RedexFileConfig = FileConfig
+SyncNackError = SyncError
 
 __all__ = [
     "BandwidthClass",
@@ -25,7 +39,11 @@ __all__ = [
     "LogFile",
     "LogManager",
     "Pinned",
+    "PlacementStrategy",
     "Record",
+    "Redex",
+    "RedexFile",
+    "RedexFileConfig",
     "ReplicationConfig",
     "ReplicationCoordinator",
     "ReplicationMetricsRegistry",
@@ -34,5 +52,6 @@ __all__ = [
     "Standard",
     "SyncLogFile",
     "SyncLogManager",
+    "SyncNackError",
     "UnderCapacity",
 ]

@@ -14,6 +14,8 @@ LM1  Replication is opt-in per channel: without it nothing is sent and nobody el
 LM2  A name is open once: opening it again gives the same file, with another config `ConfigMismatch`.
 LM3  A config is judged as a whole before anything happens; all its problems are told at once.
 LM4  `enable_replication` and `disable_replication` may be called again and from anywhere: what is so already stays so.
+LM5  A replicated channel is opened with as many replicas as its factor says, or `FactorNotMet` says who can hold it
+     and why others cannot; it is not created then.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import os
 import random
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidelog.cluster.chain_holders import find_chain_holders
 from tidelog.cluster.channel_admin import ChannelAdmin
@@ -37,7 +39,15 @@ from tidelog.embedded.local_file import LocalFile
 from tidelog.embedded.local_logs import LocalLogs
 from tidelog.embedded.log_file import LogFile
 from tidelog.embedded.replicated_file import ReplicatedFile
-from tidelog.errors import ConfigMismatch, InvalidConfig, LogClosed, ReplicationNotEnabled, WaitTimedOut
+from tidelog.errors import (
+    BadMessage,
+    ConfigMismatch,
+    FactorNotMet,
+    InvalidConfig,
+    LogClosed,
+    ReplicationNotEnabled,
+    WaitTimedOut,
+)
 from tidelog.storage.store import StoreOptions
 from tidelog.wire.client_codec import CREATE, config_json
 from tidelog.wire.error_codec import error_of_json
@@ -47,17 +57,27 @@ if TYPE_CHECKING:
 
 HAND_OVER_MS: Final = 3_000
 REGISTERED_MS: Final = 10_000
+FACTOR_MS: Final = 10_000
 _LOOK_MS: Final = 10
+_FACTOR_LOOK_MS: Final = 100
 _DEFAULT: Final = FileConfig()
 
 
 class LogManager:
     def __init__(
-        self, persistent_dir: str | os.PathLike[str] | None = None, *, store: StoreOptions | None = None
+        self,
+        persistent_dir: str | os.PathLike[str] | None = None,
+        *,
+        store: StoreOptions | None = None,
+        factor_timeout_ms: int = FACTOR_MS,
     ) -> None:
-        """`persistent_dir` is for persistent channels without replication; those with it lie in the node's folder."""
+        """`persistent_dir` is for persistent channels without replication; those with it lie in the node's folder.
+
+        `factor_timeout_ms` is how long `open_file` waits for as many nodes as the factor of a replicated channel.
+        """
         self._folder = None if persistent_dir is None else Path(persistent_dir)
         self._store_options = store
+        self._factor_timeout_ms = factor_timeout_ms
         self._local: LocalLogs | None = None
         self._files: dict[str, LogFile] = {}
         self._changing = asyncio.Lock()
@@ -167,12 +187,8 @@ class LogManager:
         if self._local is not None and name in self._local.names():
             raise ConfigMismatch(channel=name, setting="replicated")
         await _registered(node)
-        wanted = {"name": name, "config": config_json(config.to_channel_config())}
-        answer = await admin.ask(CREATE, {"channels": [wanted]}, principal=f"node:{node.core.node}")
-        (result,) = answer["results"]
-        if "error" in result:
-            raise error_of_json(result["error"])
-        channel_id = int(result["channel_id"])
+        wanted = {"name": name, "config": config_json(config.to_channel_config()), "needs_factor": held is None}
+        channel_id = await self._placed(admin, wanted, principal=f"node:{node.core.node}")
         if isinstance(held, ReplicatedFile) and held.channel_id == channel_id:
             return held
         if isinstance(held, ReplicatedFile):  # it was deleted, and is another channel of the same name now
@@ -181,6 +197,25 @@ class LogManager:
         file = ReplicatedFile(name, config, node=node, coordinator=coordinator, close=self.close_file)
         self._files[name] = file
         return file
+
+    async def _placed(self, admin: ChannelAdmin, wanted: dict[str, Any], *, principal: str) -> int:
+        """The channel's id, once it is there. Nodes that start together are waited for (LM5)."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._factor_timeout_ms / 1000
+        while True:
+            try:
+                (result,) = (await admin.ask(CREATE, {"channels": [wanted]}, principal=principal))["results"]
+            except BadMessage:
+                # The metadata leader is of a version that does not check the factor; it will be upgraded.
+                if wanted.pop("needs_factor", None) is None:
+                    raise
+                continue
+            if "error" not in result:
+                return int(result["channel_id"])
+            error = error_of_json(result["error"])
+            if not isinstance(error, FactorNotMet) or loop.time() >= deadline_s:
+                raise error
+            await asyncio.sleep(_FACTOR_LOOK_MS / 1000)
 
     async def close_file(self, name: str) -> None:
         """Close a file; one that is not open is no error. A leader hands over first, if anybody can take over.

@@ -24,7 +24,7 @@ from tidelog.core.replication.metrics import ReplicationMetricsSnapshot
 from tidelog.core.replication.roles import Cause, Role
 from tidelog.embedded.coordinator import ReplicationCoordinator
 from tidelog.embedded.log_file import LogFile
-from tidelog.embedded.manager import LogManager
+from tidelog.embedded.manager import FACTOR_MS, LogManager
 from tidelog.errors import LogClosed, UnknownChannel
 from tidelog.storage.store import StoreOptions
 
@@ -150,9 +150,12 @@ class SyncLogManager:
         *,
         loop: asyncio.AbstractEventLoop | None = None,
         store: StoreOptions | None = None,
+        factor_timeout_ms: int = FACTOR_MS,
     ) -> None:
         self._portal = _Portal(loop)
-        self._manager = self._portal.call(lambda: LogManager(persistent_dir, store=store))
+        self._manager = self._portal.call(
+            lambda: LogManager(persistent_dir, store=store, factor_timeout_ms=factor_timeout_ms)
+        )
 
     def __enter__(self) -> Self:
         return self

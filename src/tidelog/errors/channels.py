@@ -252,3 +252,22 @@ class PlacementRefused(LogError):
         )
         self.channel = channel
         self.problems = list(problems)
+
+
+class FactorNotMet(LogError):
+    """Fewer nodes than the replication factor can take the channel, and whoever opens it relies on the factor."""
+
+    code = "factor_not_met"
+    retriable = True
+
+    def __init__(self, *, channel: str, factor: int, nodes: Sequence[str], problems: Sequence[str]) -> None:
+        can = ", ".join(nodes) or "none"
+        why = f" ({'; '.join(problems)})" if problems else ""
+        super().__init__(
+            f"channel {channel!r} wants {factor} replicas and {len(nodes)} of the nodes can hold it: {can}{why};"
+            " start more nodes, or open it with a smaller factor"
+        )
+        self.channel = channel
+        self.factor = factor
+        self.nodes = list(nodes)
+        self.problems = list(problems)

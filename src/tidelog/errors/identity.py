@@ -74,6 +74,32 @@ class CertificateRevoked(LogError):
         self.reason = reason
 
 
+class CertificateRejected(LogError):
+    """The cloud's TLS does not take this boat's certificate. The message says which, why and what helps."""
+
+    code = "certificate_rejected"
+
+    def __init__(self, *, name: str, alert: str, remedy: str) -> None:
+        super().__init__(f"the cloud refuses the certificate of {name}: {remedy} (TLS says {alert})")
+        self.name = name
+        self.alert = alert
+        self.remedy = remedy
+
+
+class CloudNotTrusted(LogError):
+    """The cloud's certificate is not good by the boat's authority and clock. Compare ca.crt, address and clock."""
+
+    code = "cloud_not_trusted"
+
+    def __init__(self, *, address: str, problem: str) -> None:
+        super().__init__(
+            f"the certificate that {address} shows is not good here: {problem}; replication.tls.ca must be the nodes' "
+            "ca.crt, the address a --server-name of the certificate, and the boat's clock right"
+        )
+        self.address = address
+        self.problem = problem
+
+
 class BadRevocationList(LogError):
     """A revocation list cannot be read and there is no earlier one to keep to, so nobody is let in."""
 

@@ -8,15 +8,16 @@ from tidelog.errors.base import LogError
 
 
 class ChannelRecreated(LogError):
-    """The channel of this name is another one now: it was deleted and created again. Nothing was read. Start over with
-    a new checkpoint or pipeline name if the new channel is meant."""
+    """The channel of this name is another one now: it was deleted and created again, and offsets of the old one mean
+    nothing in it. Nothing was read or written. If the new channel is meant, begin anew: with a new reader (or
+    `on_recreate="restart"`), a new checkpoint or pipeline name."""
 
     code = "channel_recreated"
 
     def __init__(self, *, channel: str, expected_id: int, found_id: int) -> None:
         super().__init__(
             f"channel {channel!r} has id {found_id} and {expected_id} was expected: it was deleted and created again, "
-            "or this is another cluster; if the new channel is meant, start over with a new checkpoint"
+            "or this is another cluster; if the new channel is meant, begin anew: with a new reader or a new checkpoint"
         )
         self.channel = channel
         self.expected_id = expected_id

@@ -115,9 +115,11 @@ class MetadataPoisoned(LogError):
     code = "metadata_poisoned"
     definite = False
 
-    def __init__(self, *, problem: str) -> None:
+    def __init__(self, *, problem: str, is_full: bool = False) -> None:
         super().__init__(f"writing the metadata failed ({problem}); restart the node once the disk is in order")
         self.problem = problem
+        self.is_full = is_full
+        """For want of space alone."""
 
 
 class OutcomeUnknown(LogError):

@@ -19,6 +19,22 @@ class SessionFenced(LogError):
         self.newest = newest
 
 
+class NameInUse(LogError):
+    """Another process delivers under this boat's name. Stop one of the two, or issue it a certificate of its own."""
+
+    code = "name_in_use"
+    retriable = True
+
+    def __init__(self, *, name: str, since: str, silent_ms: int) -> None:
+        super().__init__(
+            f"another process uses the name {name} since {since} and was heard {silent_ms} ms ago; this one waits "
+            "until it is gone: stop one of the two, or issue it a certificate of its own (`tidelog ca issue`)"
+        )
+        self.name = name
+        self.since = since
+        self.silent_ms = silent_ms
+
+
 class RateExceeded(LogError):
     """A live stream sent faster than a bus can talk. Pace the stream; history goes by Backfill."""
 
@@ -75,6 +91,19 @@ class ForeignLineage(LogError):
         super().__init__(f"the session is for lineage {expected}, the block is of {got}; shake hands again")
         self.expected = expected
         self.got = got
+
+
+class HolesLeft(LogError):
+    """An lplex boat hears of what is missing in a Handshake only, and something is: the session ends for that.
+
+    Nothing is wrong. Shake hands again; Live goes on where it ended.
+    """
+
+    code = "holes_left"
+    retriable = True
+
+    def __init__(self) -> None:
+        super().__init__("frames are missing that only a Handshake can ask for; shake hands again")
 
 
 class ConflictingFrames(LogError):

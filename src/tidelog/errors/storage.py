@@ -124,6 +124,24 @@ class SyncFailed(DiskError):
     code = "sync_failed"
 
 
+class DiskFailed(LogError):
+    """A process stops because of its disk: the kernel reported an I/O error, or the file system can only be read.
+
+    Restart the process, which then verifies what the disk holds (exit code 74 asks a supervisor to). Should it come
+    again, the disk is to be replaced: a node with an empty one fetches everything from its peers.
+    """
+
+    code = "disk_failed"
+    definite = False
+
+    def __init__(self, *, cause: str) -> None:
+        super().__init__(
+            f"the disk failed: {cause}. Nothing more is written until a restart has verified what it holds; restart "
+            "the process, and if this comes again look at the kernel's log and replace the disk"
+        )
+        self.cause = cause
+
+
 class FileMissing(DiskError):
     """The file or folder does not exist."""
 
@@ -240,16 +258,6 @@ class ReplacementRefused(LogError):
     def __init__(self, *, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
-
-
-class SkipNotSupported(LogError):
-    """A persistent log never skips records; rebuild it from a peer instead."""
-
-    code = "skip_not_supported"
-
-    def __init__(self, *, log: str) -> None:
-        super().__init__(f"{log} is persistent and cannot skip ahead; use rebuild_from")
-        self.log = log
 
 
 class MemoryLogFull(LogError):

@@ -12,7 +12,8 @@ What a caller must keep: ask on every request, for tokens may be taken back and 
 A1  A token is compared with every known one, each in constant time.
 A2  The file is believed as a whole. One that became unusable (a typo, cut off, writable by others) changes nothing:
     the last good one stays in force and `problem` says why. A file that is gone means that nobody has a token.
-A3  An operator's certificate reads everything, a boat's its own instance, a node's nothing.
+A3  An operator's certificate may do everything, a boat's reads its own instance, a node's nothing.
+A4  Whoever is let in anonymously reads; nothing but a named credential writes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ READ_STATUS: Final = "read:status"
 READ_DATA: Final = "read:data"
 """Frames, devices, values, history."""
 READ_METRICS: Final = "read:metrics"
-SCOPES: Final = (READ_STATUS, READ_DATA, READ_METRICS)
+WRITE_BUS: Final = "write:bus"
+"""Put frames on a boat's bus: steering and engines listen there, so nobody has it without being given it."""
+READ_SCOPES: Final = (READ_STATUS, READ_DATA, READ_METRICS)
+SCOPES: Final = (*READ_SCOPES, WRITE_BUS)
 
 EVERY_INSTANCE: Final = ("*",)
 TOKEN_PREFIX: Final = "tdl_"
@@ -71,7 +75,7 @@ class Principal:
 
 
 NOBODY: Final = Principal(name="nobody", scopes=frozenset(), instances=())
-ANYBODY: Final = Principal(name="anybody", scopes=frozenset(SCOPES))
+ANYBODY: Final = Principal(name="anybody", scopes=frozenset(READ_SCOPES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,11 @@ class NewToken:
 
 
 def new_token(
-    *, name: str, scopes: Sequence[str] = SCOPES, instances: Sequence[str] = EVERY_INSTANCE, secret: str | None = None
+    *,
+    name: str,
+    scopes: Sequence[str] = READ_SCOPES,
+    instances: Sequence[str] = EVERY_INSTANCE,
+    secret: str | None = None,
 ) -> NewToken:
     """Make a token. Show the secret once; only the line is kept. Raises `InvalidConfig` for what no line can say."""
     secret = secret or TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)

@@ -8,7 +8,7 @@ from typing import Protocol
 from aiohttp import web
 
 from tidelog.http.access import READ_DATA
-from tidelog.http.routes import EVENTS_TYPE, Call, Route
+from tidelog.http.routes import EVENTS_TYPE, Call, Parameter, Route
 from tidelog.http.shapes import FILTER_PARAMETERS, HISTORY_PARAMETERS, array_of, ref
 
 
@@ -18,6 +18,8 @@ class BusPages(Protocol):
     async def devices(self, call: Call, /) -> web.StreamResponse: ...
 
     async def values(self, call: Call, /) -> web.StreamResponse: ...
+
+    async def decoded_values(self, call: Call, /) -> web.StreamResponse: ...
 
     async def history(self, call: Call, /) -> web.StreamResponse: ...
 
@@ -32,7 +34,13 @@ class BusSummaries:
     history: str
 
 
-def bus_routes(prefix: str, pages: BusPages, summaries: BusSummaries) -> list[Route]:
+def bus_routes(
+    prefix: str,
+    pages: BusPages,
+    summaries: BusSummaries,
+    *,
+    history_parameters: tuple[Parameter, ...] = HISTORY_PARAMETERS,
+) -> list[Route]:
     return [
         Route(
             path=f"{prefix}/events",
@@ -59,12 +67,21 @@ def bus_routes(prefix: str, pages: BusPages, summaries: BusSummaries) -> list[Ro
             parameters=FILTER_PARAMETERS,
         ),
         Route(
+            path=f"{prefix}/values/decoded",
+            summary=f"{summaries.values} Decoded; needs the extra `decode`, and is 501 without it.",
+            answer=pages.decoded_values,
+            scope=READ_DATA,
+            schema=array_of(ref("DecodedDeviceValues")),
+            parameters=FILTER_PARAMETERS,
+            errors=(501,),
+        ),
+        Route(
             path=f"{prefix}/history",
             summary=summaries.history,
             answer=pages.history,
             scope=READ_DATA,
             streams=True,
-            parameters=HISTORY_PARAMETERS,
+            parameters=history_parameters,
             schema=array_of(ref("Frame")),
         ),
     ]

@@ -16,6 +16,7 @@ E3  A queue never holds more than its limits, whatever the owner publishes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -179,11 +180,43 @@ class Subscription:
         self._changed.set()
 
 
+class Notice:
+    """Tells one reader that something was published, and nothing of what: for who reads the log itself."""
+
+    def __init__(self, feed: FrameFeed) -> None:
+        self._feed = feed
+        self._changed = asyncio.Event()
+        self.ended = False
+
+    def __enter__(self) -> Notice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._feed.forget(self)
+
+    def clear(self) -> None:
+        self._changed.clear()
+
+    def tell(self) -> None:
+        self._changed.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._changed.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until something was published since the last `clear`, or `timeout_s` have passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+
 class FrameFeed:
     """One bus and its readers."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
+        self._notices: set[Notice] = set()
         self.values = LatestValues()
         self.frames_published = 0
         self.last_frame_us: int | None = None
@@ -193,7 +226,7 @@ class FrameFeed:
 
     @property
     def readers(self) -> int:
-        return len(self._subscriptions)
+        return len(self._subscriptions) + len(self._notices)
 
     def publish(self, base_seq: int, frames: FrameColumns) -> None:
         """Show frames to every reader. `base_seq` is the first one's seq; 0 says that none has one."""
@@ -204,6 +237,8 @@ class FrameFeed:
         self.values.receive(base_seq, frames)
         if self._subscriptions:
             self._offer(FeedBlock(base_seq, frames))
+        for notice in self._notices:
+            notice.tell()
 
     def publish_devices(self, changes: Sequence[DeviceChange]) -> None:
         """Show what `DeviceRegistry.receive` or `forget_idle` returned."""
@@ -224,8 +259,19 @@ class FrameFeed:
     def unsubscribe(self, subscription: Subscription) -> None:
         self._subscriptions.discard(subscription)
 
+    def notice(self) -> Notice:
+        """For a reader of the log; a `with` statement ends it."""
+        notice = Notice(self)
+        self._notices.add(notice)
+        return notice
+
+    def forget(self, notice: Notice) -> None:
+        self._notices.discard(notice)
+
     def close(self) -> None:
         """Nothing more will come: every reader's stream ends when it has taken what waits."""
         for subscription in self._subscriptions:
             subscription.end()
         self._subscriptions.clear()
+        for notice in self._notices:
+            notice.end()

@@ -19,8 +19,13 @@ _ERRORS: Final = {
     401: "A token is needed, or this one is not known.",
     403: "The token lacks a scope, which `detail` names.",
     404: "There is no such thing, or this caller may not see it.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many in a short time; ask again later.",
     500: "The server failed; its log says why.",
+    501: "This server cannot do it as it is set up; `detail` says what is missing.",
     503: "A limit is reached, or the server is not ready; ask again after Retry-After seconds.",
+    504: "Nobody on the bus answered in time.",
 }
 
 
@@ -42,7 +47,7 @@ def openapi_document(routes: Sequence[Route], *, title: str) -> Mapping[str, Any
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__},
-        "paths": {route.path: {"get": _operation(route)} for route in routes},
+        "paths": _paths(routes),
         "components": {
             "schemas": SCHEMAS,
             "securitySchemes": {
@@ -54,13 +59,22 @@ def openapi_document(routes: Sequence[Route], *, title: str) -> Mapping[str, Any
     }
 
 
+def _paths(routes: Sequence[Route]) -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return paths
+
+
 def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route.path),
+        "operationId": _operation_id(route),
         "summary": route.summary,
         "parameters": _parameters(route),
         "responses": _responses(route),
     }
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": route.body}}}
     if route.scope is not None:
         operation["description"] = f"Needs the scope `{route.scope}`."
         operation["security"] = [{"bearer": []}, {"apiKey": []}, {"certificate": []}]
@@ -69,9 +83,9 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _operation_id(path: str) -> str:
-    words = [part.strip("{}").replace(".", "_") for part in path.split("/") if part]
-    return "get_" + "_".join(words)
+def _operation_id(route: Route) -> str:
+    words = [part.strip("{}").replace(".", "_") for part in route.path.split("/") if part]
+    return "_".join([route.method.lower(), *words])
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
@@ -95,10 +109,13 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route) -> dict[str, Any]:
     schema: Schema = route.schema if route.schema is not None else {"type": "string"}
-    responses: dict[str, Any] = {
-        "200": {"description": "The answer.", "content": {route.content_type: {"schema": schema}}}
-    }
+    answer: dict[str, Any] = {"description": "The answer."}
+    if route.status != 204:
+        answer["content"] = {route.content_type: {"schema": schema}}
+    responses: dict[str, Any] = {str(route.status): answer}
     statuses = {*route.errors}
+    if route.body is not None:
+        statuses |= {413, 415}
     if route.scope is not None:
         statuses |= {401, 403}
         if "{" in route.path:

@@ -1,7 +1,8 @@
 """What a server answers: one table of routes, from which requests are served and the OpenAPI document is written.
 
-A route is a path, what it takes, who may ask, and the function that answers. All routes are read-only: GET and HEAD,
-and OPTIONS where browsers of other origins are let in.
+A route is a path and a method, what it takes, who may ask, and the function that answers. Most are read-only: GET,
+which answers HEAD too. PUT and POST take one JSON object, with its length and type said; OPTIONS is answered where
+browsers of other origins are let in.
 
 What a caller must keep: a route's answer fits its schema. The tests hold every answer they get against it.
 """
@@ -9,8 +10,8 @@ What a caller must keep: a route's answer fits its schema. The tests hold every 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -81,6 +82,8 @@ class Call:
     site: Callable[[], SiteStatistics]
     reader: Callable[[Callable[[], None]], ReaderSlot]
     """Take a place for an event stream; raises `RequestRefused` (503) when there is none."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON object of a PUT or POST."""
 
     @property
     def head_only(self) -> bool:
@@ -118,8 +121,13 @@ class Route:
     answer: Handler
     scope: str | None
     """None: anybody may ask, and the answer says no more than that caller may know."""
+    method: str = "GET"
+    body: Schema | None = None
+    """Of the JSON object that a PUT or POST takes."""
     schema: Schema | None = None
-    """Of a JSON answer with status 200."""
+    """Of a JSON answer with status `status`."""
+    status: int = 200
+    """When all went well; 204 has no body."""
     content_type: str = JSON_TYPE
     streams: bool = False
     """The answer is written piece by piece and takes as long as it takes."""
@@ -145,15 +153,37 @@ class Route:
         return found
 
 
-def find_route(routes: Sequence[Route], raw_path: str) -> tuple[Route, dict[str, str]]:
-    """Raises `RequestRefused` (404). The path is split before it is unquoted, so %2F stays inside its part."""
+def routes_at(routes: Sequence[Route], raw_path: str) -> dict[str, tuple[Route, dict[str, str]]]:
+    """By method, with what the open parts of the path hold. Raises `RequestRefused` (404) where there is none.
+
+    The path is split before it is unquoted, so %2F stays inside its part.
+    """
     parts = [unquote(part) for part in raw_path.split("/")]
+    served: dict[str, tuple[Route, dict[str, str]]] = {}
     for route in routes:
         if (found := route.match(parts)) is not None:
-            return route, found
-    raise RequestRefused(
-        status=404, reason="not_found", detail="there is nothing here; /openapi.json lists what there is"
-    )
+            served.setdefault(route.method, (route, found))
+    if not served:
+        raise RequestRefused(
+            status=404, reason="not_found", detail="there is nothing here; /openapi.json lists what there is"
+        )
+    return served
+
+
+def methods_of(served: Collection[str]) -> list[str]:
+    """As `Allow` says it: whatever answers GET answers HEAD."""
+    return [word for method in served for word in (("GET", "HEAD") if method == "GET" else (method,))]
+
+
+def parse_body(data: bytes) -> Mapping[str, Any]:
+    """Raises `RequestRefused` (400)."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RequestRefused(status=400, reason="bad_body", detail="the body is not a JSON object")
+    return found
 
 
 def refuse_secrets(request: web.BaseRequest) -> None:

@@ -27,26 +27,28 @@ from tidelog.errors import InvalidConfig, LogError, RequestRefused, UnknownChann
 from tidelog.http.access import NOBODY, Access, AccessOptions, Principal
 from tidelog.http.openapi import with_document
 from tidelog.http.routes import (
+    JSON_TYPE,
     Call,
     Limits,
     ReaderSlot,
     Route,
     SiteStatistics,
     checked_query,
-    find_route,
     json_answer,
+    methods_of,
     not_found,
+    parse_body,
     refuse_secrets,
+    routes_at,
 )
 from tidelog.http.streams import wants_gzip
 from tidelog.http.tls import ServerTls
 from tidelog.units import KIB
 from tidelog.wire.revocation import RevocationList
 
-METHODS: Final = ("GET", "HEAD")
 RETRY_AFTER_S: Final = 5
 _PREFLIGHT_MAX_AGE_S: Final = 86_400
-_CORS_HEADERS: Final = "Authorization, X-API-Key, Accept, Cache-Control, Last-Event-ID"
+_CORS_HEADERS: Final = "Authorization, X-API-Key, Accept, Cache-Control, Content-Type, Last-Event-ID"
 _GZIP_BYTES_MIN: Final = 1 * KIB
 _REFUSED_CONNECTIONS_MAX: Final = 64
 """How many connections over the limit are told so; those beyond are closed without a word."""
@@ -71,7 +73,7 @@ class HttpOptions:
     readers_max: int = 64
     header_bytes_max: int = 8_190
     body_bytes_max: int = 64 * KIB
-    """No route takes a body; a small one is tolerated."""
+    """Few routes take a body; where none is taken, a small one is tolerated."""
     request_timeout_s: float = 30.0
     idle_timeout_s: float = 30.0
     """Also how long a client may take to send its request."""
@@ -206,13 +208,17 @@ class HttpServer:
 
     async def _routed(self, request: web.BaseRequest, headers: Mapping[str, str]) -> web.StreamResponse:
         self._check_limits(request)
-        route, path = find_route(self._routes, request.rel_url.raw_path)
+        served = routes_at(self._routes, request.rel_url.raw_path)
         if request.method == "OPTIONS" and self._options.cors_origins:
-            return self._preflight(request, headers)
-        if request.method not in METHODS:
-            raise RequestRefused(
-                status=405, reason="method_not_allowed", detail=f"{request.method[:20]} is not for this; use GET"
-            )
+            return self._preflight(request, headers, methods_of(served))
+        chosen = served.get("GET" if request.method == "HEAD" else request.method)
+        if chosen is None:
+            allowed = methods_of(served)
+            detail = f"{request.method[:20]} is not for this; use {' or '.join(allowed)}"
+            refused = _refusal(RequestRefused(status=405, reason="method_not_allowed", detail=detail))
+            refused.headers["Allow"] = ", ".join(allowed)
+            return refused
+        route, path = chosen
         refuse_secrets(request)
         caller = self._caller(route, request)
         self._authorize(route, caller, path)
@@ -226,6 +232,7 @@ class HttpServer:
             is_allowed=lambda: self._is_allowed(route, request, path),
             site=self.statistics,
             reader=self._take_reader,
+            body=await self._body(route, request),
         )
         if route.streams:
             return await route.answer(call)
@@ -243,7 +250,19 @@ class HttpServer:
             )
         length = request.content_length
         if (length or 0) > self._options.body_bytes_max or (length is None and request.body_exists):
-            raise RequestRefused(status=413, reason="body_too_large", detail="nothing here takes a body; send none")
+            most = f"a body has at most {self._options.body_bytes_max} bytes here, and says how many in Content-Length"
+            raise RequestRefused(status=413, reason="body_too_large", detail=most)
+
+    async def _body(self, route: Route, request: web.BaseRequest) -> Mapping[str, Any]:
+        """What a PUT or POST says; it was let in by then, so strangers cost no parsing."""
+        if route.body is None:
+            return {}
+        # A page of another origin can send anything else without asking the browser's leave.
+        if request.content_type != JSON_TYPE:
+            detail = f"the body must be JSON; say Content-Type: {JSON_TYPE}"
+            raise RequestRefused(status=415, reason="not_json", detail=detail)
+        async with asyncio.timeout(self._options.request_timeout_s):
+            return parse_body(await request.read())
 
     def _caller(self, route: Route, request: web.BaseRequest) -> Principal:
         certificate = None
@@ -287,12 +306,12 @@ class HttpServer:
             return False
         return True
 
-    def _preflight(self, request: web.BaseRequest, headers: Mapping[str, str]) -> web.Response:
+    def _preflight(self, request: web.BaseRequest, headers: Mapping[str, str], methods: Sequence[str]) -> web.Response:
         if "Access-Control-Allow-Origin" not in headers:
             origin = request.headers.get("Origin", "")[:80]
             raise RequestRefused(status=403, reason="origin_not_allowed", detail=f"{origin!a} may not read from here")
         allowed = {
-            "Access-Control-Allow-Methods": "GET, HEAD, OPTIONS",
+            "Access-Control-Allow-Methods": ", ".join([*methods, "OPTIONS"]),
             "Access-Control-Allow-Headers": _CORS_HEADERS,
             "Access-Control-Max-Age": str(_PREFLIGHT_MAX_AGE_S),
         }
@@ -321,8 +340,6 @@ def _refusal(refusal: RequestRefused) -> web.Response:
         response.headers["WWW-Authenticate"] = f'Bearer realm="tidelog"{invalid}'
     elif refusal.status == 403:
         response.headers["WWW-Authenticate"] = 'Bearer realm="tidelog", error="insufficient_scope"'
-    elif refusal.status == 405:
-        response.headers["Allow"] = ", ".join(METHODS)
     elif refusal.status == 503:
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     if refusal.status == 413 or refusal.reason in ("too_many_connections", "stopping"):

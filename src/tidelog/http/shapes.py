@@ -6,6 +6,7 @@ Objects are closed where clients build on them: a key that appears must be writt
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from tidelog.compat.captures import PGN_MAX
@@ -78,6 +79,19 @@ SCHEMAS: Final[Mapping[str, Any]] = {
         },
         optional={"manufacturer": TEXT, "model_id": TEXT},
     ),
+    "DecodedDeviceValues": object_of(
+        {
+            "name": {"type": "string", "pattern": "^(0x[0-9a-f]{16})?$"},
+            "src": _BYTE,
+            "values": array_of(
+                object_of(
+                    {"pgn": _PGN, "description": TEXT, "ts": TIME, "seq": COUNT}
+                    | {"fields": {"type": "object"}, "decoded": {"type": "object"}}
+                )
+            ),
+        },
+        optional={"manufacturer": TEXT, "model_id": TEXT},
+    ),
     "Alive": object_of({"status": {"type": "string", "enum": ["ok"]}}),
 }
 
@@ -119,4 +133,14 @@ HISTORY_PARAMETERS: Final = (
         schema={"type": "integer", "minimum": 1, "maximum": HISTORY_LIMIT_MAX},
     ),
     _DECODE,
+)
+
+LAST_HISTORY_PARAMETERS: Final = (
+    replace(HISTORY_PARAMETERS[0], required=False, description="First moment; needed unless `last` is given."),
+    *HISTORY_PARAMETERS[1:],
+    Parameter(
+        name="last",
+        description="The newest so many frames, oldest first, before any filter.",
+        schema={"type": "integer", "minimum": 1, "maximum": HISTORY_LIMIT_MAX},
+    ),
 )

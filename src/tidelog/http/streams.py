@@ -17,7 +17,7 @@ import numpy as np
 from aiohttp import web
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.errors import InvalidConfig
+from tidelog.errors import InvalidConfig, RequestRefused
 from tidelog.http.feed import FeedBlock, FeedItem, FrameFeed
 from tidelog.http.filters import FrameFilter, bad_parameter, filter_from_query, whole_number
 from tidelog.http.frames import Rows, frame_seqs, frame_texts
@@ -70,14 +70,14 @@ async def stream_events(call: Call, feed: FrameFeed, *, devices: Callable[[], It
         written_s = checked_s = time.monotonic()
         while True:
             if pending:
-                if not await _written(call, response, pending):
+                if not await was_written(call, response, pending):
                     return response
                 written_s = time.monotonic()
             if (now_s := time.monotonic()) - checked_s >= limits.recheck_s:
                 checked_s = now_s
                 if not call.is_allowed():
                     return response
-            item = await subscription.wait_item(_next_s(now_s, written_s, checked_s, limits))
+            item = await subscription.wait_item(next_due_s(now_s, written_s, checked_s, limits))
             if item is None and subscription.ended:
                 return response
             if item is not None:
@@ -87,7 +87,7 @@ async def stream_events(call: Call, feed: FrameFeed, *, devices: Callable[[], It
                 pending = b": heartbeat\n\n" if silent else b""
 
 
-def _next_s(now_s: float, written_s: float, checked_s: float, limits: Limits) -> float:
+def next_due_s(now_s: float, written_s: float, checked_s: float, limits: Limits) -> float:
     """How long to wait for news before something else is due."""
     return max(0.0, min(written_s + limits.heartbeat_s, checked_s + limits.recheck_s) - now_s)
 
@@ -98,7 +98,7 @@ def _event_text(item: FeedItem, wanted: FrameFilter, devices: Callable[[], Itera
     return item.events(wanted.rows(item.frames, devices))
 
 
-async def _written(call: Call, response: web.StreamResponse, data: bytes) -> bool:
+async def was_written(call: Call, response: web.StreamResponse, data: bytes) -> bool:
     """Whether the client took it; if not it has gone, or was cut off for taking nothing."""
     try:
         async with asyncio.timeout(call.limits.write_timeout_s):
@@ -154,6 +154,17 @@ def history_query(call: Call) -> HistoryQuery:
     )
 
 
+def last_of(call: Call) -> int | None:
+    """How many of the newest frames are asked for; None where a time is. Raises `RequestRefused` (400)."""
+    if (text := call.one("last")) is None:
+        if call.one("from") is None:
+            raise RequestRefused(
+                status=400, reason="bad_parameter", detail="give from, the first moment, or last, a number of frames"
+            )
+        return None
+    return whole_number("last", text, smallest=1, largest=HISTORY_LIMIT_MAX)
+
+
 def _time(name: str, text: str | None, *, default_us: int) -> int:
     if text is None:
         return default_us
@@ -178,16 +189,16 @@ async def stream_history(
         if wants_gzip(call.request):
             response.enable_compression(web.ContentCoding.gzip)
         await response.prepare(call.request)
-        if not await _written(call, response, f"[{first}".encode()):
+        if not await was_written(call, response, f"[{first}".encode()):
             return response
         try:
             async for piece in pieces:
-                if not await _written(call, response, f",{piece}".encode()):
+                if not await was_written(call, response, f",{piece}".encode()):
                     return response
         except Exception:
             cut_off(call.request)
             raise
-        await _written(call, response, b"]\n")
+        await was_written(call, response, b"]\n")
         return response
 
 

@@ -26,7 +26,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidelog.errors import InvalidConfig
+from tidelog.errors import InvalidConfig, InvalidRecord
 from tidelog.nmea.pgns import FAST_PACKET_PGNS, ISO_TRANSPORT_CONTROL, ISO_TRANSPORT_DATA, pgn_of
 from tidelog.nmea.transport import Row, TransportAssembler, TransportDrop
 from tidelog.units import US_PER_MS
@@ -43,6 +43,21 @@ _FIRST_BYTES: Final = 6
 _LATER_BYTES: Final = 7
 _ID_MASK: Final = 0x3FF_FFFF
 """All of a CAN id but its priority: PGN, destination and source."""
+
+
+def split_message(pgn: int, payload: bytes, *, counter: int) -> list[bytes]:
+    """The CAN frames of a message: one for a single-frame PGN of up to 8 bytes, else a fast packet.
+
+    `counter` (0 to 7) tells this message apart from the sender's one before.
+    """
+    if pgn not in FAST_PACKET_PGNS and len(payload) <= _FRAME_BYTES_MAX:
+        return [payload]
+    if len(payload) > FAST_PACKET_BYTES_MAX:
+        raise InvalidRecord(problem=f"a fast packet has at most {FAST_PACKET_BYTES_MAX} bytes, not {len(payload)}")
+    frames = [bytes([counter << 5, len(payload)]) + payload[:_FIRST_BYTES]]
+    for number, start in enumerate(range(_FIRST_BYTES, len(payload), _LATER_BYTES), 1):
+        frames.append(bytes([counter << 5 | number]) + payload[start : start + _LATER_BYTES])
+    return [frame.ljust(_FRAME_BYTES_MAX, b"\xff") for frame in frames]
 
 
 class FastPacketDrop(enum.StrEnum):

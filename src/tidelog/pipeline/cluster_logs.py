@@ -125,7 +125,7 @@ class ClusterLogs(Logs):
     def _fetched(self, piece: Piece, offsets: range) -> Iterator[list[Block]]:
         run: list[Block] = []
         run_bytes = 0
-        blocks = self.client.fetch(piece.channel, offsets, nearest=True)
+        blocks = self.client.fetch(piece.channel, offsets, nearest=True, channel_id=piece.channel_id)
         try:
             for block in blocks:
                 require_epoch(piece, block)

@@ -238,6 +238,7 @@ async def _publish_once(options: SinkOptions, rows: list[StagedRows]) -> None:
     async with Publisher(options.address, options.channel) as publisher:
         identity = await publisher.open_producer(f"spark-{secrets.token_hex(12)}")
         await publisher.publish(_numbered(rows, staging, identity), channel_id=await publisher.channel_id())
+        await publisher.close_producer(identity)
     if staging is not None:
         staging.drop_parts(message.part for message in rows)
 

@@ -35,6 +35,7 @@ from tidelog.errors import (
 )
 from tidelog.pipeline.logs import LogsAddress
 from tidelog.wire.client_codec import (
+    CLOSE_PRODUCER,
     OPEN_PRODUCER,
     PRODUCE,
     PRODUCED,
@@ -113,6 +114,17 @@ class Publisher:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage(problem=f"an opened producer cannot be read: {error!r}") from error
         return b"".join(numbers)
+
+    async def close_producer(self, identity: bytes) -> None:
+        """Nobody will use it again. If no node takes it, the channel's leader closes it after a while."""
+        numbers = (identity[:_NUMBER_BYTES], identity[_NUMBER_BYTES:])
+        producer_id, epoch = (int.from_bytes(number, "little") for number in numbers)
+        request = {"channel": self._channel, "name": "", "producer_id": producer_id, "epoch": epoch}
+        try:
+            link = await self._leader_link(_ANSWER_S)
+            decode_answer(await link.request(CLOSE_PRODUCER, encode_json(request), timeout_ms=int(_ANSWER_S * 1000)))
+        except LogError:
+            return  # everything was acknowledged; see above
 
     async def publish(self, blocks: Iterable[MadeBlock], *, channel_id: int) -> int:
         """Send numbered blocks in order; how many records they hold (PU2)."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.core.catalog import ChangeLeader, RemoveNode
+from tidelog.core.catalog import Basis, ChangeLeader, RemoveNode
 from tidelog.sim import metadata_faults
 from tidelog.sim.cluster_admin import random_change
+from tidelog.sim.lying import Lie, tell_lie
 from tidelog.sim.metadata_faults import _later, _switch_off
 
 if TYPE_CHECKING:
@@ -46,6 +47,19 @@ def isolate_channel_leader(world: ClusterWorld, _: ClusterNode) -> None:
     cut = {(leader.name, other) for other in others if way != 1} | {(other, leader.name) for other in others if way}
     world.cuts |= cut
     world.counters["one_way" if way < 2 else "cut"] += 1
+    _later(world, lambda: world.cuts.difference_update(cut), 5_000)
+
+
+def cut_leader_from_followers(world: ClusterWorld, _: ClusterNode) -> None:
+    """A channel's leader and its other replicas do not hear each other; everybody else does."""
+    leader = channel_leader(world)
+    if leader is None or leader.core is None:
+        return
+    led = [replica for replica in leader.core.channels.replicas.replicas() if replica.leading is not None]
+    others = [name for name in world.rng.choice(led).record.replicas if name != leader.name]
+    cut = {(leader.name, other) for other in others} | {(other, leader.name) for other in others}
+    world.cuts |= cut
+    world.counters["cut_from_followers"] += 1
     _later(world, lambda: world.cuts.difference_update(cut), 5_000)
 
 
@@ -105,6 +119,31 @@ def rot_in_log(world: ClusterWorld, node: ClusterNode) -> None:
         world.counters["log_rot"] += 1
 
 
+def lie(world: ClusterWorld, node: ClusterNode) -> None:
+    """A disk loses what it had synced to a write-ahead file, while its node is down; before or after the power went."""
+    if not world.may_lie(node.name) or node.core is None:
+        return
+    (node.crash if world.rng.random() < 0.5 else node.kill)()
+    _switch_off(node)
+    node.disk.crash()  # what was not synced is gone as well, so the lie is about what was
+    kind = world.rng.choice(list(Lie))
+    if tell_lie(node.disk, world.rng, ".tidelog/wal", kind) is not None:
+        node.tampered = True
+        node.rotten |= kind in (Lie.FLIPPED, Lie.ZEROED)  # in the middle of a file that is rot, and is mended as such
+        world.counters["lied"] += 1
+        world.counters[f"lied_{kind}"] += 1
+
+
+def lie_to_all(world: ClusterWorld, node: ClusterNode) -> None:
+    """The power of the whole site goes, and one disk comes back with less than it had synced."""
+    if not world.may_lie(node.name):
+        return
+    for other in world.nodes.values():
+        if other is not node and other.core is not None:
+            other.crash()
+    lie(world, node)
+
+
 def wipe(world: ClusterWorld, node: ClusterNode) -> None:
     if world.may_tamper(node.name) and node.member and world.may_lose(node.member):
         whole = world.rng.random() < 0.5
@@ -141,6 +180,9 @@ def unclean_election(world: ClusterWorld, node: ClusterNode) -> None:
         record = core.catalog.node(node.name)
         if node.name not in channel.replicas or record is None or core.catalog.has_live_leader(channel):
             continue
+        standing = core.catalog.candidates(channel.channel_id)
+        if standing.nodes and standing.basis is not Basis.REPORTS:
+            continue  # somebody can lead, and will
         change = ChangeLeader(
             channel_id=channel.channel_id,
             expected_channel_epoch=channel.channel_epoch,
@@ -157,12 +199,15 @@ FAULTS: Final[dict[str, tuple[int, Callable[[Any, Any], None]]]] = {
     "crash_channel_leader": (4, crash_channel_leader),
     "pause_channel_leader": (3, pause_channel_leader),
     "isolate_channel_leader": (4, isolate_channel_leader),
+    "cut_leader_from_followers": (3, cut_leader_from_followers),
     "reset_link": (3, reset_link),
     "slow_store": (3, slow_store),
     "full_leader": (2, full_leader),
     "failing_sync_leader": (1, failing_sync_leader),
     "rolling_restart": (1, rolling_restart),
     "rot_in_log": (1, rot_in_log),
+    "lie": (4, lie),
+    "lie_to_all": (2, lie_to_all),
     "wipe": (1, wipe),
     "rot": (1, metadata_faults.rot),
     "administer": (10, administer),

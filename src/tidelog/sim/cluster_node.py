@@ -43,7 +43,7 @@ from tidelog.sim.power import PowerCut
 from tidelog.storage.channel_logs import ChannelLogs, LogState
 from tidelog.storage.store import Store, open_store
 from tidelog.storage.wal import WAL_SUFFIX, scan_wal
-from tidelog.storage.watermarks import Watermarks
+from tidelog.storage.watermarks import Watermark, Watermarks
 from tidelog.wire.nats_replication_codec import NATS_MESSAGES
 
 if TYPE_CHECKING:
@@ -110,10 +110,9 @@ class ClusterNode(SimNode):
             damaged_channels=tuple(sorted(logs.damaged_channels())),
         )
 
-    def _watermark_of(self, channel_id: int) -> tuple[int, int | None]:
+    def _watermark_of(self, channel_id: int) -> Watermark | None:
         assert self._watermarks is not None
-        mark = self._watermarks.get(channel_id)
-        return (0, None) if mark is None else (mark.committed_end, mark.hints.get("snapshot"))
+        return self._watermarks.get(channel_id)
 
     def start(self) -> bool:
         started = super().start()
@@ -419,6 +418,8 @@ class ClusterNode(SimNode):
         core.channels.replicas.free_bytes = self.disk.free_bytes()
         core.channels.replicas.capacity_bytes = 1 << 40
         core.channels.replicas.forget_strays(self.logs.known())
+        if self.logs.synced_loss_reason and core.is_registered:
+            self.logs.forget_loss()
         core.channels.replicas.apply_retention(self.clock_ms())
         if self.world.boats is not None:
             self.world.boats.tick(self)
@@ -431,9 +432,8 @@ class ClusterNode(SimNode):
         assert self._watermarks is not None
         for replica in core.channels.replicas.replicas():
             if replica.storage is Storage.READY and replica.log_end:
-                snapshot = replica.fold_hint if replica.fold is None else replica.fold.snapshot_at
-                hints = {} if snapshot is None else {"snapshot": snapshot}
-                self._watermarks.note(replica.channel_id, replica.committed_end, hints)
+                mark = replica.witness.watermark()
+                self._watermarks.note(replica.channel_id, mark.committed_end, mark.hints)
         with suppress(LogError):
             self._watermarks.save()
 

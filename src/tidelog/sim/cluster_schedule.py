@@ -7,6 +7,7 @@ when what must come about does not.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from tidelog.cluster.node_core import NodeOptions
@@ -39,9 +40,11 @@ class ClusterSchedule(Schedule):
         replicas: tuple[str, ...] = (),
         liveness: LivenessConfig = SLOW,
         seed: int = 1,
+        lag_ms: int | None = None,
         **config: Any,
     ) -> None:
-        """n1 leads the metadata; the channel is led by another node."""
+        """n1 leads the metadata; the channel is led by another node. `lag_ms` is `replica_max_lag_ms`."""
+        self._lag_ms = lag_ms
         super().__init__(nodes, raft=RaftConfig(), liveness=liveness, seed=seed)
         names = tuple(self.world.nodes)
         self.elect("n1")
@@ -53,6 +56,9 @@ class ClusterSchedule(Schedule):
         self._producers = 0
 
     def _make_world(self, seed: int, nodes: int, options: NodeOptions) -> ClusterWorld:
+        if self._lag_ms is not None:
+            replication = replace(options.replication, replica_max_lag_ms=self._lag_ms)
+            options = replace(options, replication=replication)
         return ClusterWorld(seed, nodes=nodes, quiet=True, options=options, transport=self.transport)
 
     def node(self, name: str) -> ClusterNode:

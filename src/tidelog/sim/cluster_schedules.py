@@ -7,6 +7,8 @@ from tidelog.sim.cluster_schedule import ClusterSchedule
 from tidelog.sim.metadata_model import Broken
 
 HEARTBEAT_MS = 200
+FAILOVER_MS = 2_500
+"""Within so long writes go on after the leader of a channel is lost (design, section 10)."""
 
 
 def joiner_counts() -> ClusterSchedule:
@@ -125,7 +127,64 @@ def two_of_three_gone() -> ClusterSchedule:
     return plan
 
 
+def leader_cut_from_its_followers(min_isr: int = 2, lag_ms: int | None = None) -> ClusterSchedule:
+    """14, R6: the metadata leader hears a channel's leader and its followers do not. Another one leads within the
+    failover bar, and stays: who was deposed does not come back while it is cut off, and does once it is not."""
+    plan = ClusterSchedule(
+        5,
+        leader="n3",
+        replicas=("n3", "n4", "n5"),
+        min_isr=min_isr,
+        heartbeat_ms=HEARTBEAT_MS,
+        liveness=LivenessConfig(),
+        lag_ms=lag_ms,
+    )
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.cut("n3", off={"n4", "n5"})
+    began_ms = plan.world.scheduler.now_ms
+    plan.written(producer)
+    took_ms = plan.world.scheduler.now_ms - began_ms
+    # (The producer's patience is in it: what it sent to the old leader it sends again only after that.)
+    if took_ms > FAILOVER_MS + 1_500:
+        raise Broken(f"14: the first write after the leader was cut off took {took_ms} ms")
+    # (Over NATS the write needs no new leader: it is elected a little later, when the channel is quiet.)
+    plan.run(5_000)
+    epoch = plan.channel.record.leader_epoch
+    plan.run(10_000)
+    plan.written(producer)
+    plan.must(plan.channel.record.leader_epoch == epoch, "14: leadership goes to and fro")
+    plan.must(not plan.leads_channel("n3"), "14: the leader that is cut off leads")
+    plan.join_links()
+    plan.settle()
+    return plan
+
+
+def one_bad_link() -> ClusterSchedule:
+    """R6: two in sync that do not hear each other. No election would mend that, so there is none."""
+    plan = ClusterSchedule(
+        5,
+        leader="n4",
+        replicas=("n4", "n5"),
+        factor=2,
+        min_isr=2,
+        heartbeat_ms=HEARTBEAT_MS,
+        liveness=LivenessConfig(),
+    )
+    producer = plan.producer()
+    plan.written(producer, 3)
+    epoch = plan.channel.record.leader_epoch
+    plan.cut("n4", off={"n5"})
+    plan.run(10_000)
+    plan.must(plan.channel.record.leader_epoch == epoch, "14: an election that mends nothing")
+    plan.join_links()
+    plan.settle()
+    return plan
+
+
 SCHEDULES = (
+    leader_cut_from_its_followers,
+    one_bad_link,
     joiner_counts,
     fold_is_made_anew,
     empty_memory_is_not_trusted,

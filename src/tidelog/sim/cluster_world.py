@@ -67,6 +67,7 @@ SOMETIMES: Final = (
     "crash",
     "crash_in_call",
     "cut",
+    "cut_from_followers",
     "epoch_raised",
     "error_leadership_lost",
     "error_not_channel_leader",
@@ -79,6 +80,7 @@ SOMETIMES: Final = (
     "isr_expand",
     "isr_shrink",
     "kill",
+    "lied",
     "link_reset",
     "log_rot",
     "lost_by_policy",
@@ -303,6 +305,17 @@ class ClusterWorld(MetadataWorld):
             if record.member(name) is None and record.eligible_member(name) is None:
                 continue
             if len(record.isr) < 2:
+                return False
+        return True
+
+    def may_lie(self, name: str) -> bool:
+        """Whether a disk may lose what it had synced: of every channel more than half of those in sync are whole, or
+        both of two (the other is then waited for)."""
+        liars = {node.name for node in self.nodes.values() if node.tampered} | {name}
+        for channel in self.model.channels.values():
+            record = channel.record
+            holders = {member.node for member in (*record.isr, *record.eligible)}
+            if name in holders and (len(record.isr) < 2 or 2 * len(holders & liars) > len(holders)):
                 return False
         return True
 

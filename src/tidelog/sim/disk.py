@@ -82,6 +82,10 @@ class DiskFaults:
     misdirect_next_write: bool = False
     """The next write reports success, but its bytes land elsewhere in that file or in another open one."""
 
+    lying_syncs: int = 0
+    """So many file syncs from now report success and make nothing durable: what they should have saved is read until
+    the next crash takes it, as M4 says of failed ones."""
+
     stall_ms: int = 0
     """Simulated time that each sync takes, added to `SimDisk.stalled_ms`."""
 
@@ -139,10 +143,13 @@ class SimFile:
         try:
             disk._step("sync", self._path, 0, 0)
         except SyncFailed:
-            # M4. Truncates stay pending: they are metadata, and the journal still has them.
-            node.pending = [change for change in node.pending if change[1] is None]
+            node.lose_pending()
             raise
-        node.settle()
+        if disk.faults.lying_syncs and node.pending:
+            disk.faults.lying_syncs -= 1
+            node.lose_pending()
+        else:
+            node.settle()
 
     def truncate(self, size: int) -> None:
         node = self._alive("truncate", size)

@@ -33,6 +33,10 @@ class FileNode:
                 put(durable, position, data)
         self.pending.clear()
 
+    def lose_pending(self) -> None:
+        """M4. Truncates stay pending: they are metadata, and the journal still has them."""
+        self.pending = [change for change in self.pending if change[1] is None]
+
 
 class FolderNode:
     __slots__ = ("durable", "journal", "lock", "names")

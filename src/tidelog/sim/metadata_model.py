@@ -16,6 +16,7 @@ MS1  What a disk holds after a restart is what was written, or a first part of t
 C2   Of two changes for one channel epoch one lands. C10: an incarnation only rises.
 L1   Who believes in its session is not fenced. L4: a fenced incarnation is not renewed.
 O1   One cluster is founded, once.
+NC3  A folder restored from an older copy takes no part in the group while somebody is there who remembers more.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Durable:
         """Every state that a call in progress may leave behind; empty while there is none."""
         self.is_gone = False
         """The disk was wiped or rots."""
+        self.is_old = False
+        """The folder was put back as it was earlier: whoever opens it is not that member any more (NC3)."""
         self._doing: list[Ready] | Snapshot | None = None
 
     @property
@@ -192,6 +195,11 @@ class MetadataModel:
         if known is None:
             raise Broken(f"MS1: {member} comes back and was never there")
         found = _state_of(storage)
+        if known.is_old:
+            # Its peers must notice before it says anything; see `check_message`.
+            self.durable[member] = old = Durable(found)
+            old.is_old = old.is_gone = True
+            return
         possible = known.possible or [known.state]
         if found not in possible:
             raise Broken(f"MS1: {member} comes back with {_words(found)}, not with {_words(possible[-1])}")
@@ -204,6 +212,8 @@ class MetadataModel:
         """RA1, RA6: what it says is on the disk."""
         durable = self.durable[member]
         hard = durable.hard_state
+        if durable.is_old and _promises(message):
+            raise Broken(f"NC3: {member} says {message} for an older copy of its disk")
         if isinstance(message, VoteRequest):
             if message.pre:
                 if message.term > hard.term + 1:
@@ -443,6 +453,15 @@ class MetadataModel:
             raise Broken(f"RA3: the catalog of {member.member} differs at {self.last_index}")
         if found := member.catalog.contradictions():
             raise Broken(f"C3: the catalog of {member.member} contradicts itself: {found[0]}")
+
+
+def _promises(message: Message) -> bool:
+    """Whether others count on it: a vote, a candidacy, an entry that is held."""
+    if isinstance(message, VoteRequest):
+        return not message.pre
+    if isinstance(message, VoteAnswer):
+        return message.granted and not message.pre
+    return isinstance(message, AppendAnswer) and message.accepted
 
 
 def _denies(hard: HardState, term: int, vote: str) -> bool:

@@ -19,13 +19,15 @@ from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.core.liveness import SessionRenewed
 from tidelog.core.membership import member_name
 from tidelog.core.node_messages import ForMember, NodeMessage, Register
-from tidelog.core.raft import Ready, SnapshotChunk
-from tidelog.errors import DiskError, LogPoisoned, MetadataPoisoned
+from tidelog.core.raft import HardState, Ready, SnapshotChunk
+from tidelog.errors import DiskError, LogPoisoned, MetadataDamaged, MetadataPoisoned
+from tidelog.sim.lying import Picture, put_back, take_picture
 from tidelog.sim.metadata_clients import ClientMessage
 from tidelog.sim.metadata_model import Broken, View
 from tidelog.sim.power import PluggedDisk, PowerCut
 from tidelog.storage.atomic import COPY_SUFFIX, marks_agree
 from tidelog.storage.raft_opening import LIVE_NAME
+from tidelog.storage.watermarks import Watermark
 
 if TYPE_CHECKING:
     from tidelog.sim.metadata_world import MetadataWorld
@@ -68,6 +70,9 @@ class SimNode:
         self._disk_due = False
         self._wake_ms = -1
         self._quarantined: set[str] = set()
+        self._damage_seen: str | None = None
+        self.picture: tuple[Picture, HardState] | None = None
+        """An older copy of its folder, and what the disk knew then."""
         self._noted = False
         """The model knows of the storage of this process."""
 
@@ -112,15 +117,9 @@ class SimNode:
             return True
         self.core = core
         self._wake_ms = -1
+        self._damage_seen = None
         world = self.world
-        if core.damage is not None:
-            world.counters["damage_found"] += 1
-            if self.member and not world.model.durable[self.member].is_gone:
-                raise Broken(f"MS1: the disk of {self.name} was never touched and is called damaged: {core.damage}")
-            found = set(self.disk.list_folder(QUARANTINE))
-            if not found - self._quarantined:
-                raise Broken(f"NC1: {self.name} found damage and set nothing aside")
-            self._quarantined |= found
+        self._look_at_damage(core)
         if self._quarantined and not self._quarantined <= set(self.disk.list_folder(QUARANTINE)):
             raise Broken(f"NC1: {self.name} lost what was set aside")
         self._noted = False
@@ -131,12 +130,27 @@ class SimNode:
         self._after()
         return True
 
+    def _look_at_damage(self, core: NodeCore) -> None:
+        """Metadata was set aside, at the start or when the peers proved that it is an older copy."""
+        if core.damage == self._damage_seen:
+            return
+        self._damage_seen, self._noted, self.view = core.damage, False, View()
+        world = self.world
+        world.counters["damage_found"] += 1
+        if self.member and not world.model.durable[self.member].is_gone:
+            raise Broken(f"MS1: the disk of {self.name} was never touched and is called damaged: {core.damage}")
+        world.counters["old_copy_noticed"] += bool(self.member) and world.model.durable[self.member].is_old
+        found = set(self.disk.list_folder(QUARANTINE))
+        if not found - self._quarantined:
+            raise Broken(f"NC1: {self.name} found damage and set nothing aside")
+        self._quarantined |= found
+
     def _facts(self) -> NodeFacts:
         """What the process knows of itself when it starts."""
         return NodeFacts(addresses=(("link", f"{self.name}:1"),))
 
-    def _watermark_of(self, channel_id: int) -> tuple[int, int | None]:
-        return 0, None
+    def _watermark_of(self, channel_id: int) -> Watermark | None:
+        return None
 
     def _note_storage(self) -> None:
         """A process has found its metadata, or made it."""
@@ -267,6 +281,10 @@ class SimNode:
                 self._after()
         except PowerCut:
             self._note_off(crashed=True)
+        except MetadataDamaged as error:
+            if not self.world.model.durable[self.member].is_old:
+                raise Broken(f"MS1: the disk of {self.name} was never touched and is given up: {error}") from error
+            self._note_off(crashed=False)
         except (MetadataPoisoned, LogPoisoned, DiskError):
             self.world.counters["disk_failed"] += 1
             self._note_off(crashed=False)
@@ -277,6 +295,7 @@ class SimNode:
         assert core is not None
         world, model, now_ms = self.world, self.world.model, self.clock_ms()
         polls = 0
+        self._look_at_damage(core)
         if not self._noted and core.storage is not None:
             self._note_storage()
         while True:
@@ -414,6 +433,24 @@ class SimNode:
                 self.world.counters["compacted"] += 1
         if self.rng.random() < 0.2:
             storage.settle()
+
+    def copy_folder(self, *, whole: bool) -> None:
+        """A backup, or a snapshot of the virtual machine."""
+        hard_state = self.world.model.durable[self.member].hard_state
+        self.picture = take_picture(self.disk, FOLDER if whole else METADATA), hard_state
+
+    def restore_folder(self) -> None:
+        """It is off, and its folder is what it was when it was copied."""
+        assert self.core is None
+        assert self.picture is not None
+        picture, _ = self.picture
+        put_back(self.disk, picture)
+        if picture.path == FOLDER:
+            self.forget_quarantine()
+            self.world.model.forget_incarnations(self.name)
+        durable = self.world.model.durable[self.member]
+        durable.is_old = durable.is_gone = True
+        self.picture = None
 
     def forget_quarantine(self) -> None:
         """The whole disk was replaced."""

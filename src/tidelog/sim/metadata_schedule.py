@@ -114,6 +114,8 @@ class Schedule:
 
     def elect(self, name: str) -> None:
         """As if its leader had told it to ask for votes, as often as it takes."""
+        cores = [node.core for node in self.world.nodes.values() if node.core is not None]
+        self.until(lambda: not any(core.standing.on_probation for core in cores), "all take part")
         for _ in range(5):
             self.node(name).do(self._told_to_lead)
             self.run(100)

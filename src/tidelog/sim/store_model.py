@@ -34,6 +34,8 @@ class PlacedBlock:
     """Its bytes were damaged on disk, so it may be reported as such."""
     in_wal: bool = False
     """A flip in a write-ahead file may have hit it."""
+    covered: bool = False
+    """The disk remembers outside of the write-ahead files that it was durable (V7)."""
 
     @classmethod
     def of(cls, append: Append) -> PlacedBlock:
@@ -69,6 +71,10 @@ class ChannelModel:
         self.start = 0
         self.base = 0
         """Where the log ends while it holds nothing."""
+        self.covered = False
+        """Its creation is remembered, as with blocks (V7)."""
+        self.truncated = False
+        """Something was taken back from it in its life."""
 
     @property
     def end(self) -> int:
@@ -88,6 +94,7 @@ class ChannelModel:
         return [block.start for block in self.blocks] + [self.end]
 
     def truncate(self, offset: int) -> None:
+        self.truncated = True
         self.blocks = [block for block in self.blocks if block.start < offset]
         if not self.blocks:
             self.base = offset
@@ -147,6 +154,13 @@ class StoreModel:
         for channel in self.channels.values():
             for block in channel.blocks:
                 block.in_wal |= block.start >= store.channels[channel.name].synced_end
+
+    def cover(self) -> None:
+        """Everything that was acked so far is remembered outside of the write-ahead files (V7)."""
+        for channel in self.channels.values():
+            channel.covered = True
+            for block in channel.blocks:
+                block.covered = True
 
     # --- after an opening ------------------------------------------------------------------------
 

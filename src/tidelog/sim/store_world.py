@@ -11,6 +11,7 @@ V3  Deleted channels stay deleted, created ones exist, and no channel id is used
 V4  Offsets continue each other; the incarnation rises by one with each opening.
 V5  After a failed sync of the write-ahead file nothing is acked until the store is opened anew (ST4).
 V6  The write-ahead files of a working store stay few, whatever happens to one channel (S3).
+V7  What was synced and is gone is noticed, and nothing else is said to be lost; V8: `tidelog.sim.store_lies`.
 
 A run is decided by its seed alone: `tidelog sim store --seed N` shows a failure again. Counters say how
 often each thing really happened, so that a run in which one never did fails instead of promising too much.
@@ -29,6 +30,7 @@ from tidelog.errors import ChannelExists, DiskError, DiskFull, LogError, LogPois
 from tidelog.sim.broken_folder import BrokenFolder
 from tidelog.sim.disk import SimDisk
 from tidelog.sim.seeds import WorldResult, WorldViolation, run_seeds
+from tidelog.sim.store_lies import stop_and_lie
 from tidelog.sim.store_model import ChannelModel, Intent, StoreBroken, StoreModel, stopped
 from tidelog.storage.atomic import COPY_SUFFIX
 from tidelog.storage.log import Log
@@ -52,6 +54,12 @@ SOMETIMES: Final = (
     "disk_full",
     "floor_held",
     "hidden_crash",
+    "lie_flipped",
+    "lie_gone",
+    "lie_removed",
+    "lie_zeroed",
+    "loss_noticed",
+    "loss_of_channels",
     "mark_lost",
     "one_error",
     "open_failed",
@@ -63,6 +71,9 @@ SOMETIMES: Final = (
     "segment_flip",
     "space_returned",
     "stamped",
+    "stopped_closed",
+    "stopped_killed",
+    "stopped_power_cut",
     "torn",
     "truncation",
     "wal_cut",
@@ -137,7 +148,22 @@ class _World:
         for name in list(self.model.channels):
             self.append_to([name])
         self.reopen(crash=True)
+        self.last_event = "a disk that lies"
+        self.lie()
+
+    def lie(self) -> None:
+        """A last stretch of life, the stop, and a disk that lost something of it."""
         self.model.check_all(self.store, self.now_us)
+        self.store.forget_loss()  # an earlier event planted it
+        self.store.checkpoint(self.now_us)
+        for _ in range(self.rng.randint(0, 6)):
+            self.now_us += self.rng.choice((1_000, 2_000_000))
+            getattr(self, self.rng.choice(("append", "append", "create", "checkpoint", "settle_mark")))()
+        self.counters += stop_and_lie(self.store, self.disk, self.rng, self.model, self.options, self.now_us)
+
+    def settle_mark(self) -> None:
+        self.store.wals.settle()
+        self.model.cover()
 
     # --- channels --------------------------------------------------------------------------------
 
@@ -271,6 +297,8 @@ class _World:
     def checkpoint(self) -> None:
         self.store.checkpoint(self.now_us)
         self.counters["checkpoint"] += 1
+        if self.store.trouble is None:
+            self.model.cover()
 
     def maintain(self) -> None:
         starts = {name: self.log_of(name).log_start for name in self.model.channels}
@@ -311,8 +339,12 @@ class _World:
             self.counters["open_failed"] += 1  # what that opening found, it could not tell
         elif self.model.losses_allowed:
             self.model.expect(recovery.damaged_bytes > 0, "V1: a flip in a write-ahead file was not reported")
+            self.model.expect(recovery.synced_loss, "V7: a flip in a write-ahead file is no loss")
         elif not self.flipped_wals:
             self.model.expect(recovery.damaged_bytes == 0, "damage was reported where none was planted")
+            self.model.expect(not self.store.state.lost, f"V7: nothing was lost, but {self.store.state.lost}")
+        if self.store.state.lost:
+            self.store.forget_loss()
         self.flipped_wals = set(filter(self.disk.exists, self.flipped_wals))
         self.model.opened(self.store, self.now_us, attempts)
 
@@ -468,12 +500,12 @@ class _World:
 
     def flip_wal(self) -> None:
         """Rot in the newest write-ahead file, below its last mark; then the power fails."""
-        wal = self.store._wal
+        wal = self.store.wals.current
         if wal is None or not self.model.channels:
             return
-        end = wal._durable_size
+        end = wal.durable_size
         self.append_to(sorted(self.model.channels)[:1])  # its mark covers everything before it
-        if self.store._wal is not wal or wal._durable_size <= end or end <= WAL_HEAD_BYTES:
+        if self.store.wals.current is not wal or wal.durable_size <= end or end <= WAL_HEAD_BYTES:
             return
         position = self.rng.randrange(WAL_HEAD_BYTES, end)
         self.disk.flip_bit(wal.path, position, self.rng.randrange(8))
@@ -563,4 +595,6 @@ def _random_options(rng: random.Random) -> StoreOptions:
         wal_bytes_max=rng.choice((4 * KIB, 64 * KIB)),
         checkpoint_interval_ms=rng.choice((5_000, 60_000)),
         open_files_max=8,
+        carry_bytes_max=rng.choice((0, 0, 2 * KIB)),
+        carry_channel_bytes_max=1 * KIB,
     )

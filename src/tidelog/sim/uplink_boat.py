@@ -27,6 +27,7 @@ from tidelog.sim.uplink_model import Broken, Frame, UplinkModel
 
 FOLDER: Final = "boat"
 POLLS_AT_ONCE_MAX: Final = 200
+DIAL_WINDOWS_MS: Final = (20_000, 40_000)
 Owned = dict[bytes, set[int]]
 
 
@@ -67,6 +68,10 @@ class SimBoat:
         self.connection: Connection | None = None
         self.connections = 0
         self.running = False
+        self._dials: list[int] = []
+        self._dials_max = {window_ms: dials_max(sender_config, window_ms) for window_ms in DIAL_WINDOWS_MS}
+        self._dials_of: BoatUplink | None = None
+        self._is_lag_dial = False
         self._poll_at_ms: int | None = None
         self._polled_ms = -1
         self._polls_at_once = 0
@@ -310,7 +315,20 @@ class SimBoat:
         if self.journal_options.disk_bytes_max is not None or self.disk.faults.capacity_bytes is not None:
             self.note_forced_out()
 
+    def _check_dials(self) -> None:
+        """16: whatever the cloud does, a boat dials no more often than its back-off allows, lag reconnects aside."""
+        if self._dials_of is not self.uplink:
+            self._dials_of, self._dials, self._is_lag_dial = self.uplink, [], False
+        if not self._is_lag_dial:
+            self._dials.append(self.scheduler.now_ms)
+        self._is_lag_dial = False
+        for window_ms in DIAL_WINDOWS_MS:
+            dials_max = self._dials_max[window_ms]
+            if sum(at_ms > self.scheduler.now_ms - window_ms for at_ms in self._dials) > dials_max:
+                raise Broken(f"16: more than {dials_max} dials in {window_ms // 1000} s")
+
     def _dial(self, hello: Any) -> None:
+        self._check_dials()
         self.counters["reconnect"] += self.connections > 0
         self.connections += 1
         if self.connection is not None:
@@ -335,12 +353,28 @@ class SimBoat:
         self.connection.send(Way.UP, stream, message)
 
     def _hang_up(self, reason: str) -> None:
-        self.counters["lag_exit"] += reason.startswith("Live fell behind")
+        self._is_lag_dial = reason.startswith("Live fell behind")
+        self.counters["lag_exit"] += self._is_lag_dial
         self.counters["ring_exit"] += reason.startswith("Live fell out of the ring")
         self.counters["dead_link"] += reason.startswith("no answer")
         if self.connection is not None:
             self.connection.close(Way.DOWN)
             self.connection = None
+
+    def flap_for(self, times: int) -> None:
+        """A cloud, or something before it, lets the boat in and hangs up a moment later, so many times."""
+        self._break_off(times)
+
+    def _break_off(self, left: int) -> bool:
+        for connection in self.link.cut():
+            self.counters["flapping"] += connection is self.connection
+            self.broken(connection)
+            channel = self.cloud.channels.get(self.name)
+            if channel is not None:
+                channel.ended(channel.channel.receiver.session)
+        if left:
+            self.scheduler.after(200 + int(self.rng.random() * 2_500), lambda: self._break_off(left - 1))
+        return True
 
     def is_connected(self) -> bool:
         return self.running and self.uplink.sender.link is LinkState.UP
@@ -373,3 +407,17 @@ class SimBoat:
 
 
 _IDS: Final = (0x09F80100, 0x09F11200, 0x0DF50B00, 0x15FD0600)
+
+
+def dials_max(config: SenderConfig, window_ms: int) -> int:
+    """Most dials within so long that the back-off allows. Waits are at least half of first, twice first, four times ...
+    up to half of the largest; each steady session between two dials takes its time, and starts the waits over."""
+    most = 0
+    for restarts in range(window_ms // config.backoff_steady_ms + 1):
+        left_ms, dials, longest_ms = window_ms - restarts * config.backoff_steady_ms, 1, config.backoff_first_ms
+        while longest_ms < config.backoff_max_ms and left_ms >= (restarts + 1) * (longest_ms // 2):
+            left_ms -= (restarts + 1) * (longest_ms // 2)
+            dials += restarts + 1
+            longest_ms = min(2 * longest_ms, config.backoff_max_ms)
+        most = max(most, dials + left_ms // (longest_ms // 2))
+    return most

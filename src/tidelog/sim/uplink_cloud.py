@@ -10,6 +10,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tidelog.blocks.block import Block
@@ -28,9 +29,21 @@ from tidelog.storage.recovery import open_log
 from tidelog.units import MIB
 
 START_US: Final = 1_750_000_000_000_000
-HONEST_REFUSALS: Final = frozenset({"session_fenced", "lag_exceeded"})
+HONEST_REFUSALS: Final = frozenset({"session_fenced", "lag_exceeded", "name_in_use"})
 """All that a boat of ours may ever hear; the rate limit is not among them (U4)."""
+_COUNTED: Final = {"session_fenced": "fence", "lag_exceeded": "cloud_lag", "name_in_use": "name_in_use"}
 BLOCK_LIMITS: Final = BlockLimits(raw_bytes_max=1 * MIB, stored_bytes_max=1 * MIB, records_max=1 << 16)
+
+
+HEARD_MS: Final = 12_000
+"""A process that was heard within this time is there: boats report every 5 s."""
+
+
+@dataclass(slots=True)
+class Speaker:
+    life: bytes
+    session: int
+    heard_ms: int
 
 
 class SimChannel:
@@ -48,7 +61,26 @@ class SimChannel:
         self.snapshot_offset: int | None = None
         self.snapshot_at = log.log_start
         self.wakes_at_ms = -1
+        self.speaker: Speaker | None = None
+        """Who opened the newest session, until the cloud knows that it is over."""
         self.channel = self.fold()
+
+    def ended(self, session: int) -> None:
+        """The cloud noticed that a session's streams are over."""
+        if self.speaker is not None and self.speaker.session == session:
+            self.speaker = None
+        self.channel.disconnected(session)
+
+    def check_hello(self, hello: Hello, *, taken: bool, now_ms: int) -> None:
+        """15: two processes do not take the session from each other, and a boat is not kept from its own."""
+        speaker = self.speaker
+        is_heard = speaker is not None and now_ms - speaker.heard_ms < HEARD_MS
+        if not hello.life or speaker is None or not speaker.life:
+            return  # who they are cannot be told
+        if taken and is_heard and speaker.life != hello.life:
+            raise Broken("15: a second process took the session of one that is heard")
+        if not taken and (not is_heard or speaker.life == hello.life):
+            raise Broken("15: a boat was told to wait for a process that is gone, or for itself")
 
     def fold(self) -> UplinkChannel:
         """Build the channel from what the log says, all of which is durable."""
@@ -59,7 +91,7 @@ class SimChannel:
         channel = UplinkChannel(
             instance=self.name, fold=self.fold_again(), limits=self.limits, held=held, block_limits=BLOCK_LIMITS
         )
-        self.channel = channel
+        self.channel, self.speaker = channel, None
         self.model.touched.update(self.model.held)
         self.check()
         return channel
@@ -158,9 +190,9 @@ class SimCloud:
 
     def _receive(self, known: SimChannel, connection: Connection, message: Any) -> None:
         now_ms = self.scheduler.now_ms
-        if isinstance(message, Hello):
-            known.connection = connection
         appends, replies = known.channel.receive(message, new_lineage=self.rng.randbytes(16), now_ms=now_ms)
+        is_taken = not any(isinstance(reply, Refused) for reply in replies)
+        self._note_speaker(known, connection, message, is_taken=is_taken)
         for reply in replies:
             if isinstance(reply, Refused):
                 self._refuse(known, connection, reply)
@@ -171,17 +203,28 @@ class SimCloud:
             self._commit_later(known)
         self.watch(known)
 
+    def _note_speaker(self, known: SimChannel, connection: Connection, message: Any, *, is_taken: bool) -> None:
+        now_ms = self.scheduler.now_ms
+        if isinstance(message, Hello):
+            if known.model.honest:
+                known.check_hello(message, taken=is_taken, now_ms=now_ms)
+            if is_taken:
+                known.connection = connection
+                known.speaker = Speaker(message.life, known.channel.receiver.session, now_ms)
+        elif is_taken and known.speaker is not None and known.speaker.session == message.session:
+            known.speaker.heard_ms = now_ms
+
     def _refuse(self, known: SimChannel, connection: Connection, reply: Refused) -> None:
         if reply.code not in HONEST_REFUSALS:
             if reply.code not in known.model.refusals:
                 raise Broken(f"an honest boat was refused: {reply.code}: {reply.detail}")
             self.counters[f"refused_{reply.code}"] += 1
         elif known.model.honest:
-            self.counters["fence" if reply.code == "session_fenced" else "cloud_lag"] += 1
+            self.counters[_COUNTED[reply.code]] += 1
         connection.send(Way.DOWN, "live", reply)
         if self.rng.random() < 0.5:
             connection.close(Way.UP)
-            known.channel.disconnected(reply.session)
+            known.ended(reply.session)
 
     def _answer(self, known: SimChannel, replies: list[ToBoat]) -> None:
         connection = known.connection

@@ -52,6 +52,7 @@ SOMETIMES: Final = (
     "cloud_restart",
     "dead_link",
     "fence",
+    "flapping",
     "fork",
     "full",
     "half_open",
@@ -61,9 +62,19 @@ SOMETIMES: Final = (
     "lag_exit",
     "late",
     "lost",
+    "lplex_again",
+    "lplex_dictionaries",
+    "lplex_fallen_behind",
+    "lplex_lag_exit",
     "lplex_lost",
+    "lplex_none",
+    "lplex_odd",
+    "lplex_old_files",
     "lplex_restart",
     "lplex_session",
+    "lplex_step",
+    "lplex_switch",
+    "name_in_use",
     "one_way",
     "reconnect",
     "refused_block_corrupt",
@@ -129,7 +140,7 @@ class _World:
         self.sender_config, limits = _random_protocol(rng)
         names = [f"boat-{number}" for number in range(1, rng.choice((1, 1, 1, 2, 3)) + 1)]
         self.models: dict[str, UplinkModel] = {name: UplinkModel(self.counters) for name in names}
-        has_hostile, has_lplex = rng.random() < 0.25, rng.random() < 0.25
+        has_hostile, has_lplex = rng.random() < 0.25, rng.random() < 0.35
         lplex_model = LplexModel(self.counters)
         if has_hostile:
             self.models[HOSTILE] = HostileModel(self.counters)
@@ -295,7 +306,7 @@ class _World:
                 self.scheduler.after(delay_ms, lambda connection=connection: boat.broken(connection))  # type: ignore[misc]
             channel = self.cloud.channels.get(boat.name)
             if channel is not None and self.rng.random() < 0.5:
-                channel.channel.disconnected(channel.channel.receiver.session)
+                channel.ended(channel.channel.receiver.session)
 
     def _late(self, boat: SimBoat, connection: Connection) -> bool:
         """A message of a connection that is long gone comes up, perhaps for the second time: it must be fenced.
@@ -514,6 +525,7 @@ class _World:
 _FAULTS: Final[dict[str, tuple[float, Callable[[_World, SimBoat], None]]]] = {
     "flap": (10, _World.flap),
     "blip": (8, _World.blip),
+    "flapping": (3, lambda world, boat: boat.flap_for(world.rng.randrange(3, 30))),
     "half open": (6, _World.half_open),
     "one way": (4, _World.one_way),
     "guests' link": (4, _World.guests_link),
@@ -561,6 +573,7 @@ def _random_protocol(rng: random.Random) -> tuple[SenderConfig, ReceiverLimits]:
         burst_frames=rng.choice((20, 60, 500)),
         max_live_lag=rng.choice((lag // 2, lag, 4 * lag)),
         holes_told_max=rng.choice((1, 3, 1_000)),
+        ring_frames=rng.choice((100, 400)),
     )
     return sender, limits
 

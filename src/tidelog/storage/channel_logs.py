@@ -122,9 +122,19 @@ class ChannelLogs:
     def verified(self) -> bool:
         """Opening the store found all that was ever synced. If not, any channel may lack its newest records."""
         recovery = self._store.recovery
-        if recovery is None or recovery.damaged_bytes or recovery.table_rebuilt:
+        if recovery is None or recovery.damaged_bytes or recovery.table_rebuilt or recovery.synced_loss:
             return False
         return not any(channel.damaged or _is_in_doubt(channel.relogged) for channel in list(self._channels.values()))
+
+    @property
+    def synced_loss_reason(self) -> str:
+        """What that had been synced was gone when the store was opened, in words; empty if nothing was."""
+        recovery = self._store.recovery
+        return recovery.synced_loss_reason if recovery is not None and recovery.synced_loss else ""
+
+    def forget_loss(self) -> None:
+        """The catalog knows of it: the channels here count only once they were compared with whole copies."""
+        self._store.forget_loss()
 
     def log(self, channel_id: int) -> Log:
         """The log of an open channel (a `MemoryLog` for a memory channel). A reset may put another in its place."""
@@ -285,10 +295,10 @@ class ChannelLogs:
                 places.append(place)
         if stored:
             for place, error in zip(places, self._store.commit_blocks(stored, now_us), strict=True):
-                errors[place] = error or self._stopped()
+                errors[place] = error or self.stopped()
         return [self._outcome(channel_id, error) for (channel_id, _), error in zip(appends, errors, strict=True)]
 
-    def _stopped(self) -> LogError | None:
+    def stopped(self) -> LogError | None:
         """Why the store takes nothing any more: after that no outcome is a success (S3)."""
         try:
             self._store.check_usable()

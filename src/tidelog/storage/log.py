@@ -35,7 +35,6 @@ from tidelog.errors import (
     NotABlockBoundary,
     OffsetMismatch,
     OffsetOutOfRange,
-    SkipNotSupported,
     StaleEpoch,
     SyncFailed,
 )
@@ -516,10 +515,6 @@ class Log:
             offsets = repair.replace_damaged(self, blocks)
             self.fold_epochs()
             return offsets
-
-    def skip_to(self, offset: int, now_us: int) -> None:
-        """Only memory logs skip ahead; a persistent one is rebuilt from a peer."""
-        raise SkipNotSupported(log=self.folder)
 
     def rebuild_from(self, blocks: Iterator[Block], now_us: int) -> None:
         """Replace everything by a peer's blocks. A crash leaves the old log or the new one, whole."""

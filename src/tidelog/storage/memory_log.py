@@ -70,16 +70,6 @@ class MemoryLog(Log):
     def write_index(self, segment: Segment, *, sync: bool = True) -> None:
         """There is no restart to read it after, and it would count against the cap."""
 
-    def skip_to(self, offset: int, now_us: int) -> None:
-        """Drop everything and go on at `offset`: the leader no longer has what comes before it."""
-        with self.mutex:
-            self.check_usable()
-            if offset <= self.log_end:
-                return
-            epoch = self.epochs.newest
-            self._start_over(offset, now_us)
-            self.epochs = EpochHistory([(epoch, offset)] if epoch else ())
-
     def reset(self, offset: int, now_us: int) -> None:
         """Drop everything and go on at `offset`, which may also lie below; no epoch is remembered.
 

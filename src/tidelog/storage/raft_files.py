@@ -26,6 +26,8 @@ from tidelog.wire.raft_codec import NUMBER_MAX, decode_snapshot_head, encode_sna
 IDENTITY_NAME: Final = "identity"
 HARD_STATE_NAME: Final = "hard-state"
 SNAPSHOT_NAME: Final = "snapshot"
+INCARNATION_NAME: Final = "incarnation"
+OUTDATED_NAME: Final = "outdated"
 MARK_PREFIX: Final = "mark-"
 LOG_PREFIX: Final = "log-"
 FORMAT: Final = 1
@@ -83,6 +85,28 @@ def read_hard_state(disk: Disk, folder: str) -> HardState:
     if not isinstance(term, int) or not 0 <= term < NUMBER_MAX or vote == "" or not isinstance(vote, str | None):
         raise MetadataDamaged(path=path, problem="it does not hold a term and a vote")
     return HardState(term, vote)
+
+
+def write_incarnation(disk: Disk, folder: str, incarnation: int) -> None:
+    """The highest that this folder was used under: an older copy of the folder knows a lower one."""
+    write_mark(disk, f"{folder}/{INCARNATION_NAME}", {"format": FORMAT, "incarnation": incarnation})
+
+
+def read_incarnation(disk: Disk, folder: str) -> int | None:
+    """None if it was never written, or rotted: then it proves nothing."""
+    value = (read_mark(disk, f"{folder}/{INCARNATION_NAME}") or {}).get("incarnation")
+    return value if isinstance(value, int) else None
+
+
+def write_outdated(disk: Disk, folder: str, reason: str) -> None:
+    """Peers proved that this folder is an older copy: it is never opened again."""
+    write_mark(disk, f"{folder}/{OUTDATED_NAME}", {"format": FORMAT, "reason": reason})
+
+
+def check_not_outdated(disk: Disk, folder: str) -> None:
+    value = read_mark(disk, f"{folder}/{OUTDATED_NAME}")
+    if value is not None:
+        raise MetadataDamaged(path=folder, problem=f"it is an older copy of itself: {value.get('reason')}")
 
 
 def _read_value(disk: Disk, path: str) -> dict[str, Any]:

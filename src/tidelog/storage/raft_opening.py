@@ -27,8 +27,10 @@ from tidelog.storage.raft_files import (
     MarkFile,
     StoredIdentity,
     StoredSnapshot,
+    check_not_outdated,
     read_hard_state,
     read_identity,
+    read_incarnation,
     read_mark_place,
     read_snapshot,
     write_hard_state,
@@ -123,6 +125,7 @@ def set_aside(disk: Disk, folder: str, *, to: str) -> str:
 
 
 def _open_live(disk: Disk, folder: str, lock: FolderLock, now_us: int, options: LogOptions) -> RaftStorage:
+    check_not_outdated(disk, folder)
     identity = read_identity(disk, folder)
     hard_state = read_hard_state(disk, folder)
     stored = read_snapshot(disk, folder)
@@ -158,6 +161,7 @@ def _open_live(disk: Disk, folder: str, lock: FolderLock, now_us: int, options: 
         mark=mark,
         lock=lock,
         now_us=now_us,
+        incarnation=read_incarnation(disk, folder),
     )
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tidelog.core.raft.messages import Entry, HardState, Place, Ready, Snapshot
-from tidelog.errors import DiskError, DiskFull, LogClosed, LogPoisoned, MetadataPoisoned
+from tidelog.errors import DiskError, DiskFull, LogClosed, LogPoisoned, MetadataDamaged, MetadataPoisoned
 from tidelog.storage.disk import Disk, FolderLock
 from tidelog.storage.epochs import EpochHistory
 from tidelog.storage.log import Log
@@ -37,6 +37,8 @@ from tidelog.storage.raft_files import (
     StoredIdentity,
     StoredSnapshot,
     write_hard_state,
+    write_incarnation,
+    write_outdated,
     write_snapshot,
 )
 from tidelog.storage.recovery import open_log
@@ -86,11 +88,14 @@ class RaftStorage:
         mark: MarkFile,
         lock: FolderLock,
         now_us: int,
+        incarnation: int | None = None,
     ) -> None:
         self.identity = identity
         self.hard_state = hard_state
         self.snapshot = stored.snapshot
         self.entries = entries
+        self.incarnation = incarnation
+        """The highest that the folder was used under; None if it does not know."""
         self._disk = disk
         self._folder = folder
         self._generation = stored.generation
@@ -154,6 +159,18 @@ class RaftStorage:
             assert head.term == self._terms.epoch_at(head.index), "a snapshot has the term of its last entry"
             self._change(lambda: self._save_snapshot(snapshot, keep_from_index))
 
+    def note_incarnation(self, incarnation: int) -> None:
+        """Before anybody hears of it. Does not concern what `write` writes, nor the thread it runs in."""
+        write_incarnation(self._disk, self._folder, incarnation)
+        self.incarnation = incarnation
+
+    def give_up(self, reason: str) -> MetadataDamaged:
+        """Peers remember more of this member than the folder holds: it is not opened again, and nothing is written."""
+        write_outdated(self._disk, self._folder, reason)
+        error = MetadataDamaged(path=self._folder, problem=f"it is an older copy of itself: {reason}")
+        self._poison = self._poison or str(error)
+        return error
+
     def settle(self) -> None:
         """Make the newest mark durable. Call this when there is nothing else to do; it may cost a sync."""
         self._change(self._mark.settle)
@@ -187,7 +204,7 @@ class RaftStorage:
             action()
         except DiskFull as error:
             self._poison = f"{error}; the space kept in reserve is used up as well, so make room first"
-            raise MetadataPoisoned(problem=self._poison) from error
+            raise MetadataPoisoned(problem=self._poison, is_full=True) from error
         except (DiskError, LogPoisoned) as error:
             self._poison = str(error)
             raise MetadataPoisoned(problem=self._poison) from error

@@ -131,7 +131,9 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
                 if expected > place.offset:
                     if maker.kind == BlockKind.MISSING:
                         break
-                    found.append(Block.with_head(data, maker, leader, windows))
+                    block = Block.with_head(data, maker, leader, windows)
+                    block.position = position
+                    found.append(block)
                     budget -= size
                 position += size
     except (BadBlock, DiskError) as error:

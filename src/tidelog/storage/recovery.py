@@ -302,6 +302,8 @@ class _Opening:
 
     def _settle_newest(self, log: Log, segment: Segment, sync_point: int) -> tuple[int, list[range]]:
         """Cut the newest segment at its first bad block above the sync point; quarantine below it."""
+        if segment.base_offset not in self.scans and segment.index.end_offset < sync_point:
+            self._scan(log, segment, OFFSET_LIMIT)  # its index is whole, but a later segment is gone with its file
         scan = self.scans.get(segment.base_offset)
         if scan is None:
             return 0, []

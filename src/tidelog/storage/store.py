@@ -45,8 +45,9 @@ from tidelog.storage.files import FileCache
 from tidelog.storage.log import Log
 from tidelog.storage.options import LogOptions
 from tidelog.storage.reserve import Reserve
-from tidelog.storage.store_checkpoint import carried, entries_again, statistics_of, table_of
+from tidelog.storage.store_checkpoint import carried, log_again, statistics_of, table_of
 from tidelog.storage.store_commit import commit_blocks, commit_channels
+from tidelog.storage.store_losses import StoreState
 from tidelog.storage.store_parts import (
     CHANNELS_FOLDER,
     INTERNALS,
@@ -59,10 +60,12 @@ from tidelog.storage.store_parts import (
     StoreStatistics,
     check_boundary,
     grown_log,
+    lost_offsets,
     wal_path,
     young_log,
 )
 from tidelog.storage.store_scrub import StoreScrubber
+from tidelog.storage.store_wals import WalFiles
 from tidelog.storage.wal import EntryKind, WalWriter
 from tidelog.storage.writer import Append
 from tidelog.units import US_PER_MS, US_PER_S
@@ -83,14 +86,19 @@ __all__ = [
 ]
 
 
+MARK_INTERVAL_US = US_PER_S
+"""How far behind the mark of the write-ahead files may be after a power cut. Syncing it is off the path of acks."""
+
+
 class Store:
     """Built by `open_store`."""
 
-    def __init__(self, *, disk: Disk, options: StoreOptions, lock: FolderLock, incarnation: int) -> None:
+    def __init__(self, *, disk: Disk, options: StoreOptions, lock: FolderLock, state: StoreState) -> None:
         self.disk = disk
         self.options = options
         self.files = FileCache(disk, open_max=options.open_files_max)
-        self.incarnation = incarnation
+        self.state = state
+        self.wals = WalFiles(disk)
         self.channels: dict[str, StoreChannel] = {}
         self.next_channel_id = 1
         self.next_life = 1
@@ -101,18 +109,33 @@ class Store:
         self._lock = lock
         self._opening = threading.RLock()
         self._by_log: dict[int, StoreChannel] = {}
-        self._wal: WalWriter | None = None
-        self._old_wals: list[int] = []
         self.reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
         self._unsynced_ends: dict[int, tuple[StoreChannel, int]] = {}
-        """Channels with blocks that were written to the write-ahead file and not waited for, and where they end."""
+        """Channels with blocks that were written and not waited for, and where they end."""
         self._sync_due_us: int | None = None
         self._hints_due_us: int | None = None
+        self._mark_due_us: int | None = None
         self._poison: str | None = None
         self._checkpoint_due_us: int | None = None
         self._sweep_due_us = 0
         self._commits = self._syncs = self._checkpoints = 0
         self._closed = False
+
+    @property
+    def incarnation(self) -> int:
+        return self.state.incarnation
+
+    def note_shown_loss(self, reason: str) -> None:
+        """A log was found to lack what was synced; placeholders stand there now."""
+        self.state.shown.append(reason)
+        if self.recovery is not None:
+            self.recovery = self.state.added_to(self.recovery)
+
+    def forget_loss(self) -> None:
+        """Every channel was compared with whole copies, or an operator took it as it is."""
+        if self.state.lost:
+            self.state.lost = ""
+            self.state.save(self.disk)
 
     # --- channels --------------------------------------------------------------------------------
 
@@ -145,10 +168,16 @@ class Store:
     def _find_log(self, channel: StoreChannel, now_us: int, *, with_files: bool) -> Log:
         options = self._options_of(channel)
         if with_files or self.disk.exists(channel.folder):
-            return grown_log(self.disk, channel, options, self.files, now_us)
-        log = young_log(self.disk, channel, options, self.files)
-        # Nothing was written back yet. If something was, its folder is lost, and nobody may take that for a short log.
-        store_recovery.stage_gap(log, channel.synced_end, now_us)
+            log = grown_log(self.disk, channel, options, self.files, now_us)
+        else:
+            log = young_log(self.disk, channel, options, self.files)
+        gone, end = list(log.recovery.quarantined) if log.recovery else [], log.log_end
+        # If something was written back and its file is lost, nobody may take that for a short log.
+        if store_recovery.stage_gap(log, channel.synced_end, now_us):
+            channel.gap_staged = True
+            gone.append(range(end, channel.synced_end))
+        if gone:
+            self.note_shown_loss(lost_offsets(channel, gone))
         return log
 
     def _options_of(self, channel: StoreChannel) -> LogOptions:
@@ -235,6 +264,7 @@ class Store:
         with self._opening:
             channel.life, channel.base_offset, channel.synced_end = life, base_offset, base_offset
             channel.clean, channel.lost_part, channel.relogged = True, False, None
+            channel.gap_staged, channel.entered_end = False, 0
             channel.unsynced = []
             log = young_log(self.disk, channel, self._options_of(channel), self.files)
             self._by_log[id(log)] = channel
@@ -351,16 +381,17 @@ class Store:
 
     def is_ready_for(self, byte_count: int) -> bool:
         """Whether a small commit of so many bytes is one write and one sync, and brings no checkpoint about."""
-        return self._wal is not None and self._wal.size + 2 * byte_count < self.options.wal_bytes_max
+        return (wal := self.wals.current) is not None and wal.size + 2 * byte_count < self.options.wal_bytes_max
 
     def _checkpoint_if_full(self, now_us: int) -> None:
-        wal = self._wal
+        wal = self.wals.current
         if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:
             # Now and not when the committer next wakes: until then memory would grow with the file.
             self.checkpoint_or_keep(now_us)
 
     def committed(self, now_us: int) -> None:
         self._commits += 1
+        self._mark_due_us = self._mark_due_us or now_us + MARK_INTERVAL_US
         if self._checkpoint_due_us is None:
             self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
 
@@ -383,8 +414,7 @@ class Store:
         return channel.channel_id in self._unsynced_ends
 
     def sync_wal(self) -> None:
-        assert self._wal is not None
-        self._wal.sync()
+        self.wals.sync()
         self._syncs += 1
         self._hints_due_us = self._sync_due_us = None
         for channel, end in self._unsynced_ends.values():
@@ -405,16 +435,13 @@ class Store:
     def wal(self, now_us: int) -> WalWriter:
         """The current write-ahead file, started if there is none."""
         self.check_usable()
-        if self._wal is None:
-            try:
-                self._wal = WalWriter(self.disk, WAL_FOLDER, self.next_wal_number)
-            except SyncFailed as error:
-                self.poison(str(error))
-                raise
-            self.next_wal_number += 1
-        return self._wal
-
-    next_wal_number = 1
+        if self.wals.current is not None:
+            return self.wals.current
+        try:
+            return self.wals.begin()
+        except SyncFailed as error:
+            self.poison(str(error))
+            raise
 
     # --- checkpoint ------------------------------------------------------------------------------
 
@@ -423,10 +450,7 @@ class Store:
         self.check_usable()
         self._sync_waiting()
         kept = carried(self.channels.values(), self.options)
-        if self._wal is not None:
-            self._old_wals.append(self._wal.number)
-            self._wal.close()
-            self._wal = None
+        self.wals.finish()
         stuck: list[StoreChannel] = []
         for channel in list(self.channels.values()):
             log = channel.log
@@ -435,10 +459,10 @@ class Store:
                 channel.relogged = self._write_back(channel, log, now_us)
             if channel.unsynced:
                 stuck.append(channel)
-        free_wals = self._log_again(stuck, now_us)
+        free_wals = log_again(self, stuck, now_us)
         self._save_table(free_wals=free_wals)
         if free_wals:
-            self.drop_old_wals()
+            self.wals.drop_old()
             self.trouble = None
         again = len(stuck) > len(kept)
         self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS if again else None
@@ -446,19 +470,10 @@ class Store:
 
     def _may_wait(self) -> bool:
         """Whether a checkpoint would only carry: then it can wait until the write-ahead file is full."""
-        if self._wal is None or self._old_wals or not self.options.carry_bytes_max:
+        if self.wals.current is None or self.wals.old or not self.options.carry_bytes_max:
             return False
         kept = carried(self.channels.values(), self.options)
         return all(part.channel_id in kept for part in self.channels.values() if part.unsynced or not part.clean)
-
-    def drop_old_wals(self) -> None:
-        while self._old_wals:
-            self.disk.remove(wal_path(self._old_wals[0]))
-            del self._old_wals[0]
-
-    def keep_wals(self, numbers: list[int]) -> None:
-        """These files were replayed; the next checkpoint that succeeds removes them."""
-        self._old_wals = numbers + self._old_wals
 
     def _write_back(self, channel: StoreChannel, log: Log, now_us: int) -> LogError | None:
         try:
@@ -466,6 +481,7 @@ class Store:
             log.sync()
             channel.synced_end = log.written_end
             channel.unsynced.clear()
+            channel.gap_staged = False
             log.write_index(log.segments[-1], sync=False)
         except LogError as error:
             return error
@@ -481,33 +497,13 @@ class Store:
             self._sync_waiting()  # its creation must not be less durable than its segments
             channel.relogged = self._write_back(channel, log, now_us)
 
-    def _log_again(self, stuck: list[StoreChannel], now_us: int) -> bool:
-        """A segment that cannot be written must not pin the write-ahead file for the others (S3).
-
-        Returns whether the old files may go: not while the disk is too full even for this.
-        """
-        if not stuck:
-            return True
-        try:
-            wal = self.wal(now_us)
-            wal.write(entries_again(wal, stuck))
-            self.sync_wal()
-        except SyncFailed as error:
-            self.poison(str(error))
-            raise
-        except DiskError as error:
-            if self._wal is not None and self._wal.undo_failed:
-                self.poison(str(error))
-                raise
-            self.trouble = error
-            return False
-        return True
-
     def _save_table(self, *, free_wals: bool) -> None:
-        newest = self._wal.number if self._wal is not None else self.next_wal_number
-        floor = newest if free_wals else min([newest, *self._old_wals])
+        wals = self.wals
+        newest = wals.current.number if wals.current is not None else wals.next_number
+        floor = newest if free_wals else min([newest, *wals.old])
         table = table_of(self, wal_floor=floor, wal_newest=newest)
         write_mark_twice(self.disk, TABLE_PATH, table)
+        wals.raise_floor(floor)
 
     def checkpoint_or_keep(self, now_us: int) -> None:
         """Checkpoint; if that fails, the write-ahead files stay and it is tried again later."""
@@ -528,6 +524,9 @@ class Store:
                 self._checkpoint_due_us = None
             else:
                 self.checkpoint_or_keep(now_us)
+        if self._mark_due_us is not None and now_us >= self._mark_due_us:
+            self._mark_due_us = None
+            self.wals.settle()
         if now_us >= self._sweep_due_us:
             self._sweep_due_us = now_us + options.log.retention_interval_ms * US_PER_MS
             for channel in list(self.channels.values()):
@@ -540,6 +539,8 @@ class Store:
             due_us.append(self._checkpoint_due_us)
         if self._sync_due_us is not None and self._poison is None:
             due_us.append(self._sync_due_us)
+        if self._mark_due_us is not None:
+            due_us.append(self._mark_due_us)
         return min(due_us)
 
     def _sweep(self, channel: StoreChannel, now_us: int) -> None:
@@ -569,7 +570,7 @@ class Store:
                 channel.log.poison(cause)
 
     def statistics(self) -> StoreStatistics:
-        wal_bytes = self._wal.size if self._wal is not None else 0
+        wal_bytes = self.wals.current.size if self.wals.current is not None else 0
         return statistics_of(
             self, wal_bytes=wal_bytes, commits=self._commits, syncs=self._syncs, checkpoints=self._checkpoints
         )
@@ -583,14 +584,13 @@ class Store:
                 self.checkpoint(now_us)
                 kept = carried(self.channels.values(), self.options)  # in the newest write-ahead file, synced
                 left = [part for part in self.channels.values() if part.unsynced and part.channel_id not in kept]
-                clean = not self._old_wals and not left
-                write_mark_twice(self.disk, STATE_PATH, {"clean": clean, "incarnation": self.incarnation})
+                self.wals.settle()
+                self.state.save(self.disk, clean=not self.wals.old and not left)
         finally:
             self._closed = True
             for channel in list(self._by_log.values()):
                 self._let_go(channel, "the store was closed")
-            if self._wal is not None:
-                self._wal.close()
+            self.wals.close()
             self.files.close()
             self._lock.release()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tidelog.errors import DiskError, SyncFailed
 from tidelog.storage.disk import Buffer
 from tidelog.storage.store_parts import StoreChannel, StoreOptions, StoreStatistics
 from tidelog.storage.wal import EntryKind, WalWriter
@@ -26,7 +27,8 @@ def carried(channels: Iterable[StoreChannel], options: StoreOptions) -> set[int]
     small = [
         (log.staged_bytes, channel.channel_id)
         for channel in channels
-        if (log := channel.log) is not None and channel.unsynced and not log.poisoned and log.staged_bytes <= most
+        if (log := channel.log) is not None and channel.unsynced and not (log.poisoned or channel.gap_staged)
+        if log.staged_bytes <= most
     ]
     for size, channel_id in sorted(small):
         room -= size
@@ -51,14 +53,46 @@ def entries_again(wal: WalWriter, channels: Iterable[StoreChannel]) -> list[Buff
     return entries
 
 
+def log_again(store: Store, stuck: list[StoreChannel], now_us: int) -> bool:
+    """A segment that cannot be written must not pin the write-ahead file for the others (S3).
+
+    Returns whether the old files may go: not while the disk is too full even for this.
+    """
+    if not stuck:
+        return True
+    try:
+        wal = store.wal(now_us)
+        wal.write(entries_again(wal, stuck))
+        store.sync_wal()
+    except SyncFailed as error:
+        store.poison(str(error))
+        raise
+    except DiskError as error:
+        if store.wals.current is not None and store.wals.current.undo_failed:
+            store.poison(str(error))
+            raise
+        store.trouble = error
+        return False
+    return True
+
+
 def table_of(store: Store, *, wal_floor: int, wal_newest: int) -> dict[str, Any]:
-    """The table as it is saved. `places` has a row for channels that are not at their first place, or lost a part."""
+    """The table as it is saved.
+
+    `places` has a row for channels that are not at their first place, or lost a part; `entered` says where channels end
+    whose newest records only the write-ahead files have: should those be lost, that much of it is known.
+    """
     channels = store.channels.values()
     rows = [[channel.channel_id, channel.name, channel.synced_end] for channel in channels]
     places = [
         [channel.channel_id, channel.base_offset, channel.life, int(damaged)]
         for channel in channels
         if (damaged := channel.damaged) or channel.base_offset or channel.life
+    ]
+    entered = [
+        [channel.channel_id, channel.unsynced[-1].offsets.stop]
+        for channel in channels
+        if channel.unsynced and channel.entered
     ]
     return {
         "format": 1,
@@ -67,6 +101,7 @@ def table_of(store: Store, *, wal_floor: int, wal_newest: int) -> dict[str, Any]
         "wal_newest": wal_newest,
         "channels": rows,
         "places": places,
+        "entered": entered,
     }
 
 

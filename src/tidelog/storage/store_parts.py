@@ -24,6 +24,8 @@ WAL_FOLDER = f"{INTERNALS}/wal"
 CHANNELS_FOLDER = f"{INTERNALS}/channels"
 TABLE_PATH = f"{INTERNALS}/store.table"
 STATE_PATH = f"{INTERNALS}/store.state"
+WAL_MARK_PATH = f"{INTERNALS}/store.wal-mark"
+"""Beside the folder of the write-ahead files, so that losing that folder is noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class StoreChannel:
         "clean",
         "driven",
         "entered",
+        "entered_end",
+        "gap_staged",
         "life",
         "log",
         "lost_part",
@@ -104,6 +108,10 @@ class StoreChannel:
         that what an earlier life left behind is never taken for this one's."""
         self.entered = entered
         """The store's files know of it. If not, its first commit enters it."""
+        self.entered_end = 0
+        """The write-ahead files should bring it up to here, says the table; 0 if it knows nothing."""
+        self.gap_staged = False
+        """Placeholders wait to be written back: only in a segment are they found, and filled from a peer."""
         self.driven = False
         """Somebody else decides about retention."""
         self.options: LogOptions | None = None
@@ -166,6 +174,16 @@ def grown_log(disk: Disk, channel: StoreChannel, options: LogOptions, files: Fil
     )
 
 
+def lost_offsets(channel: StoreChannel, gone: list[range]) -> str:
+    """In words: which records of a channel are gone although its segments had been synced."""
+    parts = ", ".join(f"{part.start} to {part.stop - 1}" for part in gone[:5])
+    more = f" and {len(gone) - 5} more ranges" if len(gone) > 5 else ""
+    return (
+        f"channel {channel.name!r}: its segments in {channel.folder} were synced up to offset {channel.synced_end}, "
+        f"and offsets {parts}{more} are gone or cannot be read"
+    )
+
+
 def parse_folder(folder: str) -> tuple[str, int, int] | None:
     """Name (as far as the folder tells it), id and life of the channel in a folder; None for other folders."""
     escaped, _, numbers = folder.rpartition("~")
@@ -185,6 +203,11 @@ class StoreRecovery:
     channels_opened: int
     table_rebuilt: bool = False
     """Both copies of the table were lost, so the folders had to name the channels."""
+    synced_loss: bool = False
+    """Something that had been synced is provably gone: a channel may be shorter than what was acked from here. Kept
+    over restarts until `Store.forget_loss`, which whoever has compared the channels with whole copies calls."""
+    synced_loss_reason: str = ""
+    """In plain words: which file, what was expected, what was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

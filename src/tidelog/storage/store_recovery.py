@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING
 
 from tidelog.blocks.block import Block, missing_block
 from tidelog.errors import LogError
-from tidelog.storage.atomic import marks_agree, read_either_mark, write_mark_twice
+from tidelog.storage.atomic import marks_agree, read_either_mark
 from tidelog.storage.disk import Disk
+from tidelog.storage.store_losses import StoreState
 from tidelog.storage.store_parts import (
     CHANNELS_FOLDER,
     INTERNALS,
     STATE_PATH,
     TABLE_PATH,
     WAL_FOLDER,
+    WAL_MARK_PATH,
     StoreChannel,
     StoreOptions,
     StoreRecovery,
     parse_folder,
 )
-from tidelog.storage.wal import Entry, EntryKind, scan_wal, wal_numbers
+from tidelog.storage.store_wals import WalChain
+from tidelog.storage.wal import Entry, EntryKind, WalScan
+from tidelog.storage.wal_mark import read_wal_end
 
 if TYPE_CHECKING:
     from tidelog.storage.log import Log
@@ -43,11 +47,19 @@ def open_store(disk: Disk, *, now_us: int, options: StoreOptions) -> Store:
     disk.make_folder(CHANNELS_FOLDER)
     lock = disk.lock_folder(INTERNALS)
     try:
-        state = read_either_mark(disk, STATE_PATH) or {}
-        incarnation = int(state.get("incarnation", 0)) + 1
-        write_mark_twice(disk, STATE_PATH, {"clean": False, "incarnation": incarnation})
-        store = Store(disk=disk, options=options, lock=lock, incarnation=incarnation)
-        _replay(store, _load_table(store), now_us=now_us, clean=bool(state.get("clean")))
+        saved = read_either_mark(disk, STATE_PATH)
+        state = StoreState(
+            incarnation=int((saved or {}).get("incarnation", 0)) + 1,
+            marked=bool((saved or {}).get("marked")),
+            lost=str((saved or {}).get("lost", "")),
+        )
+        state.save(disk)
+        store = Store(disk=disk, options=options, lock=lock, state=state)
+        table = _load_table(store)
+        if saved is None and (table.wal_floor or table.rebuilt):
+            # It is written before anything else, twice, and synced each time.
+            state.lose([f"{STATE_PATH} and its copy are missing or damaged, with what they knew of earlier losses"])
+        _replay(store, table, now_us=now_us, clean=bool((saved or {}).get("clean")))
         return store
     except BaseException:
         lock.release()
@@ -61,6 +73,8 @@ class _Table:
     wal_newest: int = 0
     """What older files say is in the table already; they are kept for their blocks."""
     rebuilt: bool = False
+    absent: bool = False
+    """Neither copy is there: lost, or never written."""
     complete: bool = False
     """Both copies are there. If not, one more loss would be too many, so they are written again at once."""
 
@@ -68,16 +82,18 @@ class _Table:
 def _load_table(store: Store) -> _Table:
     table = read_either_mark(store.disk, TABLE_PATH)
     if table is None:
-        return _Table(rebuilt=_rebuild_table(store))
+        return _Table(rebuilt=_rebuild_table(store), absent=True)
     complete = marks_agree(store.disk, TABLE_PATH)
     store.next_channel_id = int(table["next_channel_id"])
     places = {channel_id: place for channel_id, *place in table.get("places", ())}
+    entered = dict(table.get("entered", ()))
     for channel_id, name, synced_end in table["channels"]:
         base_offset, life, lost_part = places.get(channel_id, (0, 0, 0))
         channel = StoreChannel(
             channel_id=channel_id, name=name, synced_end=synced_end, base_offset=base_offset, life=life
         )
         channel.lost_part = bool(lost_part)
+        channel.entered_end = entered.get(channel_id, 0)
         store.channels[name] = channel
     return _Table(wal_floor=int(table["wal_floor"]), wal_newest=int(table["wal_newest"]), complete=complete)
 
@@ -94,30 +110,36 @@ def _rebuild_table(store: Store) -> bool:
 
 
 def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
-    numbers = wal_numbers(store.disk, WAL_FOLDER)
-    store.next_wal_number = max([table.wal_floor, table.wal_newest, *(number + 1 for number in numbers), 1])
+    wals, state = store.wals, store.state
+    mark = read_wal_end(store.disk, WAL_MARK_PATH)
+    chain = WalChain(store.disk, table_floor=table.wal_floor, mark=mark)
+    numbers = chain.numbers
+    newest = [number + 1 for number in numbers] + ([mark.floor, mark.number + 1] if mark else [])
+    wals.next_number = max([table.wal_floor, table.wal_newest, 1, *newest])
     waiting: dict[int, list[Block]] = {}
-    entries = bytes_cut = damaged_bytes = 0
-    for number in numbers:
-        if number < table.wal_floor:
-            continue
-        scan = scan_wal(store.disk, WAL_FOLDER, number, store.options.log.limits)
-        entries += len(scan.entries)
-        bytes_cut += scan.bytes_cut
-        damaged_bytes += scan.damaged_bytes
+    scans = {number: chain.scan(number, store.options.log.limits) for number in numbers if number >= table.wal_floor}
+    for number, scan in scans.items():
         _fold(store, scan.entries, waiting, in_table=number < table.wal_newest)
+    entries = sum(len(scan.entries) for scan in scans.values())
+    bytes_cut = sum(scan.bytes_cut for scan in scans.values())
+    damaged_bytes = sum(scan.damaged_bytes for scan in scans.values())
+    lost_before = state.lost
+    state.lose(chain.losses(scans, marked=state.marked, table_absent=table.absent))
+    if state.lost != lost_before:
+        state.save(store.disk)  # what proves it is cleaned up below
     _count_lives(store)
     replayed = _open_waiting(store, waiting, now_us)
-    store.keep_wals(numbers)
-    if entries or bytes_cut or damaged_bytes or not table.complete:
+    wals.old = {number: scans[number].sync_point if number in scans else 0 for number in numbers}
+    _begin_mark(store, table, scans, idle=not entries)
+    if entries or bytes_cut or damaged_bytes or not table.complete or state.lost:
         store.checkpoint_or_keep(now_us)
         store.check_usable()
-    else:
-        store.drop_old_wals()
+    elif wals.trouble is None:
+        wals.drop_old()
     if not table.rebuilt:
         _remove_strays(store)
-    store.recovery = StoreRecovery(
-        clean=clean and not (bytes_cut or damaged_bytes),
+    recovery = StoreRecovery(
+        clean=clean and not (bytes_cut or damaged_bytes or state.reason()),
         entries=entries,
         blocks_replayed=replayed,
         bytes_cut=bytes_cut,
@@ -125,6 +147,20 @@ def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
         channels_opened=len(waiting),
         table_rebuilt=table.rebuilt,
     )
+    store.recovery = state.added_to(recovery)
+
+
+def _begin_mark(store: Store, table: _Table, scans: dict[int, WalScan], *, idle: bool) -> None:
+    """Remember which write-ahead files must be there from now on. Without entries they are removed without a table."""
+    wals, state = store.wals, store.state
+    if idle and table.complete and not state.lost:
+        remembered = wals.remember(wals.next_number, {})
+    else:
+        floor = 0 if table.wal_floor == 0 else max(table.wal_floor, min(scans, default=wals.next_number))
+        remembered = wals.remember(floor, {number: scan.sync_point for number, scan in scans.items()})
+    if remembered and not state.marked:
+        state.marked = True
+        state.save(store.disk)
 
 
 def _fold(store: Store, entries: list[Entry], waiting: dict[int, list[Block]], *, in_table: bool) -> None:
@@ -145,6 +181,7 @@ def _fold(store: Store, entries: list[Entry], waiting: dict[int, list[Block]], *
             waiting[subject] = [block for block in waiting.get(subject, []) if block.leader.base_offset < offset]
             if subject in by_id and not in_table:
                 by_id[subject].synced_end = min(by_id[subject].synced_end, offset)
+                by_id[subject].entered_end = min(by_id[subject].entered_end, offset)
         elif entry.kind is EntryKind.DIRECT:
             waiting.setdefault(subject, [])
             if subject in by_id and not in_table:
@@ -188,11 +225,14 @@ def _count_lives(store: Store) -> None:
 def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) -> int:
     """Hand the blocks to their channels; returns how many their segments lacked."""
     by_id = {channel.channel_id: channel for channel in store.channels.values()}
+    for channel in store.channels.values():
+        if channel.entered_end > channel.synced_end:
+            waiting.setdefault(channel.channel_id, [])  # if its entries are gone, that is told now
     replayed = 0
     for channel_id, blocks in waiting.items():
-        channel = by_id.get(channel_id)
-        if channel is None:
+        if channel_id not in by_id:
             continue
+        channel = by_id[channel_id]
         channel.clean = False
         channel.unsynced = blocks
         try:
@@ -211,15 +251,18 @@ def restage(channel: StoreChannel, log: Log, now_us: int) -> None:
     for block in channel.unsynced:
         if block.offsets.stop <= log.log_end:
             continue
-        stage_gap(log, block.leader.base_offset, now_us)
+        channel.gap_staged |= stage_gap(log, block.leader.base_offset, now_us)
         log.stage_stamped(block)
+    channel.gap_staged |= stage_gap(log, channel.entered_end, now_us)
+    channel.entered_end = 0
     log.note_durable(log.log_end)
     channel.unsynced = list(log.staged_blocks())
     channel.synced_end = log.written_end
 
 
-def stage_gap(log: Log, end: int, now_us: int) -> None:
-    """Placeholders for everything from the log end to `end`."""
+def stage_gap(log: Log, end: int, now_us: int) -> bool:
+    """Placeholders for everything from the log end to `end`; returns whether there is any."""
+    start = log.log_end
     while log.log_end < end:
         gap = missing_block(
             offsets=range(log.log_end, min(end, log.log_end + _GAP_RECORDS_MAX)),
@@ -229,6 +272,7 @@ def stage_gap(log: Log, end: int, now_us: int) -> None:
             durable_end=log.log_end,
         )
         log.stage_stamped(gap)
+    return log.log_end > start
 
 
 def _remove_strays(store: Store) -> None:

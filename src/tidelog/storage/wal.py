@@ -5,7 +5,9 @@ bytes plus a payload, end to end, eight-byte aligned. A block's payload is the b
 carries its own checksums; other payloads are JSON and covered by the entry's checksum. Every commit
 opens with a mark that says up to where the file was known to be durable, so that replay can tell a
 torn tail (above the last mark: cut) from damage (below it: reported, and stepped over), as B4 does for
-segments. Entries carry the file's number, so bytes of another file are never taken for its own.
+segments. Entries carry the file's number, so bytes of another file are never taken for its own. What a file cannot
+tell alone (whether its last commit was durable, whether a file is missing) the mark beside them does
+(`tidelog.storage.wal_mark`), and the head of the next file.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
@@ -31,6 +33,8 @@ ENTRY_MAGIC: Final = b"TLW1"
 ENTRY_BYTES: Final = 32
 _ENTRY: Final = struct.Struct("<4sB3xQQI")
 _CHECKSUM: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<8sQQQ28x")
+"""Magic, number, and of the file before: its number and how many bytes of it were durable."""
 
 
 class EntryKind(IntEnum):
@@ -60,6 +64,10 @@ class WalScan:
     entries: list[Entry] = field(default_factory=list)
     bytes_cut: int = 0
     damaged_bytes: int = 0
+    """Gone below the sync point: unreadable, or not there at all."""
+    file_bytes: int = 0
+    sync_point: int = 0
+    """Up to here the file is known to have been durable."""
 
 
 def wal_name(number: int) -> str:
@@ -79,16 +87,17 @@ def wal_numbers(disk: Disk, folder: str) -> list[int]:
 class WalWriter:
     """Appends to one write-ahead file. After an error in `write` nothing of that write remains."""
 
-    def __init__(self, disk: Disk, folder: str, number: int) -> None:
+    def __init__(self, disk: Disk, folder: str, number: int, *, previous: tuple[int, int] = (0, 0)) -> None:
+        """`previous` is the number of the file before, and how many bytes of it were durable; zeros: not known."""
         self.number = number
         self.path = f"{folder}/{wal_name(number)}"
         self.size = WAL_HEAD_BYTES
         self.undo_failed = False
         """A refused write could not be cut off again; nothing may be written after it."""
-        self._durable_size = 0
+        self.durable_size = 0
         self._file: File = disk.open(self.path, create=True)
         try:
-            head = struct.pack("<8sQ44x", WAL_MAGIC, number)
+            head = _HEAD.pack(WAL_MAGIC, number, *previous)
             self._file.truncate(0)
             self._file.write_at(0, [head + _CHECKSUM.pack(crc32c(head))])
             self._file.sync()
@@ -96,11 +105,11 @@ class WalWriter:
         except DiskError:
             self._file.close()
             raise
-        self._durable_size = self.size
+        self.durable_size = self.size
 
     def write(self, entries: Sequence[Buffer]) -> None:
         """Write one commit: a mark, then these entries. Raises `DiskError`; `undo_failed` tells if it left traces."""
-        buffers: list[Buffer] = [_entry_head(EntryKind.MARK, self._durable_size, self.number, 0), *entries]
+        buffers: list[Buffer] = [_entry_head(EntryKind.MARK, self.durable_size, self.number, 0), *entries]
         try:
             self._file.write_at(self.size, buffers)
         except DiskError:
@@ -115,7 +124,7 @@ class WalWriter:
     def sync(self) -> None:
         size = self.size
         self._file.sync()
-        self._durable_size = size
+        self.durable_size = size
 
     def block_entry(self, block: Block) -> tuple[Buffer, ...]:
         return (_entry_head(EntryKind.BLOCK, block.leader.channel_id, self.number, block.size), *block.buffers)
@@ -134,16 +143,47 @@ def _entry_head(kind: EntryKind, subject: int, number: int, length: int, covered
     return head + _CHECKSUM.pack(crc32c(covered, crc32c(head)))
 
 
-def scan_wal(disk: Disk, folder: str, number: int, limits: BlockLimits) -> WalScan:
-    """Read one file from front to back; never raises for what it finds."""
+class WalHead(NamedTuple):
+    number: int
+    previous_number: int
+    previous_size: int
+    """How much of the file before was durable; 0 if this one was written before that was noted."""
+
+
+def read_wal_head(disk: Disk, folder: str, number: int) -> WalHead | None:
+    """The head of a file, or None if it is not whole."""
+    file = disk.open(f"{folder}/{wal_name(number)}", writable=False)
+    try:
+        return _parse_head(file.read_at(0, WAL_HEAD_BYTES), number)
+    finally:
+        file.close()
+
+
+def _parse_head(data: bytes, number: int) -> WalHead | None:
+    if len(data) < WAL_HEAD_BYTES or crc32c(data[: _HEAD.size]) != _CHECKSUM.unpack_from(data, _HEAD.size)[0]:
+        return None
+    magic, *numbers = _HEAD.unpack_from(data)
+    head = WalHead(*numbers)
+    return head if magic == WAL_MAGIC and head.number == number else None
+
+
+def scan_wal(disk: Disk, folder: str, number: int, limits: BlockLimits, *, durable_size: int = 0) -> WalScan:
+    """Read one file from front to back; never raises for what it finds.
+
+    `durable_size` is for a caller who knows from elsewhere that so many bytes were durable.
+    """
     file = disk.open(f"{folder}/{wal_name(number)}", writable=False)
     try:
         data = file.read_at(0, file.size())
     finally:
         file.close()
     found = list(_walk(data, number, limits))
-    sync_point = max((item.subject for _, _, item in found if item and item.kind is EntryKind.MARK), default=0)
-    scan = WalScan()
+    marks = [item.subject for _, _, item in found if item and item.kind is EntryKind.MARK]
+    sync_point = max([durable_size, *marks])
+    scan = WalScan(file_bytes=len(data), sync_point=sync_point)
+    if sync_point and _parse_head(data[:WAL_HEAD_BYTES], number) is None:
+        scan.damaged_bytes += min(len(data), WAL_HEAD_BYTES)  # it was synced before anything else
+    scan.damaged_bytes += max(0, sync_point - len(data))
     for start, end, entry in found:
         if entry is not None:
             scan.entries.append(entry)

@@ -43,11 +43,26 @@ CURSOR: Final = 0x0207
 REBALANCE: Final = 0x0208
 GROUP: Final = 0x0209
 GROUP_ASK: Final = 0x020A
+CLOSE_PRODUCER: Final = 0x020B
+PRODUCERS: Final = 0x020C
 
 CLIENT_MESSAGES: Final = frozenset({PRODUCE})
 """One way, from a client to a node."""
 CLIENT_REQUESTS: Final = frozenset(
-    {DESCRIBE, CREATE, ALTER, OPEN_PRODUCER, FETCH, OFFSETS, CURSOR, REBALANCE, GROUP, GROUP_ASK}
+    {
+        DESCRIBE,
+        CREATE,
+        ALTER,
+        OPEN_PRODUCER,
+        FETCH,
+        OFFSETS,
+        CURSOR,
+        REBALANCE,
+        GROUP,
+        GROUP_ASK,
+        CLOSE_PRODUCER,
+        PRODUCERS,
+    }
 )
 
 VERSION: Final = 1
@@ -366,6 +381,8 @@ def channel_json(channel: ChannelRecord, here: Mapping[str, Any] | None = None) 
         "channel_id": channel.channel_id,
         "name": channel.name,
         "config": config_json(channel.config),
+        "effective_factor": channel.config.effective_factor,
+        "effective_min_isr": channel.config.effective_min_isr,
         "replicas": list(channel.replicas),
         "leader": channel.leader,
         "isr": list(channel.isr_nodes),

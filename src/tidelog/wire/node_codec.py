@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any, Final, get_args
 
 from tidelog.core.catalog import RegisterNode, decode_change, encode_change
 from tidelog.core.liveness import Heartbeat, RenewSession, SessionFenced, SessionRenewed
-from tidelog.core.node_messages import ForMember, Here, NodeMessage, Register, RegisterRefused, Who
+from tidelog.core.node_messages import ForMember, Here, Judged, NodeMessage, Register, RegisterRefused, Standing, Who
 from tidelog.core.replication.messages import ReplicationMessage
 from tidelog.errors import BadMessage, LogError
 from tidelog.wire.identity import is_name
 from tidelog.wire.link_frames import Buffers
 from tidelog.wire.liveness_codec import MESSAGES_MAX, decode_liveness, encode_liveness
-from tidelog.wire.raft_codec import decode_message, encode_message
+from tidelog.wire.raft_codec import NUMBER_MAX, decode_message, encode_message
 from tidelog.wire.replication_codec import REPLICATION, decode_replication, encode_replication
 
 # One-way messages.
@@ -37,6 +38,7 @@ TRANSFER: Final = 0x0105
 _MEMBER_BYTES_MAX: Final = 255
 _TEXT_MAX: Final = 4_096
 _CLUSTER_BYTES: Final = 16
+_STANDING_FIELDS: Final = {one.name for one in fields(Standing)}
 LIVENESS_TYPES: Final = (Heartbeat, RenewSession, SessionFenced, SessionRenewed)
 REPLICATION_TYPES: Final = get_args(ReplicationMessage)
 
@@ -77,6 +79,8 @@ def _plain(message: NodeMessage) -> dict[str, Any]:
             return {"say": "register", "change": encode_change(message.change).decode()}
         case RegisterRefused():
             return {"say": "refused", "reason": message.reason[:_TEXT_MAX], "incarnation": message.incarnation}
+        case Standing() | Judged():
+            return {"say": "standing" if isinstance(message, Standing) else "judged", **asdict(message)}
         case _:
             raise AssertionError(f"{message} has a codec of its own")
 
@@ -127,8 +131,32 @@ def _decode_plain(data: bytes) -> NodeMessage:
             if type(incarnation) is not int or not 0 <= incarnation < 1 << 63:
                 raise BadMessage(problem="an incarnation is out of range")
             return RegisterRefused(reason=reason[:_TEXT_MAX], incarnation=incarnation)
+        case {"say": "standing", **rest}:
+            return _standing({str(name): part for name, part in rest.items()})
+        case {"say": "judged", "member": str(member), "process": str(process), "asks": bool(asks), **rest}:
+            problem = rest.pop("problem", None)
+            if rest or not isinstance(problem, str):
+                raise BadMessage(problem="an answer about a member cannot be read")
+            member = _member(member.encode("utf-8", "replace"))
+            return Judged(member=member, process=process[:_TEXT_MAX], asks=asks, problem=problem[:_TEXT_MAX])
         case _:
             raise BadMessage(problem="a node says what this software does not know")
+
+
+def _standing(value: dict[str, Any]) -> Standing:
+    if value.keys() != _STANDING_FIELDS:
+        raise BadMessage(problem="a member's standing has other fields than it should")
+    for name in ("sequence", "term", "last_index", "held_index", "committed", "incarnation"):
+        number = value[name]
+        if number is None and name == "incarnation":
+            continue
+        if type(number) is not int or not 0 <= number < NUMBER_MAX:
+            raise BadMessage(problem=f"{name} of a member's standing is out of range")
+    member, process, asks = value["member"], value["process"], value["asks"]
+    if not isinstance(member, str) or not isinstance(process, str) or type(asks) is not bool:
+        raise BadMessage(problem="a member's standing cannot be read")
+    names = {"member": _member(member.encode("utf-8", "replace")), "process": process[:_TEXT_MAX]}
+    return Standing(**{**value, **names})
 
 
 def _cluster(text: str) -> bytes:

@@ -28,6 +28,7 @@ from tidelog.core.replication.messages import (
     Buffer,
     LeaderSilent,
     LogFacts,
+    LogMemory,
     NodeLoadReport,
     Notify,
     ProposeChange,
@@ -72,6 +73,11 @@ _TWO: Final = struct.Struct("<IIQQ")
 _THREE: Final = struct.Struct("<IIQQQ")
 _FIVE: Final = struct.Struct("<IIQQQQQ")
 _BARE: Final = struct.Struct("<II")
+_MEMORY: Final = struct.Struct("<QQ")
+_END: Final = struct.Struct("<QH")
+NO_MEMORY: Final = LogMemory()
+ENDS_MAX: Final = 64
+"""Of other replicas, in the memory of one."""
 
 SYNC_REQUEST_BYTES: Final = _REQUEST.size
 SYNC_RESPONSE_HEAD_BYTES: Final = _RESPONSE.size
@@ -192,9 +198,18 @@ def _encode_withdraw(withdraw: Withdraw) -> bytes:
 
 
 def _encode_facts(facts: LogFacts) -> bytes:
-    return _FIVE.pack(
-        LOG_FACTS, 0, facts.channel_id, facts.channel_epoch, facts.incarnation, facts.last_epoch, facts.log_end
-    )
+    memory = b"" if facts.memory == NO_MEMORY else _encode_memory(facts.memory)
+    numbers = (facts.channel_id, facts.channel_epoch, facts.incarnation, facts.last_epoch, facts.log_end)
+    return _FIVE.pack(LOG_FACTS, len(memory), *numbers) + memory
+
+
+def _encode_memory(memory: LogMemory) -> bytes:
+    assert len(memory.ends) <= ENDS_MAX, "a channel has fewer replicas"
+    parts = [_MEMORY.pack(memory.epoch, memory.committed_end)]
+    for node, end in memory.ends:
+        name = node.encode()
+        parts.append(_END.pack(end, len(name)) + name)
+    return b"".join(parts)
 
 
 def _encode_proposal(proposal: ProposeChange) -> bytes:
@@ -215,7 +230,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], bytes]]] = {
     LeaderSilent: _encode_silent,
     Resign: _encode_resign,
     Withdraw: _encode_withdraw,
-    AskLog: lambda ask: _TWO.pack(ASK_LOG, 0, ask.channel_id, ask.channel_epoch),
+    AskLog: lambda ask: _TWO.pack(ASK_LOG, int(ask.with_memory), ask.channel_id, ask.channel_epoch),
     LogFacts: _encode_facts,
     ProposeChange: _encode_proposal,
     NodeLoadReport: _encode_load,
@@ -339,20 +354,48 @@ def _notify_at(body: memoryview, position: int) -> _Decoded:
 
 
 def _ask_log_at(body: memoryview, position: int) -> _Decoded:
-    channel_id, channel_epoch = _numbers_at(body, position, _TWO, ASK_LOG)
-    return AskLog(channel_id=channel_id, channel_epoch=channel_epoch), position + _TWO.size
+    dispatch, with_memory, *numbers = _TWO.unpack_from(body, position)
+    if dispatch != ASK_LOG or with_memory > 1:
+        raise _odd("a message of replication")
+    channel_id, channel_epoch = _checked(numbers, "a message of replication")
+    ask = AskLog(channel_id=channel_id, channel_epoch=channel_epoch, with_memory=bool(with_memory))
+    return ask, position + _TWO.size
 
 
 def _facts_at(body: memoryview, position: int) -> _Decoded:
-    channel_id, channel_epoch, incarnation, last_epoch, log_end = _numbers_at(body, position, _FIVE, LOG_FACTS)
+    dispatch, memory_bytes, *numbers = _FIVE.unpack_from(body, position)
+    if dispatch != LOG_FACTS:
+        raise _odd("a message of replication")
+    channel_id, channel_epoch, incarnation, last_epoch, log_end = _checked(numbers, "a message of replication")
+    start = position + _FIVE.size
+    if memory_bytes > len(body) - start:
+        raise BadMessage(problem=f"facts of a log claim {memory_bytes} bytes of memory, more than there are")
     facts = LogFacts(
         channel_id=channel_id,
         channel_epoch=channel_epoch,
         incarnation=incarnation,
         last_epoch=last_epoch,
         log_end=log_end,
+        memory=_memory_at(body[start : start + memory_bytes]) if memory_bytes else NO_MEMORY,
     )
-    return facts, position + _FIVE.size
+    return facts, start + memory_bytes
+
+
+def _memory_at(body: memoryview) -> LogMemory:
+    epoch, committed_end = _MEMORY.unpack_from(body)
+    ends: list[tuple[str, int]] = []
+    position = _MEMORY.size
+    while position < len(body):
+        end, name_bytes = _END.unpack_from(body, position)
+        node, position = _text_at(body, position + _END.size, name_bytes)
+        rises = not ends or ends[-1][0] < node
+        if end >> NUMBER_BITS or not is_name(node) or not rises or len(ends) >= ENDS_MAX:
+            raise _odd("the memory of a log")
+        ends.append((node, end))
+    memory = LogMemory(epoch=epoch, committed_end=committed_end, ends=tuple(ends))
+    if (epoch | committed_end) >> NUMBER_BITS or memory == NO_MEMORY:
+        raise _odd("the memory of a log")
+    return memory
 
 
 def _silent_at(body: memoryview, position: int) -> _Decoded:

@@ -66,6 +66,8 @@ class RawBlock:
     """A made block as it came: its bytes, not looked at yet."""
 
     data: bytes
+    file_offset: int | None = None
+    """Where it begins in its file on the boat, if the boat says so."""
 
 
 LiveIn: TypeAlias = RawBlock | LiveStatus | LplexFrame
@@ -227,15 +229,20 @@ def encode_backfill(message: BackfillGone | LplexBlock) -> bytes:
             return pb.BackfillUpstream(block=block).SerializeToString()
 
 
-def encode_backfill_blocks(blocks: Iterable[Sequence[Buffer]]) -> bytes:
+def encode_backfill_blocks(blocks: Iterable[Sequence[Buffer]], file_offsets: Sequence[int | None] = ()) -> bytes:
     """Journal blocks, each as the buffers it consists of, in one message: each message costs as much as many blocks."""
-    return pb.BackfillUpstream(made_blocks=[b"".join(block) for block in blocks]).SerializeToString()
+    known = [offset for offset in file_offsets if offset is not None]
+    message = pb.BackfillUpstream(
+        made_blocks=[b"".join(block) for block in blocks],
+        file_offsets=known if len(known) == len(file_offsets) else (),
+    )
+    return message.SerializeToString()
 
 
 def decode_backfill(data: bytes, *, session: int) -> list[BackfillIn]:
     """What came, in order; nothing for an empty message, which lplex sends and skips."""
     message = _parse(pb.BackfillUpstream(), data)
-    found: list[BackfillIn] = [_raw_block(block) for block in message.made_blocks]
+    found: list[BackfillIn] = _raw_blocks(message.made_blocks, message.file_offsets)
     if message.HasField("gone"):
         found.append(BackfillGone(session=session, seqs=_from_ranges([message.gone])[0]))
     if message.HasField("block"):
@@ -282,10 +289,19 @@ def _parse(message: MessageT, data: bytes) -> MessageT:
     return message
 
 
-def _raw_block(data: bytes) -> RawBlock:
+def _raw_blocks(blocks: Sequence[bytes], file_offsets: Sequence[int]) -> list[BackfillIn]:
+    if file_offsets and len(file_offsets) != len(blocks):
+        raise BadMessage(
+            problem=f"{len(file_offsets)} file offsets for {len(blocks)} blocks: send one for each, or none"
+        )
+    offsets: Sequence[int | None] = file_offsets or [None] * len(blocks)
+    return [_raw_block(data, offset) for data, offset in zip(blocks, offsets, strict=True)]
+
+
+def _raw_block(data: bytes, file_offset: int | None = None) -> RawBlock:
     if len(data) < _MAKER_BYTES:
         raise BadMessage(problem=f"a block has at least {_MAKER_BYTES} bytes, not {len(data)}")
-    return RawBlock(data=data)
+    return RawBlock(data=data, file_offset=file_offset)
 
 
 def _seq(number: int) -> int:

@@ -16,8 +16,10 @@ from tidelog.core.replication.election import (
     choose_leader,
     first_leader,
     hand_back_to,
+    most_complete,
     winner,
 )
+from tidelog.core.replication.messages import LogFacts, LogMemory
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 
@@ -147,3 +149,36 @@ def test_leadership_is_handed_back_to_a_pinned_leader_that_could(
     leader: str | None, pinned: str | None, candidates: list[str], expected: str | None
 ) -> None:
     assert hand_back_to(leader=leader, pinned=pinned, candidates=candidates) == expected
+
+
+def facts(epoch: int, end: int, *, memory_epoch: int = 0, committed: int = 0, **ends: int) -> LogFacts:
+    memory = LogMemory(epoch=memory_epoch, committed_end=committed, ends=tuple(sorted(ends.items())))
+    return LogFacts(channel_id=1, channel_epoch=1, incarnation=1, last_epoch=epoch, log_end=end, memory=memory)
+
+
+def test_the_most_complete_log_leads_by_epoch_then_by_end() -> None:
+    answers = {"n1": facts(3, 100), "n2": facts(3, 120), "n3": facts(2, 500)}
+    assert most_complete(["n1", "n2", "n3"], answers, all_answered=True) == ["n2"]
+    assert most_complete(["n1", "n3"], answers, all_answered=True) == ["n1"]
+    assert most_complete(["n4"], answers, all_answered=True) == [], "who has not answered does not lead"
+
+
+def test_equal_logs_leave_the_choice_to_the_pin_and_the_distance() -> None:
+    answers = {name: facts(3, 120) for name in ("n3", "n1", "n2")}
+    assert most_complete(["n3", "n1"], answers, all_answered=False) == ["n1", "n3"]
+
+
+def test_nobody_leads_who_lacks_what_a_replica_outside_the_isr_knows_to_be_committed() -> None:
+    answers = {"n1": facts(3, 62), "n4": facts(3, 50, memory_epoch=3, committed=120)}
+    assert most_complete(["n1"], answers, all_answered=True) == []
+
+
+def test_who_holds_less_than_it_once_did_leads_only_if_all_holders_have_answered() -> None:
+    answers = {"n1": facts(3, 62), "n2": facts(2, 40, memory_epoch=3, n1=120)}
+    assert most_complete(["n1"], answers, all_answered=False) == []
+    assert most_complete(["n1"], answers, all_answered=True) == ["n1"], "then there is nobody better"
+
+
+def test_what_is_remembered_of_an_older_epoch_says_nothing_of_a_log_that_went_on() -> None:
+    answers = {"n1": facts(4, 110), "n2": facts(2, 40, memory_epoch=3, n1=120)}
+    assert most_complete(["n1"], answers, all_answered=False) == ["n1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -47,7 +48,12 @@ def channel(*isr: str, leader: str | None = "n1", epoch: int = 7, channel_id: in
 def tell(witnesses: Witnesses, record: ChannelRecord, *names: str, now_ms: int = 0) -> None:
     for name in names:
         witnesses.report(
-            record, witness=name, leader=record.leader or "", leader_epoch=record.leader_epoch, now_ms=now_ms
+            record,
+            witness=name,
+            leader=record.leader or "",
+            leader_epoch=record.leader_epoch,
+            channel_epoch=record.channel_epoch,
+            now_ms=now_ms,
         )
 
 
@@ -89,7 +95,7 @@ def test_nobody_deposes_a_leader_that_is_alone(witnesses: Witnesses) -> None:
 
 def test_a_channel_without_a_leader_has_none_to_depose(witnesses: Witnesses) -> None:
     record = channel("n1", "n2", leader=None)
-    assert not witnesses.report(record, witness="n2", leader="n1", leader_epoch=7, now_ms=0)
+    assert not witnesses.report(record, witness="n2", leader="n1", leader_epoch=7, channel_epoch=7, now_ms=0)
     assert not witnesses.deposes(record, is_silent=silent, now_ms=0)
 
 
@@ -101,13 +107,33 @@ def test_one_witness_that_repeats_itself_stays_one(witnesses: Witnesses) -> None
 
 
 @pytest.mark.parametrize(
-    ("witness", "leader", "epoch"),
-    [("n9", "n1", 7), ("n1", "n1", 7), ("n2", "n3", 7), ("n2", "n1", 6), ("n2", "n1", 8)],
-    ids=["a stranger", "the leader itself", "another leader", "an old epoch", "an epoch to come"],
+    ("witness", "leader", "epoch", "channel_epoch"),
+    [
+        ("n9", "n1", 7, 7),
+        ("n1", "n1", 7, 7),
+        ("n2", "n3", 7, 7),
+        ("n2", "n1", 6, 7),
+        ("n2", "n1", 8, 7),
+        ("n2", "n1", 7, 6),
+        ("n2", "n1", 7, 8),
+    ],
+    ids=[
+        "a stranger",
+        "the leader itself",
+        "another leader",
+        "an old epoch",
+        "an epoch to come",
+        "an old epoch of the channel",
+        "one to come",
+    ],
 )
-def test_what_does_not_fit_the_catalog_is_ignored(witnesses: Witnesses, witness: str, leader: str, epoch: int) -> None:
+def test_what_does_not_fit_the_catalog_is_ignored(
+    witnesses: Witnesses, witness: str, leader: str, epoch: int, channel_epoch: int
+) -> None:
     record = channel("n1", "n2", "n3")
-    assert not witnesses.report(record, witness=witness, leader=leader, leader_epoch=epoch, now_ms=0)
+    assert not witnesses.report(
+        record, witness=witness, leader=leader, leader_epoch=epoch, channel_epoch=channel_epoch, now_ms=0
+    )
     assert witnesses.witnesses(record, 0) == ()
     assert witnesses.statistics().reports_ignored == 1
     assert witnesses.statistics().channels == 0
@@ -184,6 +210,38 @@ def test_beyond_its_limit_the_channel_reported_longest_ago_makes_room() -> None:
     assert witnesses.statistics().channels_dropped == 1, "who is there already needs no room"
 
 
+def cut_from(*pairs: tuple[str, str]) -> Callable[[str, str], bool]:
+    """All hear each other, but for these."""
+    return lambda one, other: (one, other) not in pairs and (other, one) not in pairs
+
+
+def test_a_leader_that_its_followers_do_not_hear_is_cut_off_though_it_is_heard_elsewhere(witnesses: Witnesses) -> None:
+    record = channel("n1", "n2", "n3")
+    tell(witnesses, record, "n2")
+    alone = cut_from(("n1", "n2"), ("n1", "n3"))
+    assert not witnesses.is_cut_off(record, hears=alone, now_ms=0), "one of two is no majority"
+    tell(witnesses, record, "n3")
+    assert not witnesses.deposes(record, is_silent=heard, now_ms=0)
+    assert witnesses.is_cut_off(record, hears=alone, now_ms=0)
+
+
+def test_nobody_is_deposed_for_one_that_is_no_better_off(witnesses: Witnesses) -> None:
+    two = channel("n1", "n2")
+    tell(witnesses, two, "n2")
+    assert not witnesses.is_cut_off(two, hears=cut_from(("n1", "n2")), now_ms=0)
+    three = replace(channel("n1", "n2", "n3", channel_id=2), config=ChannelConfig(min_isr=2))
+    tell(witnesses, three, "n2", "n3")
+    assert not witnesses.is_cut_off(three, hears=lambda *_: False, now_ms=0), "none of them reaches another"
+
+
+def test_a_leader_whose_isr_has_shrunk_is_cut_off_by_those_who_are_eligible(witnesses: Witnesses) -> None:
+    whole = channel("n1", "n2", "n3")
+    shrunk = replace(whole, isr=whole.isr[:1], eligible=whole.isr[1:])
+    tell(witnesses, shrunk, "n2", "n3")
+    assert not witnesses.witnesses(shrunk, 0), "of the ISR nobody is left to report it"
+    assert witnesses.is_cut_off(shrunk, hears=cut_from(("n1", "n2"), ("n1", "n3")), now_ms=0)
+
+
 class AgainstADumbModel(RuleBasedStateMachine):
     """Every report ever made is kept, and counted anew each time."""
 
@@ -200,7 +258,14 @@ class AgainstADumbModel(RuleBasedStateMachine):
         named = leader or self.record.leader or "n1"
         epoch = self.record.leader_epoch - behind
         name = self.nodes[witness]
-        counted = self.witnesses.report(self.record, witness=name, leader=named, leader_epoch=epoch, now_ms=self.now_ms)
+        counted = self.witnesses.report(
+            self.record,
+            witness=name,
+            leader=named,
+            leader_epoch=epoch,
+            channel_epoch=self.record.channel_epoch,
+            now_ms=self.now_ms,
+        )
         assert counted == (
             named == self.record.leader and not behind and name != named and name in self.record.isr_nodes
         )
@@ -232,7 +297,14 @@ class AgainstADumbModel(RuleBasedStateMachine):
         if gone:  # the model is strict about those, so the real one is told again from nothing
             self.witnesses.elected(self.record.channel_id)
             for at_ms, name, named, epoch in self.said:
-                self.witnesses.report(self.record, witness=name, leader=named or "", leader_epoch=epoch, now_ms=at_ms)
+                self.witnesses.report(
+                    self.record,
+                    witness=name,
+                    leader=named or "",
+                    leader_epoch=epoch,
+                    channel_epoch=self.record.channel_epoch,
+                    now_ms=at_ms,
+                )
 
     @rule()
     def lose_the_metadata(self) -> None:

@@ -54,6 +54,7 @@ from tidelog.core.catalog.records import (
     ChannelRecord,
     GrantRecord,
     GroupRecord,
+    Member,
     NodeRecord,
     NodeState,
     ProducerRecord,
@@ -339,6 +340,10 @@ class Catalog:
         """Whom the channel could be led by now, and whom it waits for (C7)."""
         return candidates(self._state, self._known(channel_id))
 
+    def is_trusted(self, channel_id: int, member: Member) -> bool:
+        """Whether the member certainly still holds what its place rests on, as far as nodes have said (C5)."""
+        return self._state.is_trusted(channel_id, member)
+
     def doubtful(self, channel_id: int) -> tuple[str, ...]:
         """ISR members that may have lost records and must be confirmed by `ExpandIsr` once they caught up (C5)."""
         channel = self._known(channel_id)
@@ -361,6 +366,18 @@ class Catalog:
     def producer_named(self, channel_id: int, name: str) -> ProducerRecord | None:
         producer_id = self._state.producer_ids.get((channel_id, name))
         return self._state.producers[producer_id] if producer_id is not None else None
+
+    @property
+    def channel_count(self) -> int:
+        return len(self._state.channels)
+
+    @property
+    def producer_count(self) -> int:
+        return len(self._state.producers)
+
+    def was_opened(self, producer_id: int) -> bool:
+        """Whether a producer had this id, now or before it was closed (C9)."""
+        return producer_id < self._state.next_producer_id
 
     def producers_of(self, channel_id: int) -> list[ProducerRecord]:
         return [self._state.producers[key] for key in sorted(self._state.producers_of.get(channel_id, ()))]

@@ -4,11 +4,13 @@ A leader must hold every committed record. Who certainly does is decided here fr
 from nothing else, so that no proposer can be wrong about it, however late its change arrives. In this order (C7):
 
 1. an ISR member that is active and trusted;
-2. if there is none, an eligible member that is active and trusted: while the ISR was below its minimum nothing was
-   committed without it (KIP-966), so it holds as much as the ISR does;
+2. an eligible member that is active and trusted: while the ISR was below its minimum nothing was committed without it
+   (KIP-966), so it holds as much as the ISR does. Not while somebody leads. The metadata leader takes it if there is
+   nobody in 1, or if its log turns out to hold more than theirs (a disk that lies);
 3. if no holder at all is trusted, whether active or not, the one with the largest (last epoch, log end), once every
    holder that is not removed has reported as its present incarnation (R5);
-4. whomever an operator names, at the cost of what it lacks, while nobody of 1 and 2 is there.
+4. whomever an operator names, at the cost of what it lacks: who leads, one of 1 while nobody does, or anybody while
+   nobody of 1 and 2 is there.
 
 Cases 3 and 4 may lose records and are recorded. In case 3 a trusted holder that is only fenced is waited for: it has
 everything, and comes back or is removed by an operator.
@@ -117,9 +119,9 @@ def _from_eligible(
     if member is None or not state.is_trusted(channel.channel_id, member):
         problem = "it may have lost records when it stopped and must catch up first"
         raise NotElectable(channel=channel.name, node=node, problem=problem)
-    ready = [other.node for other in state.can_lead_now(channel)]
-    if ready:
-        raise NotElectable(channel=channel.name, node=node, problem=f"{', '.join(ready)} of the ISR can lead")
+    if state.has_live_leader(channel):
+        problem = f"{channel.leader} of the ISR leads; an eligible replica takes its place once it does not"
+        raise NotElectable(channel=channel.name, node=node, problem=problem)
     rest = [
         other
         for other in (*channel.isr, *channel.eligible)
@@ -129,10 +131,12 @@ def _from_eligible(
 
 
 def _require_nobody_better(state: State, channel: ChannelRecord, node: str) -> None:
-    """Case 4 is for when nobody can lead without loss: a slip of an operator must not cost records."""
+    """Case 4 is for when nobody can lead without loss: a slip of an operator must not cost records. Who leads, or could
+    while nobody does, may be named: followers may then cut what they know to be committed, which else they refuse."""
     standing = candidates(state, channel)
-    if standing.nodes and standing.basis is not Basis.REPORTS:
-        problem = f"{', '.join(standing.nodes)} can lead without loss; elect one of them, without an operator's word"
+    named = node == channel.leader if state.has_live_leader(channel) else node in standing.nodes
+    if standing.nodes and standing.basis is not Basis.REPORTS and not named:
+        problem = f"{', '.join(standing.nodes)} can lead without loss; elect one of them, or stop their nodes first"
         raise NotElectable(channel=channel.name, node=node, problem=problem)
 
 

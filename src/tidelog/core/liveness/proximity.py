@@ -136,6 +136,15 @@ class ProximityGraph:
             if ear.deaf
         ]
 
+    def is_cut(self, a: str, b: str, now_ms: int) -> bool:
+        """Whether one of the two is known not to hear the other (G1)."""
+        for node, other in ((a, b), (b, a)):
+            ears = self._ears.get(node)
+            ear = None if ears is None else ears.by_node.get(other)
+            if ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms):
+                return True
+        return False
+
     def silence_ms(self, node: str, now_ms: int) -> int | None:
         """How old the freshest sign of `node` is that anybody has had, its own reports included; None if nobody knows.
 

@@ -122,6 +122,11 @@ class Leading:
 
     # --- proposals -------------------------------------------------------------------------------
 
+    def match_of(self, member: str) -> int:
+        """How far a member holds this leader's log, durably, as it said itself; 0 if that is not known."""
+        progress = self.progress.get(member)
+        return 0 if progress is None else progress.match
+
     def propose(self, data: bytes) -> Place:
         config = self._config
         self._refuse_while_moving()

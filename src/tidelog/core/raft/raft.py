@@ -110,6 +110,11 @@ class Raft:
         return self.log.members
 
     @property
+    def durable_term(self) -> int:
+        """The newest term that is known to be on the disk."""
+        return self._hard_stable.term
+
+    @property
     def is_voter(self) -> bool:
         return self.me in self.log.members.voters
 

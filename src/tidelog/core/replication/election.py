@@ -11,13 +11,18 @@ EL1  The outcome depends on the set of candidates, the pin and the distances, an
 EL2  The pinned leader wins whenever it is a candidate.
 EL3  Else the lowest median round trip to the other live replicas wins, unknown distances last, then the smallest id.
 EL4  Of all who ask with the same facts exactly one hears `SelfWins`, or all hear `NoEligible`.
+EL5  Before that, logs are compared: only who has the largest (last epoch, log end) of those that can lead, and whose
+     log reaches every committed end that anybody who answered was told of, is a candidate. Who holds less than it
+     once did, by what anybody remembers, is none while a holder has not answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from tidelog.core.replication.messages import LogFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,28 @@ def winner(
         return rtt_us is None, rtt_us or 0, node
 
     return min(candidates, key=rank, default=None)
+
+
+def most_complete(able: Collection[str], facts: Mapping[str, LogFacts], *, all_answered: bool) -> list[str]:
+    """Of those that can lead and have answered, who holds the most, by name (EL5); nobody if all are known to lack
+    something. `facts` are the answers of all replicas that gave one, `all_answered` that no holder is missing."""
+    committed_end = max((one.memory.committed_end for one in facts.values()), default=0)
+    sound = [
+        node
+        for node in able
+        if node in facts
+        and facts[node].log_end >= committed_end
+        and (all_answered or facts[node].log_end >= _remembered_end(node, facts))
+    ]
+    longest = max(((facts[node].last_epoch, facts[node].log_end) for node in sound), default=(0, 0))
+    return sorted(node for node in sound if (facts[node].last_epoch, facts[node].log_end) == longest)
+
+
+def _remembered_end(node: str, facts: Mapping[str, LogFacts]) -> int:
+    """How far a node's log went, by what anybody remembers of the epoch in which it ends, or a later one."""
+    last_epoch = facts[node].last_epoch
+    ends = (dict(one.memory.ends).get(node, 0) for one in facts.values() if one.memory.epoch >= last_epoch)
+    return max(ends, default=0)
 
 
 def first_leader(replicas: Sequence[str], *, pinned: str | None, rng_fraction: float) -> str:

@@ -136,21 +136,36 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskLog:
-    """From the metadata leader, when every holder is in doubt: how far does your log go (R5)?"""
+    """From the metadata leader, before it elects: how far does your log go, what do you know of the others' (R5)?"""
 
     channel_id: int
     channel_epoch: int
+    with_memory: bool = False
+    """Whether the answer may hold more than an older version can read: `LogFacts.memory`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMemory:
+    """What a replica knows beside its own log, from what leaders and followers told it, and durably."""
+
+    epoch: int = 0
+    """The leader epoch in which it last heard of the others. It says nothing about logs that have gone on since."""
+    committed_end: int = 0
+    """The largest that a leader ever told it, whether it holds that much or not. An unclean election voids it."""
+    ends: tuple[tuple[str, int], ...] = ()
+    """(node, end) by name: so far it was durable there, its own node included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """The answer: the last epoch and the end of what is held durably."""
+    """The answer: the last epoch and the end of what is held durably, and what it remembers."""
 
     channel_id: int
     channel_epoch: int
     incarnation: int
     last_epoch: int
     log_end: int
+    memory: LogMemory = LogMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,14 @@ class ReplicationOptions:
     """How often the metadata leader hears what placement must know of a node."""
     snapshot_bytes: int = 64 * MIB
     """After so much a leader appends a snapshot of producers and cursors: it bounds what a new leader has to read."""
+    producer_expiry_ms: int = 7 * 24 * 3_600_000
+    """A producer that wrote nothing for so long is closed by its channel's leader; who uses it again opens it anew."""
+    producer_idle_min_ms: int = 600_000
+    """... and none is closed, also to make room, before it was silent for so long: longer than a client sends again."""
+    channels_max: int = 100_000
+    """Of the cluster; more are refused when they are created."""
+    replicas_per_node_max: int = 25_000
+    """... and a channel that would give a node more replicas than this."""
     cursor_hold_bytes_max: int = 1024 * MIB
     """How much beyond its retention a channel keeps for named cursors (R12)."""
 

@@ -33,6 +33,7 @@ class Progress:
         "request_id",
         "seen_ms",
         "sent_end",
+        "since_ms",
         "stands",
         "wait_until_ms",
     )
@@ -53,6 +54,8 @@ class Progress:
         self.reading = False
         """Old blocks are being read for it."""
         self.seen_ms = now_ms
+        self.since_ms = now_ms
+        """Since when it is not known, if it is not."""
         self.notified_ms = now_ms
         self.wait_until_ms = 0
         """Its last request was pushed back until then."""

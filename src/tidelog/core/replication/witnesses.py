@@ -3,20 +3,25 @@
 A replica that has not heard its leader for three heartbeats of the channel says so, and says it again while it lasts.
 The leader is deposed when enough of them say so at the same time and the metadata leader has no fresh sign of it
 either. One bad link between two nodes is therefore never enough, however small the ISR. (When the metadata leader has
-itself lost a node, the session's end deposes its leaders without any witness.)
+itself lost a node, the session's end deposes its leaders without any witness.) A leader that the metadata leader does
+hear, and its followers do not, is of no use either: it is deposed if one of those who report it is better off (WI6).
 
 What a caller must keep: pass the channel as the catalog has it now; `elected` when its leader has changed; `clear` when
 leadership of the metadata is lost. `is_silent` speaks of the leader *of this channel*: of a wedged channel on a live
 node, which has stopped claiming, it says True (R7).
 
 WI1  Only members of the ISR count, other than the leader, for the present leader in its present epoch, as the catalog
-     has both when the count is taken.
+     has both when the count is taken; and only reports of who knew the channel's present epoch when it spoke.
 WI2  A report counts for `leader_timeout_ms`, then it is forgotten.
 WI3  More than half of the ISR without the leader must have reported; with two in sync that is the one other, with one
      nobody can depose the leader.
 WI4  Witnesses alone never depose a leader of which there is a fresh sign at the metadata leader.
 WI5  Memory is bounded: at most `channels_max` channels, of each at most its ISR. The one that was reported longest ago
      makes room; its witnesses will speak again.
+WI6  A leader that is cut off is deposed all the same: more than half of the other holders (ISR and eligible) report it,
+     and one of them is in contact with at least `min_isr` of them, itself included, and with more than the leader is.
+     So a leader is never deposed for one that is no better off, and leadership does not go to and fro while the
+     network stays as it is.
 """
 
 from __future__ import annotations
@@ -66,10 +71,20 @@ class Witnesses:
         self._ignored = 0
         self._dropped = 0
 
-    def report(self, channel: ChannelRecord, *, witness: str, leader: str, leader_epoch: int, now_ms: int) -> bool:
+    def report(
+        self,
+        channel: ChannelRecord,
+        *,
+        witness: str,
+        leader: str,
+        leader_epoch: int,
+        channel_epoch: int,
+        now_ms: int,
+    ) -> bool:
         """`witness` has not heard `leader`, whom it believes to lead in this epoch. Whether that counts (WI1)."""
         present = channel.leader == leader and channel.leader_epoch == leader_epoch
-        if not present or witness == leader or channel.member(witness) is None:
+        present = present and channel.channel_epoch == channel_epoch
+        if not present or witness == leader or not _is_holder(channel, witness):
             self._ignored += 1
             return False
         self._forget_old(now_ms)
@@ -80,7 +95,7 @@ class Witnesses:
             del self._reports[next(iter(self._reports))]
             self._dropped += 1
         self._reports[channel.channel_id] = held
-        for other in [node for node in held.at_ms if channel.member(node) is None]:
+        for other in [node for node in held.at_ms if not _is_holder(channel, node)]:
             del held.at_ms[other]
         held.at_ms[witness] = now_ms
         self._counted += 1
@@ -88,6 +103,10 @@ class Witnesses:
 
     def witnesses(self, channel: ChannelRecord, now_ms: int) -> tuple[str, ...]:
         """Whose reports count now, by name (WI1, WI2)."""
+        return tuple(node for node in self._reporting(channel, now_ms) if channel.member(node) is not None)
+
+    def _reporting(self, channel: ChannelRecord, now_ms: int) -> tuple[str, ...]:
+        """Holders, in the ISR or eligible, whose reports count now, by name."""
         held = self._reports.get(channel.channel_id)
         if held is None or (held.leader, held.leader_epoch) != (channel.leader, channel.leader_epoch):
             return ()
@@ -95,7 +114,7 @@ class Witnesses:
             sorted(
                 node
                 for node, at_ms in held.at_ms.items()
-                if now_ms - at_ms < self._timeout_ms and channel.member(node) is not None
+                if now_ms - at_ms < self._timeout_ms and _is_holder(channel, node)
             )
         )
 
@@ -105,6 +124,21 @@ class Witnesses:
             return False
         count = len(self.witnesses(channel, now_ms))
         return count >= needed(channel) and is_silent(channel.leader)
+
+    def is_cut_off(self, channel: ChannelRecord, *, hears: Callable[[str, str], bool], now_ms: int) -> bool:
+        """Whether the channel's leader, though it is alive, is to be replaced by one who reaches more (WI6).
+
+        `hears(one, other)` is False where the two are known not to hear each other, one way or both, or one is gone.
+        """
+        if channel.leader is None:
+            return False
+        reporting = self._reporting(channel, now_ms)
+        others = [member.node for member in (*channel.isr, *channel.eligible) if member.node != channel.leader]
+        if 2 * len(reporting) <= len(others):
+            return False
+        reached = 1 + sum(hears(channel.leader, node) for node in others if node not in reporting)
+        best = max(1 + sum(hears(node, other) for other in others if other != node) for node in reporting)
+        return best >= channel.config.effective_min_isr and best > reached
 
     def elected(self, channel_id: int) -> None:
         """The channel has a new leader, or is gone: what was said of the old one counts for nothing."""
@@ -132,6 +166,10 @@ class Witnesses:
             if now_ms - max(self._reports[channel_id].at_ms.values()) < self._timeout_ms:
                 return
             del self._reports[channel_id]
+
+
+def _is_holder(channel: ChannelRecord, node: str) -> bool:
+    return channel.member(node) is not None or channel.eligible_member(node) is not None
 
 
 def needed(channel: ChannelRecord) -> int:

@@ -13,7 +13,7 @@ UF3  The cursor is the end of the run without a hole that begins at seq 1. It ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidelog.core.ranges import RangeSet
@@ -31,6 +31,10 @@ class LineageFold:
     head: int = 0
     life: bytes = b""
     """The opening of the boat's journal that spoke last (B7)."""
+    span_us: tuple[int, int] | None = None
+    """The oldest and the newest time of the blocks that brought its data: runs of an lplex boat are told by it."""
+    closed: bool = False
+    """An older run of an lplex boat of whose files nothing more is to be expected."""
     _settled: int = field(default=1, compare=False)
     """The first seq that was missing when somebody last asked: below it nothing changes any more (UF3)."""
 
@@ -118,13 +122,16 @@ class LineageFold:
         assert position == self.head + 1, "UF1"
 
     def to_state(self) -> dict[str, Any]:
-        return {
+        state: dict[str, Any] = {
             "held": self.held.pairs(),
             "lost": self.lost.pairs(),
             "void": self.void.pairs(),
             "head": self.head,
             "life": self.life.hex(),
         }
+        if self.span_us is not None:
+            state["span_us"] = list(self.span_us)
+        return state | {"closed": True} if self.closed else state
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> LineageFold:
@@ -134,10 +141,16 @@ class LineageFold:
             void=RangeSet.from_pairs(state["void"]),
             head=int(state["head"]),
             life=bytes.fromhex(state.get("life", "")),
+            span_us=_span(state.get("span_us")),
+            closed=bool(state.get("closed", False)),
         )
 
     def copy(self) -> LineageFold:
-        return LineageFold(self.held.copy(), self.lost.copy(), self.void.copy(), self.head, self.life)
+        return replace(self, held=self.held.copy(), lost=self.lost.copy(), void=self.void.copy(), _settled=1)
+
+    def note_span(self, span_us: tuple[int, int]) -> None:
+        known = self.span_us or span_us
+        self.span_us = min(known[0], span_us[0]), max(known[1], span_us[1])
 
 
 class ChannelFold:
@@ -155,8 +168,11 @@ class ChannelFold:
             fold = self.lineages[lineage] = LineageFold()
         return fold
 
-    def data(self, lineage: bytes, seqs: Sequence[range]) -> None:
+    def data(self, lineage: bytes, seqs: Sequence[range], span_us: tuple[int, int] | None = None) -> None:
+        """These seqs came, in a block of these times."""
         fold = self.lineage(lineage)
+        if span_us is not None:
+            fold.note_span(span_us)
         for part in seqs:
             fold.data(part)
         if self.current is None:
@@ -197,3 +213,7 @@ class ChannelFold:
         twin.current, twin.session = self.current, self.session
         twin.lineages = {lineage: fold.copy() for lineage, fold in self.lineages.items()}
         return twin
+
+
+def _span(pair: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if pair is None else (int(pair[0]), int(pair[1]))

@@ -68,6 +68,24 @@ class BackfillData(Generic[BlockT]):
     session: int
     seqs: range
     block: BlockT
+    lost: range = range(0)
+    """Seqs behind these that the block should hold and does not: its records are damaged there (lplex)."""
+    problem: str = ""
+    """What is wrong with them."""
+    lineage: bytes | None = None
+    """The one that the frames are of, where that is not the one that speaks."""
+    file_offset: int | None = None
+    """Where the block begins in its file on the boat. It tells an operator where to look; nothing is decided by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillUnread:
+    """A block of an lplex boat that cannot be read: the boat's pass came by there, and brought nothing."""
+
+    session: int
+    seqs: range
+    """As the boat says."""
+    time_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,5 +133,8 @@ class Refused:
     detail: str = ""
 
 
-ToCloud: TypeAlias = Hello | LiveData[BlockT] | LiveStatus | BackfillData[BlockT] | BackfillGone | BackfillDone
+FromSession: TypeAlias = (
+    LiveData[BlockT] | LiveStatus | BackfillData[BlockT] | BackfillUnread | BackfillGone | BackfillDone
+)
+ToCloud: TypeAlias = Hello | FromSession[BlockT]
 ToBoat: TypeAlias = Welcome | LiveAck | BackfillAck | Refused

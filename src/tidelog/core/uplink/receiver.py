@@ -19,27 +19,40 @@ UR5  Live never splits a hole beyond the limit, and Backfill from the start of a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeAlias
 
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.budget import TokenBucket
+from tidelog.core.uplink.facts import (
+    CloseLineage,
+    DeclareLost,
+    DeclareVoid,
+    Fact,
+    OpenLineage,
+    OpenSession,
+    apply_fact,
+)
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
+from tidelog.core.uplink.lplex_asks import LplexAsks
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
     BackfillGone,
+    BackfillUnread,
     BlockT,
     Hello,
     LiveAck,
     LiveData,
     LiveStatus,
+    Refused,
     Welcome,
 )
 from tidelog.errors import (
     ConflictingFrames,
+    HolesLeft,
     InvalidConfig,
     InvalidRecord,
     LagExceeded,
@@ -49,6 +62,7 @@ from tidelog.errors import (
 )
 
 _PASSES_BEFORE_LOST = 2
+_NOTHING_CAME = "two passes over the boat's journal brought nothing"
 _FACTS_PER_NOTE = 1_000
 _ACK_HOLES_MAX = 64
 """Holes named in an ack, the newest: a boat has only a few blocks on their way, and every block costs an ack."""
@@ -77,6 +91,9 @@ class ReceiverLimits:
     """Lost and void ranges that one Hello may name: each is a record in the log, and others wait meanwhile."""
     holes_told_max: int = 1_000
     """Holes named in one answer, the newest; the others are named once these are filled."""
+    ring_frames: int = 60_000
+    """How far back Live is asked of an lplex boat: its ring has 65,536, and its bus goes on meanwhile. With 0 Live
+    begins at the head, and what its files hold counts as of the run that speaks unless something shows otherwise."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -84,41 +101,10 @@ class ReceiverLimits:
             problems.append("rate_frames_per_s and burst_frames must be positive")
         if min(self.max_live_lag, self.ack_interval_ms, self.holes_max, self.holes_told_max) <= 0:
             problems.append("max_live_lag, ack_interval_ms, holes_max and holes_told_max must be positive")
-        if self.hello_ranges_max <= 0:
-            problems.append("hello_ranges_max must be positive")
+        if self.hello_ranges_max <= 0 or self.ring_frames < 0:
+            problems.append("hello_ranges_max must be positive, and ring_frames not negative")
         if problems:
             raise InvalidConfig(section="replication", problems=problems)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSession:
-    lineage: bytes
-    head: int
-    session: int
-    life: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenLineage:
-    lineage: bytes
-    previous: bytes | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclareLost:
-    lineage: bytes
-    seqs: range
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclareVoid:
-    lineage: bytes
-    seqs: range
-
-
-Fact: TypeAlias = OpenSession | OpenLineage | DeclareLost | DeclareVoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +125,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    message: Welcome | LiveAck | BackfillAck
+    message: Welcome | LiveAck | BackfillAck | Refused
 
 
 Effect: TypeAlias = Append[BlockT] | Note | Reply
@@ -153,6 +139,7 @@ class _Pending:
     session: int
     in_log: bool
     data: list[range] = field(default_factory=list)
+    span_us: tuple[int, int] | None = None
     facts: tuple[Fact, ...] = ()
     live_through: int = 0
     answers: bool = False
@@ -161,20 +148,33 @@ class _Pending:
 
 
 class UplinkReceiver(Generic[BlockT]):
-    def __init__(self, *, fold: ChannelFold, limits: ReceiverLimits) -> None:
+    def __init__(
+        self,
+        *,
+        fold: ChannelFold,
+        limits: ReceiverLimits,
+        span_of: Callable[[BlockT], tuple[int, int] | None] = lambda _: None,
+    ) -> None:
+        """`span_of` is the oldest and the newest time of a block."""
         self._limits = limits
+        self._span_of = span_of
         self._appended = fold.copy()
         self._committed = fold.copy()
         self._pending: deque[_Pending] = deque()
         self._session = fold.session
         self._bucket: TokenBucket | None = None
-        self._can_say_gone = True
+        self.can_say_gone = True
+        """False for the boat of a session that has no lineages, and no word for what is gone: lplex."""
+        self.asks = LplexAsks(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
         self._live_seq = 0
         """Highest seq that came by Live in this session; the cursor may stand far below it (seed 000)."""
         self._live_committed = 0
         self._answered = 0
         self._backfilled_through = 0
         self._passes: dict[int, int] = {}
+        self._has_journal = True
+        self.head_said = 0
+        """By the boat, in this session's Handshake."""
         self._holes_named = RangeSet()
         """What the Handshake named: an lplex boat hears of no others."""
         self._ack_due_ms: int | None = None
@@ -195,6 +195,11 @@ class UplinkReceiver(Generic[BlockT]):
         return self._committed
 
     @property
+    def appended(self) -> ChannelFold:
+        """What is committed or on its way."""
+        return self._appended
+
+    @property
     def lineage(self) -> bytes | None:
         return self._appended.current
 
@@ -209,6 +214,11 @@ class UplinkReceiver(Generic[BlockT]):
     def held_in(self, seqs: range) -> list[range]:
         """Parts of `seqs` that the log holds, committed, of the lineage that speaks."""
         return self._committed.lineage(self._speaking()).held.overlap(seqs)
+
+    def held_of(self, lineage: bytes) -> RangeSet:
+        """What the log holds, committed, of a lineage."""
+        known = self._committed.lineages.get(lineage)
+        return RangeSet() if known is None else known.held
 
     @staticmethod
     def _current(fold: ChannelFold) -> LineageFold:
@@ -229,21 +239,30 @@ class UplinkReceiver(Generic[BlockT]):
         known = self._appended.current is not None
         lineage = self._choose_lineage(hello, new_lineage, effects)
         fork = self._is_rewound(hello) or self._is_conflicting(hello)
-        self._can_say_gone = hello.lineage is not None
+        self.can_say_gone = hello.lineage is not None
         # Live starts at the head, for new boats too: history comes by Backfill, which has no rate limit.
-        # An lplex boat counts its head as not sent yet.
-        live_start = hello.head + 1 if self._can_say_gone else max(1, hello.head)
+        live_start = hello.head + 1
+        if not self.can_say_gone:
+            live_start = self.asks.open(
+                lineage,
+                self._appended.lineages[lineage],
+                hello.head,
+                has_journal=hello.journal_bytes > 0,
+                live_came=self._live_seq > 0,
+                now_ms=now_ms,
+            )
         self._session += 1
         head, life = (0, b"") if fork else (live_start - 1, hello.life)
         self._note([OpenSession(lineage=lineage, head=head, session=self._session, life=life)], effects)
         if not fork:
             # Else the words are those of another journal: the true one may still bring what this one lacks.
-            self._note_declared(lineage, hello, effects)
+            self._note_declared(lineage, hello, live_start, effects)
         limits = self._limits
         self._bucket = TokenBucket(per_s=limits.rate_frames_per_s, burst=limits.burst_frames, now_ms=now_ms)
         self._live_seq = self._live_committed = self._answered = self._backfilled_through = self._statuses = 0
         self._ack_due_ms = now_ms + limits.ack_interval_ms
         self._told = (-1, -1)
+        self._has_journal, self.head_said = hello.journal_bytes > 0, hello.head
         self._pending[-1].reply = Welcome(
             session=self._session,
             cursor=0,
@@ -278,21 +297,36 @@ class UplinkReceiver(Generic[BlockT]):
     def conflict(self, seq: int) -> None:
         """The frame that came under `seq` is not the one that is held: two frames have one number (F6).
 
-        Nothing of it is taken. The next Handshake settles it: a boat with lineages is told to fork, one without has
-        restarted, and gets a new lineage.
+        Nothing of it is taken. The next Handshake settles it: the boat is told to fork. One without lineages has
+        restarted (`restarted`).
         """
         lineage = self._speaking()
         self._conflicting[lineage] = self._appended.lineages[lineage].life
         raise ConflictingFrames(lineage=lineage.hex(), seq=seq)
 
-    def _note_declared(self, lineage: bytes, hello: Hello, effects: list[Effect[BlockT]]) -> None:
+    def restarted(self, new_lineage: bytes, *, now_ms: int) -> list[Effect[BlockT]]:
+        """An lplex boat sends a later run than what is held of it: a new lineage begins, and the session goes on.
+
+        What the Handshake named was for the run before; for the new one the boat must be asked in another (F6).
+        """
+        effects: list[Effect[BlockT]] = []
+        reason = "other frames came under its seqs: the boat has restarted"
+        previous = self._speaking()
+        self._note([OpenLineage(lineage=new_lineage, previous=previous, reason=reason)], effects)
+        self._note([OpenSession(lineage=new_lineage, head=0, session=self._session)], effects)
+        self._holes_named = RangeSet()
+        self._backfilled_through = 0
+        self.asks.restarted(now_ms)
+        return effects
+
+    def _note_declared(self, lineage: bytes, hello: Hello, live_start: int, effects: list[Effect[BlockT]]) -> None:
         fold = self._appended.lineages[lineage]
         void = [DeclareVoid(lineage=lineage, seqs=part) for seqs in hello.void for part in fold.undecided(seqs)]
         self._note(void, effects)
         self._note_missing(lineage, hello.lost, "the boat no longer has it", effects)
-        if not self._can_say_gone and hello.journal_bytes == 0:
-            # Without journal files nothing before its head will ever come (F5).
-            self._note_missing(lineage, [range(1, hello.head)], "the boat keeps no journal", effects)
+        if not self.can_say_gone and hello.journal_bytes == 0 and live_start > 1:
+            # Without journal files nothing will ever come from before what Live is asked for (F5).
+            self._note_missing(lineage, [range(1, live_start)], "the boat keeps no journal", effects)
 
     def _choose_lineage(self, hello: Hello, new_lineage: bytes, effects: list[Effect[BlockT]]) -> bytes:
         current = self._appended.current
@@ -303,9 +337,6 @@ class UplinkReceiver(Generic[BlockT]):
         # An lplex boat counts from 1 again after every restart (F6).
         if current is None:
             reason = "new boat"
-        elif current in self._conflicting:
-            reason = "other frames came under its seqs"
-            del self._conflicting[current]
         elif hello.head < self._appended.lineages[current].head:
             reason = "its seq went backwards"
         else:
@@ -335,11 +366,15 @@ class UplinkReceiver(Generic[BlockT]):
         self.check_session(message.session)
         assert self._bucket is not None
         _check_seqs(message.seqs, head=_SEQ_END - 1)
-        if not self._bucket.take(len(message.seqs), now_ms):
+        charged = len(message.seqs) if self.can_say_gone else self.asks.take_credit(len(message.seqs))
+        if charged and not self._bucket.take(charged, now_ms):
             raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=self._limits.burst_frames)
         self._live_seq = max(self._live_seq, message.seqs.stop - 1)
-        if self._has_room(message.seqs):
-            return self._take(message.block, message.seqs, Via.LIVE)
+        if not self.can_say_gone and self.asks.leaves_live_out(now_ms):
+            # Nobody knows yet whether these continue what is held. They are in the boat's ring for a while.
+            return self._settle_answer(Via.LIVE, message.seqs)
+        if self._has_room(self._speaking(), message.seqs):
+            return self._take(message.block, message.seqs, Via.LIVE, self._speaking())
         # One more hole is one too many. Refusing would keep Backfill from filling those there are, so these frames
         # are left out: they are missing, and Backfill brings them (UR5).
         for fold in (self._appended, self._committed):
@@ -350,10 +385,34 @@ class UplinkReceiver(Generic[BlockT]):
         """A block from the boat's journal, whole: what is held already lies outside its windows."""
         self.check_session(message.session)
         _check_seqs(message.seqs, head=_SEQ_END - 1)
-        if not self._has_room(message.seqs):
+        speaking = self._speaking()
+        lineage = speaking if message.lineage is None else message.lineage
+        fold = self._appended.lineage(lineage)
+        if not self._has_room(lineage, message.seqs):
             raise TooManyHoles(holes_max=self._limits.holes_max)
-        self._backfilled_through = max(self._backfilled_through, message.seqs.stop - 1)
-        return self._take(message.block, message.seqs, Via.BACKFILL)
+        if lineage == speaking:
+            self._backfilled_through = max(self._backfilled_through, message.seqs.stop - 1)
+        elif fold.missing_in(message.seqs):
+            self.asks.brought(lineage)
+        effects = self._take(message.block, message.seqs, Via.BACKFILL, lineage)
+        if message.lost:
+            self._note_missing(lineage, [message.lost], f"damaged in the boat's journal: {message.problem}", effects)
+        return effects
+
+    def unread(self, message: BackfillUnread, *, is_current: bool) -> list[Effect[BlockT]]:
+        """An lplex boat sent a block that nobody can read: its pass came by there (F5)."""
+        self.check_session(message.session)
+        _check_seqs(message.seqs, head=_SEQ_END - 1)
+        if is_current:
+            head = self._appended.lineages[self._speaking()].head
+            self._backfilled_through = max(self._backfilled_through, min(head, message.seqs.stop - 1))
+        return self._settle_answer(Via.BACKFILL, range(0))
+
+    def undecided(self, session: int) -> list[Effect[BlockT]]:
+        """A block came of which nobody can tell the run yet. It is left out; the boat will be asked for it again."""
+        self.check_session(session)
+        self.asks.undecided = True
+        return self._settle_answer(Via.BACKFILL, range(0))
 
     def gone(self, message: BackfillGone) -> list[Effect[BlockT]]:
         """The boat says it can no longer supply these: they are lost, and the cursor may pass them."""
@@ -363,33 +422,40 @@ class UplinkReceiver(Generic[BlockT]):
         self._note_missing(self._speaking(), [message.seqs], "the boat no longer has it", effects)
         return effects + self._settle_answer(Via.BACKFILL, range(0))
 
-    def backfill_done(self, session: int) -> list[Effect[BlockT]]:
+    def backfill_done(self, session: int, *, now_ms: int) -> list[Effect[BlockT]]:
         """The boat ended its Backfill stream. One that cannot say "gone" gets two passes for each hole (F5)."""
         self.check_session(session)
         effects: list[Effect[BlockT]] = []
-        if self._can_say_gone:
+        if self.can_say_gone:
             return effects
-        # Only those that the Handshake named: it was not asked for the others yet.
-        named, through = self._holes_named, self._backfilled_through
-        holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
-        self._passes = {hole.stop: self._passes.get(hole.stop, 0) + 1 for hole in holes}
-        lost = [hole for hole in holes if self._passes[hole.stop] >= _PASSES_BEFORE_LOST]
-        reason = "two passes over the boat's journal brought nothing"
-        self._note_missing(self._speaking(), lost, reason, effects)
+        asks, speaking = self.asks, self._speaking()
+        if asks.probe is None and not asks.undecided:
+            # Only those that the Handshake named: it was not asked for the others yet.
+            named, through = self._holes_named, self._backfilled_through
+            holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
+            self._passes = {hole.stop: self._passes.get(hole.stop, 0) + 1 for hole in holes}
+            lost = [hole for hole in holes if self._passes[hole.stop] >= _PASSES_BEFORE_LOST]
+            self._note_missing(speaking, lost, _NOTHING_CAME, effects)
+        head = self._appended.lineages[speaking].head
+        for older, asked in asks.pass_ended(speaking, head, holes_left=bool(self.holes()), now_ms=now_ms):
+            lost = [hole for hole in self._appended.lineages[older].holes() if asked.seqs.covers(hole)]
+            self._note_missing(older, lost, _NOTHING_CAME, effects)
+            if asked.is_whole:
+                self._note([CloseLineage(lineage=older, reason=_NOTHING_CAME)], effects)
         return effects
 
-    def _has_room(self, seqs: range) -> bool:
-        fold = self._appended.lineages[self._speaking()]
+    def _has_room(self, lineage: bytes, seqs: range) -> bool:
+        fold = self._appended.lineage(lineage)
         return fold.ranges() < self._limits.holes_max or not fold.would_split_hole(seqs)
 
-    def _take(self, block: BlockT, seqs: range, via: Via) -> list[Effect[BlockT]]:
-        lineage = self._speaking()
-        missing = self._appended.lineages[lineage].missing_in(seqs)
+    def _take(self, block: BlockT, seqs: range, via: Via, lineage: bytes) -> list[Effect[BlockT]]:
+        missing = self._appended.lineage(lineage).missing_in(seqs)
         if not missing:
             return self._settle_answer(via, seqs)  # all held or on its way: our ack was lost, not their data
-        self._appended.data(lineage, missing)
+        span_us = self._span_of(block)
+        self._appended.data(lineage, missing, span_us)
         pending = self._answer(via, seqs)
-        pending.data, pending.in_log = missing, True
+        pending.lineage, pending.data, pending.span_us, pending.in_log = lineage, missing, span_us, True
         self._pending.append(pending)
         whole = len(missing) == 1 and missing[0] == seqs
         windows = () if whole else tuple(range(part.start - seqs.start, part.stop - seqs.start) for part in missing)
@@ -440,7 +506,7 @@ class UplinkReceiver(Generic[BlockT]):
             for fact in pending.facts:
                 apply_fact(self._committed, fact)
             if pending.data:
-                self._committed.data(pending.lineage, pending.data)
+                self._committed.data(pending.lineage, pending.data, pending.span_us)
             if pending.session == self._session:
                 self._live_committed = max(self._live_committed, pending.live_through)
                 self._answered += pending.answers
@@ -463,6 +529,11 @@ class UplinkReceiver(Generic[BlockT]):
         cursors = [(orphan, lineages[orphan].cursor if orphan in lineages else 0) for orphan, _ in reply.orphan_cursors]
         holes = self._holes_told(self._limits.holes_told_max)
         self._holes_named = RangeSet(holes)
+        if not self.can_say_gone:
+            count = self._limits.holes_told_max
+            named = self.asks.holes_named(holes, self._appended, has_journal=self._has_journal, count=count)
+            holes = tuple(named)
+            self._holes_named = self._holes_named.intersection(RangeSet(named))
         return replace(reply, cursor=self.cursor, holes=holes, orphan_cursors=tuple(cursors))
 
     def _live_ack(self) -> Reply:
@@ -489,6 +560,11 @@ class UplinkReceiver(Generic[BlockT]):
 
     def wake(self, now_ms: int) -> list[Effect[BlockT]]:
         """An ack is due even when nothing moved: a quiet bus must not look like a dead link."""
+        again_at_ms = self.asks.again_at_ms
+        if again_at_ms is not None and now_ms >= again_at_ms and not self.can_say_gone:
+            self.asks.again_at_ms = None
+            error = HolesLeft()
+            return [Reply(Refused(session=self._session, code=error.code, detail=str(error)))]
         if self._ack_due_ms is None or now_ms < self._ack_due_ms:
             return []
         self._ack_due_ms = now_ms + self._limits.ack_interval_ms
@@ -497,12 +573,13 @@ class UplinkReceiver(Generic[BlockT]):
         return [self._live_ack()]
 
     def wake_at_ms(self) -> int | None:
-        return self._ack_due_ms
+        again_at_ms = None if self.can_say_gone else self.asks.again_at_ms
+        return min((at for at in (self._ack_due_ms, again_at_ms) if at is not None), default=None)
 
     def disconnected(self, session: int) -> None:
         """The boat's streams ended; no acks until it shakes hands again."""
         if session == self._session:
-            self._ack_due_ms = None
+            self._ack_due_ms = self.asks.again_at_ms = None
             self._bucket = None
 
 
@@ -518,16 +595,3 @@ def _check_hello(hello: Hello, *, ranges_max: int) -> None:
 def _check_seqs(seqs: range, *, head: int) -> None:
     if seqs.step != 1 or not 1 <= seqs.start < seqs.stop <= head + 1:
         raise InvalidRecord(problem=f"[{seqs.start}, {seqs.stop}) is no range of seqs up to the head {head}")
-
-
-def apply_fact(fold: ChannelFold, fact: Fact) -> None:
-    """What a control record means to the fold."""
-    match fact:
-        case OpenSession():
-            fold.session_opened(fact.lineage, head=fact.head, session=fact.session, life=fact.life)
-        case OpenLineage():
-            fold.lineage_opened(fact.lineage)
-        case DeclareLost():
-            fold.lineage(fact.lineage).declare_lost(fact.seqs)
-        case DeclareVoid():
-            fold.lineage(fact.lineage).declare_void(fact.seqs)

@@ -6,12 +6,14 @@ fewer than a few are uncommitted, and what arrived meanwhile rides in the next, 
 added and batches grow with load (U1).
 
 An lplex cloud says less: no session, no word of what is committed, an ack only after a frame. Live is then clocked
-by its rate alone, silence counts only while something waits for an answer, and what is gone cannot be said.
+by its rate alone, and silence counts only while something waits for an answer. Once no hole is left, its cursor jumps
+to the head that it last heard of; if Live is beyond that, it stands still from then on. So before the last hole closes
+Live is held, and the cloud told how far it came.
 
 What a caller must keep: call `wake` when `wake_at_ms` says so; after `Hangup` close the connection and
 report `disconnected`; pass in only answers of the current connection.
 
-US1  At most one session at a time, and at most one dial per back-off.
+US1  At most one session at a time, and at most one dial per back-off (BO1-BO3), except when Live fell behind.
 US2  Live sends each seq of a session once, in order, without gaps.
 US3  Live is never refused for its rate (U4), however the link delays and bunches it: what is not acked yet
      and what may leave now are together never above the burst that came with the Welcome.
@@ -27,6 +29,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from tidelog.core.ranges import RangeSet
+from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.messages import BackfillAck, LiveAck, Refused, Welcome
 from tidelog.errors import InvalidConfig
@@ -43,6 +46,8 @@ class SenderConfig:
     min_lag_reconnect_interval_ms: int = 30_000
     backoff_first_ms: int = 1_000
     backoff_max_ms: int = 60_000
+    backoff_steady_ms: int = 10_000
+    """A session that was acked for so long, and for as long as the back-off had become, starts the back-off over."""
     silence_max_ms: int = 25_000
     """No answer for so long means the link is dead, whatever the socket says."""
     status_interval_ms: int = 5_000
@@ -64,6 +69,7 @@ class SenderConfig:
             "max_live_lag": self.max_live_lag,
             "lag_check_interval": self.lag_check_interval,
             "backoff_first_ms": self.backoff_first_ms,
+            "backoff_steady_ms": self.backoff_steady_ms,
             "live_window_blocks": self.live_window_blocks,
             "live_block_frames_max": self.live_block_frames_max,
             "backfill_window_blocks": self.backfill_window_blocks,
@@ -86,6 +92,8 @@ class SenderConfig:
 
 
 _NEVER_MS = 2**62
+_SETTLE_MS = 500
+"""A status and a block travel in streams of their own: so much later the block comes second."""
 _AHEAD_BYTES_MIN = 32 * 1024
 
 
@@ -159,21 +167,26 @@ class UplinkSender:
 
     def __init__(self, *, config: SenderConfig, jitter: Callable[[], float], now_ms: int) -> None:
         self._config = config
-        self._jitter = jitter
+        self._backoff = DialBackoff(
+            first_ms=config.backoff_first_ms,
+            longest_ms=config.backoff_max_ms,
+            steady_ms=config.backoff_steady_ms,
+            jitter=jitter,
+        )
         self.link = Link.DOWN
         self.session = 0
         self.cursor = 0
         self.reconnects = 0
+        self.dials = 0
         self.last_ack_ms: int | None = None
         self._dial_at_ms = now_ms
-        self._backoff_ms = config.backoff_first_ms
         self._lag_exit_at_ms: int | None = None
         self._heard_ms = now_ms
         self._status_at_ms = now_ms
         self._statuses_heard = 0
         self._statuses_unheard: deque[int] = deque()
         """When each report left that the cloud has not confirmed: it may be deaf, and acks on a timer hide that."""
-        self._progress = False
+        self._welcomed_ms = now_ms
         self._live_next = 0
         self._live_flight: deque[range] = deque()
         self._live_bucket: TokenBucket | None = None
@@ -187,8 +200,8 @@ class UplinkSender:
         """The cloud is an lplex one."""
         self._unanswered_ms: int | None = None
         """When the first message left that an lplex cloud should answer and has not."""
-        self._unfillable = RangeSet()
-        """Holes of an lplex cloud that the boat cannot fill, nor say so."""
+        self._settled_at_ms: int | None = None
+        """Live is held since the last hole of an lplex cloud is about to close; from this moment on it may."""
         self._backfill_ends = False
 
     # --- the connection --------------------------------------------------------------------------
@@ -198,6 +211,7 @@ class UplinkSender:
             if now_ms < self._dial_at_ms:
                 return []
             self.link = Link.DIALING
+            self.dials += 1
             self._heard_ms = now_ms
             return [Dial()]
         if now_ms >= self._dead_at_ms():
@@ -226,12 +240,14 @@ class UplinkSender:
         self.cursor = welcome.cursor
         self._heard_ms = now_ms
         self._status_at_ms = now_ms + self._config.status_interval_ms
-        self._progress = False
+        self._welcomed_ms = now_ms
         self._statuses_heard = 0
         self._statuses_unheard.clear()
-        self._live_next = welcome.live_start
-        self._live_flight.clear()
         self.speaks_lplex = welcome.session == 0
+        # An lplex cloud that has all asks for its newest frame once more.
+        has_all = self.speaks_lplex and welcome.live_start == welcome.cursor
+        self._live_next = welcome.live_start + has_all
+        self._live_flight.clear()
         fraction = self._config.pace_fraction
         of_burst = self._config.unheard_burst_fraction if self.speaks_lplex else fraction
         self._live_bucket = TokenBucket(
@@ -243,7 +259,7 @@ class UplinkSender:
         self._backfill_answered = 0
         self._backfill_flight = _Flight()
         self._unanswered_ms = None
-        self._unfillable.clear()
+        self._settled_at_ms = None
         self._backfill_ends = self.speaks_lplex and bool(welcome.holes)
         self._holes_are(welcome.holes)
         per_s = self._config.backfill_bytes_per_s
@@ -253,15 +269,13 @@ class UplinkSender:
         """The connection is gone, or could not be made. The next dial waits for the back-off."""
         if self.link is Link.DOWN:
             return
-        if self._progress:
-            self._backoff_ms = self._config.backoff_first_ms
+        if self.link is Link.UP and self.last_ack_ms is not None:
+            self._backoff.session_was_acked(self.last_ack_ms - self._welcomed_ms)
         self.link = Link.DOWN
         self._statuses_unheard.clear()
         self.reconnects += 1
         self._holes = RangeSet()
-        wait_ms = self._backoff_ms / 2 + self._backoff_ms / 2 * self._jitter()
-        self._dial_at_ms = now_ms + int(wait_ms)
-        self._backoff_ms = min(2 * self._backoff_ms, self._config.backoff_max_ms)
+        self._dial_at_ms = now_ms + self._backoff.wait_ms()
 
     def rest_until(self, at_ms: int, *, now_ms: int) -> None:
         """Hang up, and do not dial before then: the day's bytes are used up."""
@@ -281,7 +295,7 @@ class UplinkSender:
             self._lag_checked = self._live_sent
             if head - self._live_next + 1 > self._config.max_live_lag:
                 return self._lag_exit(now_ms)
-        if self._live_window_is_full():
+        if self._live_window_is_full() or self._settled_at_ms is not None:
             return None
         assert self._live_bucket is not None
         room = int(self._live_bucket.available(now_ms))
@@ -310,7 +324,7 @@ class UplinkSender:
 
     def live_ready_at_ms(self, head: int, *, now_ms: int) -> int | None:
         """When the pace allows the next live frame, if nothing else holds it back."""
-        blocked = self.link is not Link.UP or head < self._live_next
+        blocked = self.link is not Link.UP or head < self._live_next or self._settled_at_ms is not None
         if blocked or self._live_window_is_full() or self._live_bucket is None:
             return None
         if self._live_bucket.ceiling < 1:
@@ -324,13 +338,11 @@ class UplinkSender:
     def _lag_exit(self, now_ms: int) -> Hangup:
         """Reconnect at once, so that the gap becomes a hole for Backfill; but not more often than allowed."""
         previous, self._lag_exit_at_ms = self._lag_exit_at_ms, now_ms
-        self._progress = True
         wait_until_ms = now_ms
         if previous is not None:
             wait_until_ms = max(now_ms, previous + self._config.min_lag_reconnect_interval_ms)
         self.disconnected(now_ms=now_ms)
         self._dial_at_ms = wait_until_ms
-        self._backoff_ms = self._config.backoff_first_ms
         return Hangup("Live fell behind; the gap goes by Backfill")
 
     def live_acked(self, ack: LiveAck, *, now_ms: int) -> bool:
@@ -341,7 +353,6 @@ class UplinkSender:
         self._advance(ack.cursor)
         while self._live_flight and self._live_flight[0].stop - 1 <= ack.committed_through:
             seqs = self._live_flight.popleft()
-            self._progress = True
             if self._live_bucket is not None:
                 self._live_bucket.release(len(seqs), now_ms)
         if not self.speaks_lplex:
@@ -381,7 +392,10 @@ class UplinkSender:
     def backfill_ready_at_ms(self, *, now_ms: int) -> int | None:
         if not self._holes or self._backfill_is_blocked():
             return None
-        return now_ms if self._backfill_bucket is None else self._backfill_bucket.ready_at_ms(1, now_ms)
+        if self._settled_at_ms is not None and self._backfill_flight.seqs():
+            return None
+        ready_ms = now_ms if self._backfill_bucket is None else self._backfill_bucket.ready_at_ms(1, now_ms)
+        return ready_ms if self._settled_at_ms is None else max(ready_ms, self._settled_at_ms)
 
     def backfilled(self, seqs: range, *, size_bytes: int, now_ms: int) -> None:
         """A block with these seqs left, or a word that they are gone."""
@@ -391,10 +405,29 @@ class UplinkSender:
         if self._backfill_bucket is not None:
             self._backfill_bucket.spend(size_bytes, now_ms)
 
-    def cannot_fill(self, seqs: range) -> None:
-        """The boat no longer has these, and an lplex cloud cannot be told: do not look for them again."""
-        self._unfillable.add(seqs)
-        self._holes.remove(seqs)
+    def closes_last_hole(self, seqs: range) -> bool:
+        """Whether nothing is missing once these have left."""
+        left = self._holes.copy()
+        left.remove(seqs)
+        return not left
+
+    def settle(self, now_ms: int) -> bool:
+        """An lplex cloud's last hole is about to close: hold Live. True at first: tell the cloud how far Live came."""
+        if self._settled_at_ms is not None:
+            return False
+        self._settled_at_ms = now_ms + _SETTLE_MS
+        return True
+
+    def is_settled(self, now_ms: int) -> bool:
+        """Whether that word has surely arrived, and all of Backfill before it."""
+        return self._settled_at_ms is not None and now_ms >= self._settled_at_ms and not self._backfill_flight.seqs()
+
+    def _release_live(self) -> None:
+        """The last hole of an lplex cloud has closed. If its cursor stands below Live all the same, it needs the frames
+        in between once more: it moves only by the next seq."""
+        if self._settled_at_ms is not None and not self._holes and not self._backfill_flight.seqs():
+            self._settled_at_ms = None
+            self._live_next = min(self._live_next, self.cursor + 1)
 
     def backfill_acked(self, ack: BackfillAck, *, now_ms: int) -> bool:
         """False for an answer of a session that is over."""
@@ -404,8 +437,8 @@ class UplinkSender:
         self._advance(ack.cursor)
         if arrived := self._backfill_flight.arrived(ack.answered - self._backfill_answered, now_ms):
             self._backfill_answered += arrived
-            self._progress = True
         self._holes_are(ack.remaining)
+        self._release_live()
         return True
 
     def take_backfill_end(self) -> bool:
@@ -425,7 +458,7 @@ class UplinkSender:
     def _holes_are(self, holes: tuple[range, ...]) -> None:
         """What the cloud says is missing, less what is on its way, less what Live has yet to send."""
         told = RangeSet(holes)
-        for seqs in (*self._backfill_flight.seqs(), *self._unfillable):
+        for seqs in self._backfill_flight.seqs():
             told.remove(seqs)
         if told and told.end > self._live_next:
             told.remove(range(self._live_next, told.end))
@@ -437,6 +470,4 @@ class UplinkSender:
         self._unanswered_ms = None
 
     def _advance(self, cursor: int) -> None:
-        if cursor > self.cursor:
-            self._progress = True
         self.cursor = max(self.cursor, cursor)

@@ -121,14 +121,16 @@ class LiveDownstream(_message.Message):
     def __init__(self, acked_through: _Optional[int] = ..., live_committed_through: _Optional[int] = ..., holes: _Optional[_Iterable[_Union[SeqRange, _Mapping]]] = ..., statuses: _Optional[int] = ...) -> None: ...
 
 class BackfillUpstream(_message.Message):
-    __slots__ = ("block", "made_blocks", "gone")
+    __slots__ = ("block", "made_blocks", "gone", "file_offsets")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     MADE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    FILE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     block: Block
     made_blocks: _containers.RepeatedScalarFieldContainer[bytes]
     gone: SeqRange
-    def __init__(self, block: _Optional[_Union[Block, _Mapping]] = ..., made_blocks: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Union[SeqRange, _Mapping]] = ...) -> None: ...
+    file_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block: _Optional[_Union[Block, _Mapping]] = ..., made_blocks: _Optional[_Iterable[bytes]] = ..., gone: _Optional[_Union[SeqRange, _Mapping]] = ..., file_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Block(_message.Message):
     __slots__ = ("base_seq", "base_time_us", "frame_count", "data", "compressed", "block_size")

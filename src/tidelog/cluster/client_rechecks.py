@@ -1,0 +1,99 @@
+"""Refusals that an old catalog may have given, checked again before they are given.
+
+A node's catalog may be behind what an administrator was told elsewhere: a channel that was resumed, made writable, or
+created a moment ago, a grant that was given. Whoever would be refused for that waits until the catalog here holds all
+that was committed when the refusal came up, and is judged once more.
+
+RC1  What waits is judged in the order in which it came; what comes behind it for the same channel waits too.
+RC2  One look at the metadata leader is under way at a time, whoever waits: many refusals cost no more than one.
+RC3  A wait ends within `RECHECK_MS`. If nobody leads the metadata by then, the refusal stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, TypeVar
+
+from tidelog.errors import (
+    AccessDenied,
+    ChannelPaused,
+    ChannelReadonly,
+    LogError,
+    UnknownChannel,
+    UnknownGroup,
+    UnknownMember,
+)
+
+RECHECK_MS: Final = 2_000
+MAY_BE_STALE: Final = (AccessDenied, ChannelPaused, ChannelReadonly, UnknownChannel, UnknownGroup, UnknownMember)
+"""What a newer catalog could allow. All are definite: nothing was done. Not among them is what a newer catalog can only
+confirm (deleted, fenced, owned), nor what is asked again in any case (`retriable`)."""
+
+T = TypeVar("T")
+Attempt = Callable[[bool], bool]
+"""Called with whether the catalog is known to be new enough; False if the refusal is to be checked again. Must settle
+when called with True."""
+
+
+class Rechecks:
+    """Of one node."""
+
+    def __init__(self, read_barrier: Callable[[], Awaitable[None]]) -> None:
+        self._read_barrier = read_barrier
+        self._queues: dict[Hashable, deque[Attempt]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.count = 0
+        """Looks at the metadata leader, for tests and statistics."""
+
+    def holds(self, key: Hashable) -> bool:
+        """Whether something of this key waits, so that what comes now has to wait behind it (RC1)."""
+        return key in self._queues
+
+    def wait(self, key: Hashable, attempt: Attempt) -> None:
+        self._queues.setdefault(key, deque()).append(attempt)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._queues:
+                before = {key: len(queue) for key, queue in self._queues.items()}
+                await self.catch_up()
+                for key, count in before.items():
+                    self._settle(key, count)
+        finally:
+            self._task = None
+
+    def _settle(self, key: Hashable, count: int) -> None:
+        """The first `count` waited before the look; those behind them came later and were never judged."""
+        queue = self._queues[key]
+        for _ in range(count):
+            queue[0](True)
+            queue.popleft()
+        while queue and queue[0](False):
+            queue.popleft()
+        if not queue:
+            del self._queues[key]
+
+    async def catch_up(self) -> None:
+        """After it the catalog holds what was committed before, or nobody could tell in time (RC3)."""
+        self.count += 1
+        try:
+            async with asyncio.timeout(RECHECK_MS / 1000):
+                await self._read_barrier()
+        except (LogError, TimeoutError):
+            return
+
+    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question, asked once more if an old catalog may have refused it."""
+        try:
+            return await ask()
+        except MAY_BE_STALE:
+            await self.catch_up()
+            return await ask()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()

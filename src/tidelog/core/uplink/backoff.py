@@ -1,0 +1,34 @@
+"""How long a boat waits before it dials again.
+
+BO1  Every dial that failed, and every session that ended, doubles the wait, up to the largest, whatever came before.
+BO2  Only a steady session starts it over: one that the cloud acked for as long as the wait had become, and for ten
+     seconds at least. So a cloud that welcomes everybody and breaks a moment later is not dialed without end.
+BO3  Half of each wait is left to chance, or a fleet that lost its cloud would come back in one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class DialBackoff:
+    """`jitter` gives numbers in [0, 1)."""
+
+    def __init__(self, *, first_ms: int, longest_ms: int, steady_ms: int, jitter: Callable[[], float]) -> None:
+        self._first_ms = first_ms
+        self._longest_ms = longest_ms
+        self._steady_ms = steady_ms
+        self._jitter = jitter
+        self.next_ms = first_ms
+        """The longest that the next wait may be."""
+
+    def session_was_acked(self, acked_for_ms: int) -> None:
+        """A session is over whose last ack came so long after its Welcome."""
+        if acked_for_ms >= max(self._steady_ms, self.next_ms):
+            self.next_ms = self._first_ms
+
+    def wait_ms(self) -> int:
+        """How long to wait now; the next wait is twice as long."""
+        longest_ms = self.next_ms
+        self.next_ms = min(2 * longest_ms, self._longest_ms)
+        return int(longest_ms / 2 + longest_ms / 2 * self._jitter())

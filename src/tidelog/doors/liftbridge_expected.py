@@ -1,0 +1,135 @@
+"""Messages of streams that check offsets: one after the other, each where its publisher expects it.
+
+A publisher that expects offset N has read everything before N and wants its message only if nobody else's came since.
+With Liftbridge that is the offset the message gets. Here the channel's own records (an epoch's first, cursors) take
+offsets too, so the message may get a later one; what is promised stays: between N and its place there is no message.
+
+How: the log takes a block only at the offset it is sent for. Where it refuses, what lies between is read, and if that
+is the channel's own records alone, the message is sent again, for the log's end.
+
+LE1  A message that expects N is in the log only if no other message lies at N or after, up to its own place.
+LE2  Messages of one stream partition go one by one, in the order they were given: the next may count on the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidelog.client import Client
+from tidelog.client.records import holds_data
+from tidelog.core.catalog import ChannelRecord
+from tidelog.doors.liftbridge_logs import log_of
+from tidelog.doors.liftbridge_producers import Answered, Outgoing, Producers
+from tidelog.doors.liftbridge_refusals import RefusedError
+from tidelog.errors import LogError, OffsetConflict
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node import Node
+
+_TRIES_MAX: Final = 8
+"""Between two of them a cursor was moved, or the leader."""
+_BETWEEN_MAX: Final = 4_096
+"""Offsets that are looked at; so many records of a channel's own do not come between two messages by chance."""
+_COMMITTED_S: Final = 5.0
+_LOOK_S: Final = 0.005
+
+
+class _Given(NamedTuple):
+    record: ChannelRecord
+    policy: int
+    message: Outgoing
+    answered: Answered
+
+
+class ExpectedOffsets:
+    """One for each door."""
+
+    def __init__(self, node: Node, *, client: Client, producers: Producers) -> None:
+        self._node = node
+        self._client = client
+        self._producers = producers
+        self._waiting: dict[int, deque[_Given]] = {}
+        """By channel; the task that carries them out takes the first."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, record: ChannelRecord, policy: int, message: Outgoing, answered: Answered) -> None:
+        """Take one message; `answered` is called once, later. What waits is bounded by what may be unanswered."""
+        waiting = self._waiting.get(record.channel_id)
+        if waiting is None:
+            waiting = self._waiting[record.channel_id] = deque()
+            task = asyncio.get_running_loop().create_task(self._carry_out(record.channel_id, waiting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        waiting.append(_Given(record, policy, message, answered))
+
+    async def _carry_out(self, channel_id: int, waiting: deque[_Given]) -> None:
+        """LE2."""
+        try:
+            while waiting:
+                given = waiting.popleft()
+                offset, error = -1, None
+                try:
+                    offset = await self._placed(given)
+                except LogError as refusal:
+                    error = refusal
+                given.answered(offset, error)
+        finally:
+            del self._waiting[channel_id]
+
+    async def _placed(self, given: _Given) -> int:
+        record, expected = given.record, given.message.expected_offset
+        if expected is None:
+            return await self._sent(given, None)
+        at = self._end_here(record.channel_id, expected)
+        for _ in range(_TRIES_MAX):
+            try:
+                return await self._sent(given, at)
+            except OffsetConflict as conflict:
+                at = conflict.actual
+            if at < expected or not await self._is_unwritten(record, expected, at):
+                break
+        raise OffsetConflict(channel=record.name, expected=expected, actual=at)
+
+    def _end_here(self, channel_id: int, expected: int) -> int:
+        """Where the message would come to lie, if this node leads and knows that nobody's lies between."""
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        if replica is None or replica.leading is None or replica.fold is None:
+            return expected
+        return replica.log_end if replica.fold.data_end <= expected <= replica.log_end else expected
+
+    async def _sent(self, given: _Given, expected: int | None) -> int:
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answered(offset: int, error: LogError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(offset)
+            else:
+                done.set_exception(error)
+
+        message = given.message._replace(expected_offset=expected)
+        self._producers.send(given.record, given.policy, message, answered)
+        return await done
+
+    async def _is_unwritten(self, record: ChannelRecord, low: int, high: int) -> bool:
+        """Whether all of these offsets are the channel's own records (LE1). Also False where it cannot be told."""
+        if not 0 < high - low <= _BETWEEN_MAX:
+            return low == high
+        log = log_of(self._node, self._client, channel=record.name, channel_id=record.channel_id)
+        try:
+            async with asyncio.timeout(_COMMITTED_S):
+                while (standing := await log.standing()) is None or standing.committed_end < high:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
+                if standing.log_start > low:
+                    return False
+                async for block in log.blocks(low, high):
+                    if holds_data(block):
+                        return False
+            return True
+        except (LogError, RefusedError, TimeoutError):
+            return False
+        finally:
+            await log.close()

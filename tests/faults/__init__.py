@@ -1,0 +1,1 @@
+"""A disk that fails on demand, under processes as they are."""

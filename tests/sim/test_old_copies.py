@@ -1,0 +1,143 @@
+"""A metadata folder restored from an older copy is noticed by whoever remembers more, and becomes a stranger (NC3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.mutations import Edit, plant
+from tidelog.cluster.member_standing import MemberStanding
+from tidelog.cluster.node_core import NodeCore
+from tidelog.core.liveness import LivenessConfig
+from tidelog.core.member_memory import MemberMemory
+from tidelog.core.raft import RaftConfig
+from tidelog.sim.metadata_model import Broken
+from tidelog.sim.metadata_schedule import Schedule, is_append
+
+
+def noticed(plan: Schedule, name: str, disk: str) -> None:
+    plan.settle()
+    core = plan.core(name)
+    if plan.node(name).member == disk:
+        raise Broken(f"NC3: {disk} is an older copy of its disk, and nobody noticed")
+    assert core.damage is not None
+    assert "older copy" in core.damage
+    assert plan.node(name).member in plan.model.members.voters
+
+
+def restored_follower(*, new_term: bool, whole: bool) -> None:
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig())
+    late = plan.node(plan.others()[0])
+    disk = late.member
+    late.copy_folder(whole=whole)
+    for _ in range(3):
+        plan.changed(plan.leader())
+    if new_term:
+        plan.elect(plan.others()[1])
+        plan.changed(plan.leader())
+    plan.settle()
+    late.kill()
+    late.restore_folder()
+    late.start()
+    noticed(plan, late.name, disk)
+
+
+def restored_after_a_power_cut() -> None:
+    """Nobody has it in memory any more: the registration in the log tells."""
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig())
+    late = plan.node(plan.others()[0])
+    disk = late.member
+    late.copy_folder(whole=True)
+    late.kill()
+    late.start()
+    plan.settle()
+    for node in plan.world.nodes.values():
+        node.crash()
+    late.restore_folder()
+    for node in plan.world.nodes.values():
+        node.start()
+    noticed(plan, late.name, disk)
+
+
+@pytest.mark.parametrize("new_term", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_restored_folder_is_noticed_before_it_says_anything(new_term: bool, whole: bool) -> None:
+    restored_follower(new_term=new_term, whole=whole)
+
+
+def test_a_restored_folder_is_noticed_after_all_lost_power() -> None:
+    restored_after_a_power_cut()
+
+
+def test_a_restart_is_no_old_copy_even_while_one_is_away() -> None:
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig())
+    away, late = (plan.node(name) for name in plan.others())
+    disk = late.member
+    away.kill()
+    for _ in range(3):
+        late.kill()
+        late.start()
+        plan.until(lambda: plan.core(late.name).is_registered, "it is back")
+    assert late.member == disk
+    assert plan.core(late.name).damage is None
+
+
+def deposed_leader_on_a_slow_disk() -> None:
+    """It held entries that were never committed, in a term of its own. They go when it hears of the next one, and its
+    disk is slow to learn the new term."""
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig())
+    old, (second, _) = plan.leader(), plan.others()
+    disk = plan.node(old).member
+    plan.world.drops = lambda source, _, message: source == old and is_append(message)
+    for _ in range(5):
+        plan.change(old)
+    plan.run(100)
+    plan.core(old).standing.link_up(0)  # it tells at once what it holds
+    plan.run(100)
+    assert plan.leads(old)
+    plan.cut(old)
+    plan.world.drops = None
+    plan.elect(second)
+    plan.changed(second)
+    plan.node(old).disk_ms = 1_500
+    plan.join_links()
+    plan.run(5_000)
+    plan.node(old).disk_ms = 0
+    plan.settle()
+    core = plan.core(old)
+    if core.damage is not None or core.standing.doubt or plan.node(old).member != disk:
+        raise Broken(f"MR1: {disk} is accused: {core.damage or core.standing.doubt}")
+
+
+def test_a_leader_that_was_deposed_is_no_old_copy_while_its_disk_is_slow() -> None:
+    deposed_leader_on_a_slow_disk()
+
+
+def test_a_standing_in_a_term_that_is_not_durable_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Edit(MemberStanding, "wake", "found[0] < raft.term", "False"))
+    with pytest.raises(Broken, match="MR1"):
+        deposed_leader_on_a_slow_disk()
+
+
+MUTATIONS = {
+    "nobody is asked": (Edit(MemberStanding, "begin", "bool(self._unanswered)", "False"),),
+    "terms not remembered": (
+        Edit(MemberMemory, "heard", "message.term > memory.heard_term", "False"),
+        Edit(MemberMemory, "_problem", "standing.term < term", "False"),
+        Edit(MemberMemory, "_problem", "standing.last_index < held", "False"),
+        Edit(MemberMemory, "_problem", "standing.incarnation < registered[0]", "False"),
+    ),
+    "verdict not heeded": (Edit(NodeCore, "_wake_standing", "not standing.problem", "True"),),
+}
+
+
+@pytest.mark.parametrize("name", list(MUTATIONS))
+def test_an_old_copy_that_is_let_in_would_be_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *MUTATIONS[name])
+    with pytest.raises((Broken, AssertionError), match=r"NC3:|MS1:|RA\d:|LD1:|14:"):
+        restored_follower(new_term=True, whole=True)
+
+
+def test_an_incarnation_that_nobody_compares_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Edit(MemberMemory, "_problem", "standing.incarnation < registered[0]", "False"))
+    with pytest.raises(Broken, match="NC3"):
+        restored_after_a_power_cut()
