@@ -30,6 +30,8 @@ KEYS = {
     "grpcio_echo_per_s",
     "api_vs_grpcio_echo",
     "grpcio_publish_per_s",
+    "keyed_vs_plain",
+    "spread_vs_plain",
     "nats_transport_vs_link",
 }
 TINY = doors_bench.Sizes(rounds=1, seconds=0.3, warm_up_s=0.1, records=5_000, grpcio_records=1_000)

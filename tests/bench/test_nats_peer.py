@@ -199,7 +199,7 @@ def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
         assert len(pids) == 3
         assert all(is_alive(pid) for pid in pids)
         starter.send_signal(signal.SIGKILL)
-        starter.wait(GONE_S)
+        starter.wait(patient(GONE_S))
         wait_gone(pids)
 
 

@@ -18,6 +18,7 @@ from tests.cli.commands import Tidelog
 from tests.client.fake_cluster import FakeCluster, cluster_in_a_thread
 from tests.patience import patient
 from tidelog.cli import pub_sub
+from tidelog.cli.channel_standing import shortfall
 from tidelog.cli.lazy import LazyCommand
 from tidelog.cli.main import cli
 
@@ -176,6 +177,38 @@ def test_fewer_replicas_than_the_factor_but_enough_for_writes_is_a_milder_warnin
     assert "refused" not in created.err
     assert "under-replicated" in tidelog("channel", "list", "--insecure-dev").out
     assert tidelog("channel", "create", "c", "--factor", "1", "--insecure-dev").err == ""
+
+
+def test_altering_a_channel_beyond_what_the_cluster_has_says_so_as_creating_it_does(
+    one_node: FakeCluster, tidelog: Tidelog
+) -> None:
+    assert tidelog("channel", "create", "b", "--factor", "1", "--insecure-dev").err == ""
+    more = tidelog("channel", "alter", "b", "--factor", "3", "--insecure-dev")
+    assert "b is altered" in more.out
+    assert "b has 1 of 3 replicas, 1 in sync, on a cluster of 1 active node" in more.err
+    assert "writes are refused until 2 replicas are in sync (min_isr is 2)" in more.err
+    # What does not concern the copies is not answered with what is known already.
+    assert tidelog("channel", "alter", "b", "--retention-age", "1h", "--insecure-dev").err == ""
+    strict = tidelog("channel", "alter", "b", "--factor", "2", "--min-isr", "2", "--insecure-dev")
+    assert "writes are refused until 2 replicas are in sync" in strict.err
+    assert "`tidelog channel alter b --factor 1 --min-isr 1`" in strict.err
+    machine = tidelog("channel", "alter", "b", "--min-isr", "1", "--insecure-dev", "--json")
+    assert machine.json["channel"]["config"]["min_isr"] == 1
+    assert "it takes writes (min_isr is 1)" in machine.err
+    assert tidelog("channel", "alter", "b", "--factor", "1", "--insecure-dev").err == ""
+
+
+def test_replicas_that_are_on_their_way_are_not_asked_for_once_more() -> None:
+    config = {"factor": 3}
+    channel = {"name": "b", "leader": "n1", "isr": ["n1"], "replicas": ["n1"], "config": config}
+    nodes = [{"node": name, "state": "active"} for name in ("n1", "n2", "n3")]
+    words = shortfall({**channel, "effective_factor": 3, "effective_min_isr": 2}, nodes)
+    assert words is not None
+    assert "writes are refused until 2 replicas are in sync, which follow by themselves" in words
+    assert "start more nodes" not in words
+    words = shortfall({**channel, "effective_factor": 3, "effective_min_isr": 1}, nodes)
+    assert words is not None
+    assert "it takes writes (min_isr is 1) and the other replicas follow" in words
 
 
 def test_create_waits_until_the_channel_takes_writes(one_node: FakeCluster, tidelog: Tidelog) -> None:

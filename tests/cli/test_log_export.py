@@ -88,6 +88,53 @@ def test_any_order_of_arrival_is_exported_in_seq_order(tidelog: Tidelog, tmp_pat
     assert {row["seq"]: row["data"] for row in rows} == by_seq
 
 
+def test_gaps_can_be_filled_with_frames_that_say_so(tidelog: Tidelog, tmp_path: Path) -> None:
+    """After a power cut the leased seqs are void for ever, and lplex's verify calls the jump an error."""
+    log = new_log(tmp_path / "log")
+    arrive(log, range(1, 21), range(20_021, 20_041), range(31, 41))
+    arrive(log, range(5, 11), range(12, 13), producer=OTHER)
+    log.close(START_US)
+    target = tmp_path / "out.lpj"
+    result = tidelog(
+        "log", "export", tmp_path / "log", target, "--lineage", LINEAGE.hex(), "--fill-gaps", "--json"
+    ).json
+    assert (result["gaps"], result["filled"], result["frames"]) == (2, 10 + 19_980, 20_040)
+    assert verified(target) == list(range(1, 20_041))
+    rows = tidelog("log", "dump", target).rows
+    filled = [row["seq"] for row in rows if (row["pgn"], row["src"], bytes.fromhex(row["data"])) == FILLER]
+    assert filled == [*range(21, 31), *range(41, 20_021)]
+    by_seq = {row["seq"]: row["data"] for row in tidelog("log", "dump", tmp_path / "log").rows if is_of(row, LINEAGE)}
+    assert {row["seq"]: row["data"] for row in rows if row["seq"] not in set(filled)} == by_seq
+    said = tidelog("log", "export", tmp_path / "log", tmp_path / "both.lpj", "--fill-gaps").out
+    assert "19991 frames that say `no frame` stand in for them" in said
+    assert jumps(verified(tmp_path / "both.lpj")) == [(20_040, 5)], "from one lineage to the next"
+
+
+FILLER = (65536, 254, b"no frame")
+
+
+def is_of(row: dict[str, object], lineage: bytes) -> bool:
+    return row["lineage"] == lineage.hex()
+
+
+def test_a_log_without_gaps_is_copied_though_gaps_were_to_be_filled(tidelog: Tidelog, tmp_path: Path) -> None:
+    with LpjWriter(tmp_path / "boat.lpj", block_size=4096) as writer:
+        writer.append(frames(300), first_seq=1)
+    tidelog("log", "import", tmp_path / "boat.lpj", tmp_path / "log")
+    result = tidelog("log", "export", tmp_path / "log", tmp_path / "out.lpj", "--fill-gaps", "--json").json
+    assert (result["unchanged"], result["filled"]) == (True, 0)
+    assert (tmp_path / "out.lpj").read_bytes() == (tmp_path / "boat.lpj").read_bytes()
+
+
+def test_a_gap_that_is_too_wide_to_fill_is_refused(tidelog: Tidelog, tmp_path: Path) -> None:
+    log = new_log(tmp_path / "log")
+    arrive(log, range(1, 3), range(2**40, 2**40 + 2))
+    log.close(START_US)
+    refused = tidelog("log", "export", tmp_path / "log", tmp_path / "out.lpj", "--fill-gaps", code=2)
+    assert "fills at most 10000000; export without it" in refused.err
+    assert not (tmp_path / "out.lpj").exists()
+
+
 def test_a_seq_that_is_there_twice_is_written_once(tidelog: Tidelog, tmp_path: Path) -> None:
     log = new_log(tmp_path / "log")
     arrive(log, range(1, 21), range(11, 31), range(5, 8))
@@ -138,6 +185,7 @@ def test_wrong_shapes_are_refused(tidelog: Tidelog, tmp_path: Path) -> None:
     for option in (("--block-size", "5000"), ("--block-size", "1KiB"), ("--block-size", "large")):
         tidelog("log", "export", tmp_path / "log", tmp_path / "out.lpj", *option, code=2)
     tidelog("log", "export", tmp_path / "log", tmp_path / "out.log", "--compression", "none", code=2)
+    tidelog("log", "export", tmp_path / "log", tmp_path / "out.log", "--fill-gaps", code=2)
     assert not (tmp_path / "out.log").exists()
 
 

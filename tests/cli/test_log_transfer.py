@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import CAPTURES, LINEAGE, START_US, Tidelog, frames, make_log, needs_captures
+from tests.odd_lpj import write_odd_lpj
 from tidelog.blocks.control import LineageOpened, encode_control
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.lpj import LpjDevice
@@ -209,6 +210,35 @@ def test_import_keeps_the_good_records_of_a_block_with_a_bad_one(
     assert sorted(seqs) == [*range(1, 99), *range(201, 301)]
     assert result["end"] == 199, "the log says what is lost, in a record of its own"
     assert "record 98" in tidelog("log", "import", tmp_path / "boat.lpj", tmp_path / "no", "--strict", code=2).err
+
+
+@pytest.mark.parametrize("options", [[], ["--reencode"]])
+def test_import_says_what_a_block_of_nothing_but_bad_records_should_have_held(
+    tidelog: Tidelog, tmp_path: Path, options: list[str]
+) -> None:
+    write_odd_lpj(tmp_path / "boat.lpj", records=1, bad_records=1)
+    result = tidelog("log", "import", tmp_path / "boat.lpj", tmp_path / "log", "--json", *options).json
+    assert (result["frames"], sum(result["skipped"].values())) == (100, 1)
+    (lost,) = [row["record"] for row in tidelog("log", "dump", tmp_path / "log").rows if "record" in row]
+    assert (lost["start"], lost["end"]) == (1, 2)
+
+
+@pytest.mark.parametrize(("records", "bad"), [(100, 2), (1, 1)])
+def test_dump_export_and_verify_take_the_good_records_of_an_odd_block_and_say_so(
+    tidelog: Tidelog, tmp_path: Path, records: int, bad: int
+) -> None:
+    path = tmp_path / "boat.lpj"
+    write_odd_lpj(path, records=records, bad_records=bad)
+    good = records - bad
+    seqs = [*range(1, good + 1), *range(201, 301)]
+    dumped = tidelog("log", "dump", path, code=1)
+    assert [row["seq"] for row in dumped.rows] == seqs
+    assert [row["offset"] for row in dumped.rows] == list(range(len(seqs)))
+    assert f"record {good} of {records}" in dumped.err
+    exported = tidelog("log", "export", path, tmp_path / "out.lpj", "--json", code=1)
+    assert (exported.json["frames"], exported.json["damaged"]) == (len(seqs), 1)
+    assert [row["seq"] for row in tidelog("log", "dump", tmp_path / "out.lpj").rows] == seqs
+    assert f"record {good} of {records}" in tidelog("log", "verify", path, code=1).out
 
 
 def test_import_leaves_a_filled_folder_alone(tidelog: Tidelog, tmp_path: Path) -> None:

@@ -300,13 +300,30 @@ def test_a_folder_in_use_is_refused_with_the_process_that_has_it(tidelog: Tidelo
         words = refused(*flags, "-listen", "127.0.0.1:0", cwd=tmp_path)
         assert f"process {first.pid} has it open" in words
         first.send_signal(signal.SIGINT)
-        assert first.wait(DEADLINE_S) == 0
+        assert first.wait(patient(DEADLINE_S)) == 0
 
 
 def test_the_folder_of_another_node_is_refused_by_name(tmp_path: Path) -> None:
     NodeFile(OsDisk(tmp_path), f"data/{INTERNAL_FOLDER}", node="n2").raise_incarnation(0)
     words = refused(*GOOD, "-listen", "127.0.0.1:0", cwd=tmp_path)
     assert "belongs to node n2; start it with --id n2" in words
+
+
+def test_limits_of_channels_and_producers_are_settings(tmp_path: Path) -> None:
+    limits = node_options(good().values).core.replication
+    assert (limits.channels_max, limits.replicas_per_node_max) == (100_000, 25_000)
+    flags = ("-max-channels", "7", "-max-replicas-per-node", "5", "-producers-expiry", "36h")
+    limits = node_options(good(*flags).values).core.replication
+    assert (limits.channels_max, limits.replicas_per_node_max) == (7, 5)
+    assert limits.producer_expiry_ms == 36 * 3_600_000
+    file = tmp_path / "node.conf"
+    file.write_text("channels.max = 9\nchannels.max-replicas-per-node = 4\n")
+    found = loaded(*GOOD, file=file)
+    assert found.problems == []
+    limits = node_options(found.values).core.replication
+    assert (limits.channels_max, limits.replicas_per_node_max) == (9, 4)
+    for flag in ("max-channels", "max-replicas-per-node"):
+        assert any(flag in problem for problem in problems(f"-{flag}", "0")), "nothing could be created"
 
 
 class DoomedNode:

@@ -599,7 +599,7 @@ def test_the_names_of_lplex_start_the_same_processes(entry: str, process: str) -
     done = subprocess.run([sys.executable, "-c", code, "-version"], capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stdout) == (0, f"tidelog {process} {__version__}\n")
     optimized = subprocess.run(
-        [sys.executable, "-O", "-c", code, "-version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-O", "-c", code, "-version"], capture_output=True, text=True, timeout=patient(60)
     )
     assert (optimized.returncode, optimized.stdout) == (2, "")
 

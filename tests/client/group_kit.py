@@ -21,8 +21,12 @@ from tidelog.storage.store import StoreOptions
 HOST = "127.0.0.1"
 FORM_S = 60.0
 PATIENT = GroupOptions()
-HASTY = GroupOptions(consumer_timeout_ms=1_500, coordinator_timeout_ms=1_500)
-"""Members that fall silent are missed soon; still far above what a loaded machine needs between two heartbeats."""
+
+
+def hasty() -> GroupOptions:
+    """Members that fall silent are missed soon; still far above what this machine needs between two heartbeats."""
+    silence_ms = int(patient(1_500))
+    return GroupOptions(consumer_timeout_ms=silence_ms, coordinator_timeout_ms=silence_ms)
 
 
 async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = FORM_S) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, cluster_in_a_thread, fake_client, fake_cluster
 from tests.client.running import DEADLINE_S, run
+from tests.patience import patient
 from tests.wire.links import HOST, Tree, refusal_of, secure_end, until
 from tidelog.client import (
     ClientClosed,
@@ -295,7 +296,7 @@ def test_the_sync_client_does_the_same_without_await() -> None:
             receipts = [producer.send(b"%d" % number, key=b"k") for number in range(10)]
             assert [receipt.result() for receipt in receipts] == list(range(10))
             assert receipts[0].is_done
-            assert producer.send_many([b"x"] * 5).result(DEADLINE_S) == [range(10, 15)]
+            assert producer.send_many([b"x"] * 5).result(patient(DEADLINE_S)) == [range(10, 15)]
             producer.flush()
             with pytest.raises(InvalidRecord):
                 producer.send_many(["text"])  # type: ignore[list-item]
@@ -368,7 +369,7 @@ def test_many_threads_may_use_one_sync_client() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(DEADLINE_S)
+            thread.join(patient(DEADLINE_S))
         assert sorted(offsets) == list(range(200))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import HASTY, Member, all_values, created, members, opened, shared_out, wait_until
+from tests.client.group_kit import Member, all_values, created, hasty, members, opened, shared_out, wait_until
 from tests.client.running import run
 from tests.wire.links import refusal_of
 from tidelog.client import Client, connect_sync
@@ -70,7 +70,7 @@ def test_members_share_the_channels_and_each_record_is_read(tmp_path: Path) -> N
 
 def test_a_member_that_dies_is_missed_and_nothing_is_skipped(tmp_path: Path) -> None:
     async def work() -> None:
-        async with opened(tmp_path, groups=HASTY) as nodes:
+        async with opened(tmp_path, groups=hasty()) as nodes:
             client = await nodes.client()
             await created(client, CHANNELS, 1)
             wanted = await fill(client, 10)
@@ -205,7 +205,7 @@ def test_what_cannot_be_joined_is_refused_in_words(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_coordinator_that_stops_is_replaced_and_the_group_goes_on(tmp_path: Path) -> None:
     async def work() -> None:
-        async with opened(tmp_path, count=3, groups=HASTY) as nodes:
+        async with opened(tmp_path, count=3, groups=hasty()) as nodes:
             client = await nodes.client()
             await created(client, CHANNELS, 3)
             wanted = await fill(client, 10)

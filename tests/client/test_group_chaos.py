@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import HASTY, Member, Nodes, all_values, created, opened, wait_until
+from tests.client.group_kit import Member, Nodes, all_values, created, hasty, opened, wait_until
 from tests.client.running import run
 from tidelog.client import Client
 from tidelog.errors import LogError
@@ -56,7 +56,7 @@ async def joined(nodes: Nodes, number: int) -> Member:
 def test_no_record_is_skipped_while_members_and_nodes_come_and_go(tmp_path: Path, seed: int) -> None:
     async def work() -> None:
         dice = random.Random(seed)
-        async with opened(tmp_path, count=3, groups=HASTY) as nodes:
+        async with opened(tmp_path, count=3, groups=hasty()) as nodes:
             client = await nodes.client()
             await created(client, CHANNELS, 3)
             load = Load(client)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
+from tests.patience import patient
 from tests.wire.links import refusal_of, until
 from tidelog.blocks.header import Codec
 from tidelog.client import Client, ClientClosed, ManyReceipt, Receipt, Record
@@ -184,7 +185,7 @@ def test_without_a_leader_the_deadline_ends_with_a_definite_refusal() -> None:
     async def work() -> None:
         async with fake_client("a") as (cluster, client):
             cluster.log("a").leader = None
-            producer = client.producer("a", timeout_ms=200)
+            producer = client.producer("a", timeout_ms=int(patient(200)))
             error = await refusal_of(producer.send(b"0"))
             assert isinstance(error, NotChannelLeader)
             assert error.definite
@@ -198,7 +199,7 @@ def test_without_an_answer_the_deadline_ends_with_an_indefinite_error() -> None:
         async with fake_client("a") as (cluster, client):
             log = cluster.log("a")
             log.commits = False
-            producer = client.producer("a", timeout_ms=300)
+            producer = client.producer("a", timeout_ms=int(patient(300)))
             error = await refusal_of(producer.send(b"0"))
             assert isinstance(error, WaitTimedOut)
             assert not error.definite

@@ -18,7 +18,9 @@ from tidelog.client.producing import IN_TURN_BYTES_MAX, Fate, Flight, ProducerCo
 from tidelog.client.retry import Backoff
 from tidelog.core.client_messages import Produced
 from tidelog.errors import (
+    ChannelPaused,
     ChannelReadonly,
+    ChannelRecreated,
     ClientClosed,
     LeadershipLost,
     LogError,
@@ -36,9 +38,16 @@ TIMEOUT_MS = 1_000
 FOREVER_MS = 10**9
 
 
-def new_core(*, requests_max: int = 4) -> ProducerCore:
+def new_core(*, requests_max: int = 4, outlasts_pause: bool = False) -> ProducerCore:
     backoff = Backoff(first_ms=1, max_ms=4, rng=random.Random(1))
-    return ProducerCore(channel="a", requests_max=requests_max, timeout_ms=TIMEOUT_MS, backoff=backoff, first_token=100)
+    return ProducerCore(
+        channel="a",
+        requests_max=requests_max,
+        timeout_ms=TIMEOUT_MS,
+        backoff=backoff,
+        first_token=100,
+        outlasts_pause=outlasts_pause,
+    )
 
 
 def identity(epoch: int) -> bytes:
@@ -56,8 +65,8 @@ def add(core: ProducerCore, *values: bytes, deadline_ms: int = FOREVER_MS) -> Fl
     return core.add(batch, batch.encode(base_seq=core.next_seq, producer=core.identity, codec=Codec.NONE))
 
 
-def ready_core(*, requests_max: int = 4) -> ProducerCore:
-    core = new_core(requests_max=requests_max)
+def ready_core(*, requests_max: int = 4, outlasts_pause: bool = False) -> ProducerCore:
+    core = new_core(requests_max=requests_max, outlasts_pause=outlasts_pause)
     core.opened(identity(1))
     core.route_found()
     return core
@@ -186,6 +195,40 @@ def test_a_producer_is_not_reopened_while_old_answers_may_come() -> None:
     assert not core.wants_identity
     core.answered(Produced(token=third.token, error=OutOfSequence(channel="a", expected=1, got=3)), 0)
     assert core.wants_identity
+
+
+def test_cp6_what_a_pause_stopped_half_way_is_sent_again_under_its_seqs_where_somebody_resumes() -> None:
+    for outlasts in (False, True):
+        core = ready_core(outlasts_pause=outlasts)
+        flights = [add(core, b"half way"), add(core, b"not begun")]
+        sends(core)
+        core.answered(Produced(token=flights[0].token, error=LeadershipLost(channel="a", leader_epoch=1)), 0)
+        (refused,) = core.answered(Produced(token=flights[1].token, error=ChannelPaused(channel="a")), 0)
+        assert isinstance(refused.error, ChannelPaused), "it is certainly not in the log, and may be sent as new"
+        core.route_found()
+        (again,) = sends(core, 1_000)
+        fates = core.answered(Produced(token=again.token, error=ChannelPaused(channel="a")), 1_000)
+        if outlasts:
+            assert fates == []
+            assert [(flight, flight.base_seq) for flight in sends(core, 2_000)] == [(flights[0], 1)]
+        else:
+            assert [type(fate.error) for fate in fates] == [OutcomeUnknown]
+
+
+def test_cp5_in_a_channel_that_was_created_again_all_is_numbered_anew_under_a_new_identity() -> None:
+    core = ready_core()
+    flights = [add(core, b"answered"), add(core, b"sent"), add(core, b"waits")]
+    sends(core)
+    core.answered(Produced(token=flights[0].token, first_offset=0), 0)
+    assert core.recreated(ChannelRecreated(channel="a", expected_id=1, found_id=2)) == []
+    core.route_found()
+    assert core.wants_identity, "the old channel's seqs mean nothing to the new one"
+    assert not sends(core), "nothing leaves under the old identity"
+    core.opened(identity(2))
+    assert [(flight.made.maker.producer, flight.base_seq) for flight in sends(core)] == [
+        (identity(2), 1),
+        (identity(2), 2),
+    ]
 
 
 def test_a_fenced_producer_ends_with_all_it_has() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
+from tests.patience import patient
 from tests.wire.links import refusal_of, until
 from tidelog.blocks.block import missing_block
 from tidelog.blocks.header import BlockKind
@@ -196,7 +197,7 @@ def test_records_that_an_unclean_election_lost_end_the_reading() -> None:
 
 def test_a_cluster_that_is_gone_is_told_within_the_time() -> None:
     async def work() -> None:
-        async with fake_client("a", options=replace(QUICK, timeout_ms=400)) as (cluster, client):
+        async with fake_client("a", options=replace(QUICK, timeout_ms=int(patient(400)))) as (cluster, client):
             fill(cluster, b"0")
             async with client.reader("a") as reader:
                 await reader.read()

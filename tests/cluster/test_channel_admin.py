@@ -426,6 +426,60 @@ def test_an_election_with_loss_is_refused_while_somebody_can_lead(desk: Desk) ->
         desk.alter("elect", leader="n2", unclean=True)
 
 
+def test_whoever_leads_is_named_so_that_its_log_counts(desk: Desk) -> None:
+    """What a follower that knows more than its leader says first: `elect NAME LEADER --unclean` (FW6)."""
+    desk.create(placement="pinned", pinned_nodes=["n1", "n2", "n3"], leader_pinned="n1")
+    assert not desk.alter("elect", leader="n1")["changed"], "without --unclean there is nothing to do"
+    answer = desk.alter("elect", leader="n1", unclean=True)
+    assert answer["changed"]
+    assert (answer["channel"]["leader"], answer["channel"]["isr"]) == ("n1", ["n1"])
+    assert answer["channel"]["leader_epoch"] == 2, "the followers learn of it by the epoch"
+    assert [unclean["operator"] for unclean in answer["channel"]["unclean"]] == [ANNA]
+
+
+def leaderless(desk: Desk) -> None:
+    """The power of the whole site went; n1 and n2 are back, and the cluster has elected nobody yet."""
+    desk.create(placement="pinned", pinned_nodes=["n1", "n2", "n3"], leader_pinned="n1")
+    cluster = desk.node.cluster
+    cluster.fence("n1", "n2", "n3")
+    for node in ("n1", "n2"):
+        cluster.restart(node)
+    assert desk.channel().leader is None or not cluster.catalog.has_live_leader(desk.channel())
+
+
+def test_a_candidate_whose_log_was_not_compared_leads_only_by_name_and_with_loss(desk: Desk) -> None:
+    leaderless(desk)
+    requests: tuple[dict[str, str], ...] = ({"leader": "n2"}, {})
+    for named in requests:
+        with pytest.raises(NotElectable, match=r"has not been compared .* elect it with --unclean"):
+            desk.alter("elect", **named)
+    assert desk.channel().unclean == ()
+    answer = desk.alter("elect", leader="n2", unclean=True)
+    assert (answer["channel"]["leader"], answer["channel"]["isr"]) == ("n2", ["n2"])
+    assert [unclean["operator"] for unclean in answer["channel"]["unclean"]] == [ANNA]
+
+
+def test_an_eligible_replica_whose_log_was_not_compared_leads_no_sooner(desk: Desk) -> None:
+    """It counts as whole by the catalog, for its node syncs every append; its disk may have lied all the same."""
+    desk.create(placement="pinned", pinned_nodes=["n1", "n2"], leader_pinned="n1", min_isr=2)
+    cluster = desk.node.cluster
+    cluster.take(cluster.shrink(desk.channel().channel_id, "n2"))
+    assert cluster.eligible(desk.channel().channel_id) == ["n2"]
+    cluster.fence("n1", "n2")
+    cluster.restart("n2")
+    with pytest.raises(NotElectable, match="has not been compared"):
+        desk.alter("elect", leader="n2")
+
+
+def test_an_eligible_replica_that_never_stopped_is_elected_when_the_isr_is_gone(desk: Desk) -> None:
+    desk.create(placement="pinned", pinned_nodes=["n1", "n2"], leader_pinned="n1", min_isr=2)
+    cluster = desk.node.cluster
+    cluster.take(cluster.shrink(desk.channel().channel_id, "n2"))
+    cluster.fence("n1")
+    answer = desk.alter("elect", leader="n2")
+    assert (answer["channel"]["leader"], answer["channel"]["unclean"]) == ("n2", [])
+
+
 def test_a_leader_is_named_for_elections_only(desk: Desk) -> None:
     desk.create()
     with pytest.raises(BadMessage):

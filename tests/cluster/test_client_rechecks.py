@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.test_client_service import World, block, produce, run
-from tests.wire.links import until
+from tests.wire.links import refusal_of, until
+from tidelog.cluster.client_rechecks import SharedBarrier
 from tidelog.core.catalog import PauseChannel, ResumeChannel, SetReadonly
 from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogError, NotLeader, UnknownChannel
 from tidelog.wire.client_codec import OFFSETS
@@ -127,3 +128,60 @@ def test_questions_are_answered_by_a_newer_catalog_than_the_one_that_refused_the
             await client.fetch(77, 0)
 
     run(work)
+
+
+def test_many_questions_that_are_refused_at_once_look_at_most_twice() -> None:
+    async def work(world: World) -> None:
+        stranger = await world.client(kind="client")
+        rechecks, gate = world.service._producing.rechecks, asyncio.Event()
+        barriers = 0
+
+        async def read_barrier() -> None:
+            nonlocal barriers
+            barriers += 1
+            await gate.wait()
+
+        rechecks._read_barrier = read_barrier
+        refusals = [
+            asyncio.ensure_future(refusal_of(stranger.ask(OFFSETS, channel_id=world.bus, at="latest")))
+            for _ in range(100)
+        ]
+        await until(lambda: rechecks.waiting == 100)
+        gate.set()
+        assert {type(error) for error in await asyncio.gather(*refusals)} == {AccessDenied}
+        assert 1 <= barriers <= 2
+
+    run(work)
+
+
+def test_a_barrier_is_shared_by_all_that_came_before_it_began_and_by_nobody_else() -> None:
+    async def work() -> None:
+        gates = [asyncio.Event() for _ in range(3)]
+        begun = 0
+
+        async def read_barrier() -> None:
+            nonlocal begun
+            begun += 1
+            await gates[begun - 1].wait()
+            if begun == 2:
+                raise NotLeader(leader=None)
+
+        shared = SharedBarrier(read_barrier)
+        first = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
+        await until(lambda: begun == 1)
+        second = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
+        await until(lambda: shared.waiting == 6)
+        first[0].cancel()
+        second[0].cancel()
+        gates[0].set()
+        await asyncio.gather(*first[1:])
+        await until(lambda: begun == 2)
+        assert not any(waiting.done() for waiting in second[1:]), "the first had begun before they came"
+        third = asyncio.ensure_future(shared.wait())
+        gates[1].set()
+        assert all(isinstance(error, NotLeader) for error in await asyncio.gather(*second[1:], return_exceptions=True))
+        gates[2].set()
+        await third
+        assert (begun, shared.count, shared.waiting) == (3, 3, 0)
+
+    asyncio.run(work())

@@ -149,6 +149,44 @@ def test_a_wiped_disk_comes_back_as_a_learner_and_votes_again(kit: ClusterKit) -
     asyncio.run(scenario())
 
 
+def test_metadata_put_back_from_an_old_copy_is_set_aside_and_the_node_joins_as_a_new_disk(
+    kit: ClusterKit, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with whole(kit) as (caller, leader):
+            victim = next(name for name in kit.names if name != leader)
+            before = await kit.status(caller, leader)
+            assert before is not None
+            old = next(member["member"] for member in before["members"] if member["node"] == victim)
+            metadata = kit.nodes[victim].data / ".tidelog" / "metadata"
+            shutil.copytree(metadata, tmp_path / "copy")
+            load = Load(caller, channels=2, seed=45)
+            await load.create(leader)
+            async with load.running():
+                await load.wait_acked(kit, 20)
+                said_before = len(kit.said(victim))
+                kit.kill(victim)
+                shutil.rmtree(metadata)
+                shutil.copytree(tmp_path / "copy", metadata)
+                kit.start(victim)
+                await load.wait_acked(kit, 20, deadline_s=RECOVERY_S)
+                await kit.wait_formed(caller)
+            said = kit.said(victim)[said_before:]
+            line = r"metadata set aside reason=.*it is an older copy of itself: .* as n\d+ remembers"
+            assert re.search(line, said), said
+            after = await kit.status(caller, victim)
+            assert after is not None
+            assert "set aside in .tidelog/quarantine" in after["damage"]
+            assert list((kit.nodes[victim].data / ".tidelog" / "quarantine").iterdir()), "nothing is deleted"
+            members = [member["member"] for member in after["members"]]
+            assert old not in members
+            assert sorted(member.partition("/")[0] for member in members) == kit.names
+            await load.check(kit.names)
+            await load.delete()
+
+    asyncio.run(scenario())
+
+
 def test_a_read_does_not_wait_for_a_frozen_leader(kit: ClusterKit) -> None:
     async def scenario() -> None:
         async with whole(kit) as (caller, leader):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,16 @@ async def all_records(client: Client, channel: str) -> list[bytes]:
     return found
 
 
+async def status_of(kit: ClusterKit, name: str) -> dict[str, Any]:
+    async with kit.caller() as caller:
+        end = time.monotonic() + patient(DEADLINE_S)
+        while time.monotonic() < end:
+            if (status := await kit.status(caller, name)) is not None:
+                return status
+            await asyncio.sleep(0.1)
+    raise AssertionError(kit.last_words())
+
+
 CASES = [
     pytest.param(
         damage,
@@ -113,5 +124,8 @@ def test_all_acked_records_are_there_after_a_disk_lost_what_it_had_synced(
 
     found = asyncio.run(story())
     assert found == [b"%d" % number for number in range(RECORDS)], kit.last_words()
+    status = asyncio.run(status_of(kit, victim))
+    assert status["synced_loss"], "the disk's own mark tells that something is gone"
+    assert any(f"the disk of {victim} lost what it had synced" in words for words in status["findings"]), status
     kit.start_all()
     assert len(asyncio.run(story())) == RECORDS, kit.last_words()

@@ -104,7 +104,7 @@ async def running(
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 3 * DEADLINE_S))
+    asyncio.run(asyncio.wait_for(story, patient(3 * DEADLINE_S)))
 
 
 async def produce(client: Client, count: int, *, size: int = 100) -> None:

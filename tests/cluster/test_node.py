@@ -82,7 +82,7 @@ async def formed(folder: Path) -> AsyncIterator[Trio]:
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 4 * DEADLINE_S))
+    asyncio.run(asyncio.wait_for(story, patient(4 * DEADLINE_S)))
 
 
 def grant(channels: str) -> AddGrant:

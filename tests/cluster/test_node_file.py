@@ -8,7 +8,9 @@ from random import Random
 import pytest
 
 from tidelog.blocks.messages import encode_values
+from tidelog.cluster.node_core_parts import NodeFacts, registration
 from tidelog.cluster.node_file import NODE_FILE, NodeFile
+from tidelog.core.catalog import RegisterNode
 from tidelog.errors import InvalidConfig
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.channel_logs import ChannelLogConfig, ChannelLogs
@@ -63,6 +65,46 @@ def test_a_doubt_is_kept_by_a_clean_stop(tmp_path: Path) -> None:
     file.vouches(verified=False)
     file.stopped_cleanly(None)
     assert not opened(tmp_path).vouches(verified=True)
+
+
+def test_a_registration_is_known_and_what_was_only_asked_for_is_not(tmp_path: Path) -> None:
+    """NF4: a copy from the past asks for an incarnation above the catalog's, and stays behind it."""
+    file = opened(tmp_path)
+    file.raise_incarnation(0)
+    assert file.known_incarnation == 0
+    file.registered()
+    assert file.known_incarnation == 1
+    file.raise_incarnation(1)
+    assert file.known_incarnation == 1
+
+
+def test_an_incarnation_that_this_disk_does_not_remember_leaves_a_doubt_until_the_catalog_knows(tmp_path: Path) -> None:
+    """NF4: the next start would know as much as the catalog, and hold less."""
+    file = opened(tmp_path)
+    file.raise_incarnation(0)
+    file.raise_incarnation(1)
+    assert opened(tmp_path).vouches(verified=True), "all that were used, were used here"
+    opened(tmp_path).raise_incarnation(5)
+    file = opened(tmp_path)
+    assert file.known_incarnation == 6
+    assert not file.vouches(verified=True)
+    file.registered()
+    assert opened(tmp_path).vouches(verified=True)
+
+
+def test_a_process_says_what_it_found_at_its_start_until_the_catalog_knows(tmp_path: Path) -> None:
+    """R5: afterwards a lost session costs no copy its place again."""
+    file, facts = opened(tmp_path), NodeFacts(verified=False, damaged_channels=(4,))
+
+    def said() -> RegisterNode:
+        incarnation = file.raise_incarnation(file.state.incarnation)
+        return registration("n1", incarnation, file, facts, disk_id="d1", process_id="p1", at_ms=1)
+
+    for first in (said(), said()):
+        assert (first.known_incarnation, first.verified, first.damaged_channels) == (0, False, (4,))
+    file.registered()
+    again = said()
+    assert (again.known_incarnation, again.verified, again.damaged_channels) == (2, True, ())
 
 
 def test_the_folder_of_another_node_is_refused(tmp_path: Path) -> None:

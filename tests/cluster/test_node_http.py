@@ -253,6 +253,26 @@ def test_who_sees_some_instances_only_does_not_see_the_cluster(tmp_path: Path) -
     run(test)
 
 
+def test_what_a_disk_forgot_is_a_finding_of_health_and_a_metric() -> None:
+    words = "the disk of n1 lost what it had synced"
+
+    async def test() -> None:
+        node = SmallNode()
+        async with serving(served(node).server) as client:
+            found = await metrics_of(client)
+            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 0)
+            node.said |= {"metadata_doubt": "as n2 remembers", "findings": [words]}
+            found = await metrics_of(client)
+            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (1, 0)
+            node.said |= {"metadata_doubt": None, "synced_loss": "a file is missing"}
+            found = await metrics_of(client)
+            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 1)
+            health = await client.ask("/healthz")
+            assert (health.status, health.json["findings"]) == (200, [words]), "it takes part, and says so"
+
+    run(test)
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 
@@ -469,6 +489,17 @@ def test_the_status_of_a_real_core_fits_the_document_and_becomes_ready(tmp_path:
             assert found["tidelog_raft_commit_index"] == status["metadata"]["commit"] > 0
 
     run(test)
+
+
+def test_the_status_of_a_real_core_says_what_its_disk_forgot(tmp_path: Path) -> None:
+    node = LonelyNode(tmp_path)
+    node.live(3_000)
+    quiet = node.status()
+    assert (quiet["metadata_doubt"], quiet["synced_loss"], quiet["disk_findings"]) == (None, None, [])
+    lost = node_status(node.core, now_ms=node.clock_ms, synced_loss="wal-3 is missing")
+    assert lost["synced_loss"] == "wal-3 is missing"
+    assert "the disk of n1 lost what it had synced, as its last start found: wal-3 is missing" in lost["findings"][0]
+    assert lost["disk_findings"] == lost["findings"]
 
 
 def test_the_document_is_fresh() -> None:

@@ -9,15 +9,19 @@ import pytest
 
 from tests.client.group_kit import created, opened
 from tests.client.running import run
+from tests.cluster.replica_kit import TO_METADATA, Kit
 from tests.core.catalog_kit import three
+from tests.sim.mutations import Edit, plant
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.control import ChannelSnapshot, encode_control
 from tidelog.blocks.messages import encode_values
 from tidelog.cluster import producer_expiry
 from tidelog.cluster.channel_room import require_room
+from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.producer_expiry import CLOSED_PER_LOOK, ProducerExpiry
 from tidelog.cluster.replica_fold import ReplicaFold
-from tidelog.core.catalog import OpenProducer
+from tidelog.core.catalog import CloseProducer, OpenProducer, encode_change
+from tidelog.core.replication.messages import ProposeChange
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.placement import NodeLoad
 from tidelog.errors import CatalogFull
@@ -117,6 +121,58 @@ def test_px1_room_is_made_by_closing_who_was_silent_longest(monkeypatch: pytest.
     assert world.look() == []
 
 
+def test_px4_each_leader_closes_its_share_of_what_the_cluster_has_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_expiry, "PRODUCERS_MAX", 40)
+    world = World()
+    first, other = world.channel_id, world.cluster.create("n1", name="other")
+    for number in range(24):
+        world.open(f"p{number}", at_ms=NOW_MS - DAY_MS)
+    for number in range(11):
+        change = OpenProducer(channel_id=other, name=f"p{number}", owner="operator:anna", at_ms=NOW_MS - DAY_MS)
+        world.cluster.take(change)
+    looks = {channel_id: ProducerExpiry(OPTIONS) for channel_id in (first, other)}
+
+    def closed() -> dict[int, int]:
+        """Both leaders look before either of them hears of the other's."""
+        found = {
+            channel_id: expiry.look(
+                world.cluster.catalog, channel_id, world.fold, wall_ms=world.wall_ms, now_ms=world.now_ms
+            )
+            for channel_id, expiry in looks.items()
+        }
+        for changes in found.values():
+            for change in changes:
+                world.cluster.take(change)
+        return {channel_id: len(changes) for channel_id, changes in found.items()}
+
+    closed()
+    world.wait(IDLE_MS)
+    assert world.cluster.catalog.producer_count == 35
+    assert closed() == {first: 4, other: 2}, "5 are too many: 24/35 and 11/35 of them, rounded up"
+    assert closed() == {first: 0, other: 0}
+
+
+def test_a_leader_that_closes_who_still_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: the time since its last block is not asked for (PX1)."""
+    plant(
+        monkeypatch,
+        Edit(ProducerExpiry, "look", "or wall_ms - used_ms >= options.producer_expiry_ms", "or True"),
+    )
+    for caught in (
+        test_px1_a_producer_is_closed_after_its_time_without_a_record,
+        test_a_leader_has_the_catalog_close_who_is_silent_and_nobody_else,
+    ):
+        with pytest.raises(AssertionError):
+            caught()
+
+
+def test_a_clock_believed_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: silence is not seen in steady time (PX2)."""
+    plant(monkeypatch, Edit(ProducerExpiry, "look", "if now_ms - seen[2] >= options.producer_idle_min_ms:", "if True:"))
+    with pytest.raises(AssertionError):
+        test_px2_a_clock_that_jumps_closes_nobody_who_writes()
+
+
 def test_px3_a_look_closes_so_many_and_no_more() -> None:
     world = World()
     for number in range(CLOSED_PER_LOOK + 10):
@@ -139,6 +195,59 @@ def test_f3_when_a_producer_wrote_is_known_after_a_snapshot_and_from_one_of_an_o
         other.append(encode_control([ChannelSnapshot(state=state)], time_us=1), at_ms=9_000)
         assert other.fold.used_ms(7) == found
         assert other.fold.producers[identity(7)[:8]].last_seq == 1
+
+
+# --- of a leader among others ----------------------------------------------------------------------------
+
+
+EXPIRY_MS = 20_000
+SEEN_MS = 2_000
+
+
+def silent_kit() -> Kit:
+    """Three nodes; "quiet" wrote once, "busy" writes all the time."""
+    kit = Kit("a", "b", "c", options=ReplicationOptions(producer_expiry_ms=EXPIRY_MS, producer_idle_min_ms=SEEN_MS))
+    kit.create(leader="b", factor=3)
+    kit.run_until(lambda: kit.is_whole())
+    for name in ("quiet", "busy"):
+        kit.take(OpenProducer(channel_id=1, name=name, owner="operator:anna", at_ms=kit.now_us // 1000))
+    return kit
+
+
+def write(kit: Kit, name: str, seq: int) -> None:
+    record = kit.catalog.producer_named(1, name)
+    assert record is not None
+    leader = kit["b"].replica()
+    made = encode_values([b"x"], time_us=1, base_seq=seq, producer=identity(record.producer_id, record.epoch))
+    leader.produce(ProduceOrder((name, seq), made), kit.now_ms)
+    kit.run(10)
+
+
+def test_a_leader_has_the_catalog_close_who_is_silent_and_nobody_else() -> None:
+    """From its own looks to the metadata leader's duties, which take it from the channel's leader alone (CD4)."""
+    kit = silent_kit()
+    write(kit, "quiet", 1)
+    for seq in range(1, 2 * EXPIRY_MS // SEEN_MS):
+        write(kit, "busy", seq)
+        kit.run(SEEN_MS // 2)
+    assert kit.catalog.producer_named(1, "quiet") is not None, "PX1: its time has not come"
+    for seq in range(2 * EXPIRY_MS // SEEN_MS, 3 * EXPIRY_MS // SEEN_MS):
+        write(kit, "busy", seq)
+        kit.run(SEEN_MS // 2)
+    assert [one.name for one in kit.catalog.producers_of(1)] == ["busy"]
+
+
+def test_cd4_a_node_that_does_not_lead_the_channel_closes_nobodys_producer() -> None:
+    kit = silent_kit()
+    record = kit.catalog.producer_named(1, "quiet")
+    assert record is not None
+    change = CloseProducer(producer_id=record.producer_id, expected_epoch=record.epoch)
+    kit.queue.append((TO_METADATA, "a", ProposeChange(change=encode_change(change))))
+    kit.run(100)
+    assert kit.catalog.producer_named(1, "quiet") is not None
+    kit.queue.append((TO_METADATA, "b", ProposeChange(change=encode_change(change))))
+    kit.run(100)
+    assert kit.catalog.producer_named(1, "quiet") is None
 
 
 # --- on nodes ------------------------------------------------------------------------------------------

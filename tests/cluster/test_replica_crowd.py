@@ -88,6 +88,7 @@ def test_all_nodes_restart_and_every_channel_is_whole_again(kit: CountingKit) ->
 def test_lost_requests_give_their_places_back(kit: CountingKit) -> None:
     """Nothing says that a request was lost: it is repeated, and those who waited go first."""
     kit.stop("b")
+    kit.most.clear()
 
     def is_lost(to: str, sender: str, message: ReplicationMessage) -> bool:
         return sender == "b" and isinstance(message, SyncRequest)
@@ -95,6 +96,7 @@ def test_lost_requests_give_their_places_back(kit: CountingKit) -> None:
     kit.lose = is_lost
     kit["b"].start()
     kit.run(3_000)
+    assert kit.most["asking"] <= 2 * BOUND, "of two leaders' nodes"
     assert kit["b"].core._asks.waiting > 0
     kit.lose = lambda to, sender, message: False
     kit.run_until(kit.are_whole, ms=20_000)
@@ -155,3 +157,11 @@ def test_duties_come_to_every_channel_however_many_are_due(kit: CountingKit) -> 
         assert len(taken) == BOUND
         seen += taken
     assert set(seen) == set(channel_ids)
+
+
+def test_requests_without_a_bound_are_caught(kit: CountingKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: everybody asks at once (RA1). Where requests are answered at once, no bound is needed; where they
+    are lost, it shows."""
+    monkeypatch.setattr(replicas, "ASKS_MAX", CHANNELS * 1_000)  # of nodes that start from here on
+    with pytest.raises(AssertionError):
+        test_lost_requests_give_their_places_back(kit)

@@ -53,6 +53,36 @@ def whole(*names: str, **config: object) -> Kit:
     return kit
 
 
+def test_ld4_that_a_short_member_leaves_is_proposed_until_it_is_heard() -> None:
+    kit = whole("a", "b", "c")
+    end = kit["a"].replica().committed_end
+    lost = 0
+
+    def lose(to: str, sender: str, message: object) -> bool:
+        nonlocal lost
+        is_first = isinstance(message, ProposeChange) and lost == 0
+        lost += is_first
+        return is_first or sender == "b"
+
+    kit.lose = lose
+    kit["b"].reconnect()  # as a new process it would come like this, with what its disk has left it
+    for number in range(8):
+        asked = replace(
+            BEYOND_THE_LOG,
+            request_id=BEYOND_THE_LOG.request_id + number,
+            fetch_from=end - 1,
+            held_end=end - 1,
+            incarnation=kit["b"].incarnation,
+            channel_epoch=kit.record().channel_epoch,
+        )
+        kit["a"].core.receive("b", asked, kit.now_ms)
+        kit.run(100)
+    assert lost == 1
+    assert kit.record().isr_nodes == ("a", "c")
+    assert kit.record().eligible == ()
+    assert sum("member lost records" in line for line in kit["a"].lines) == 2, "and not at each of its requests"
+
+
 def test_r3_a_leaving_member_counts_until_the_catalog_says_otherwise() -> None:
     kit = whole("a", "b", "c")
     kit.lose = lambda to, sender, message: isinstance(message, ProposeChange)
@@ -273,6 +303,54 @@ def test_nobody_withdraws_for_another_nor_from_what_it_leads(sender: str, channe
     kit.run(1_500)
     assert set(kit.record().isr_nodes) == {"a", "b", "c"}
     assert kit.duties._withdrawn == {}
+
+
+@pytest.mark.parametrize("behind", [("incarnation", 1), ("leader_epoch", 1), ("leader_epoch", -1)])
+def test_a_leader_resigns_only_as_it_leads_now(behind: tuple[str, int]) -> None:
+    """What an earlier process of its node said, or said of an earlier epoch, and that arrives late, costs nothing."""
+    kit = whole("a", "b", "c")
+    leader, record = kit.leader().name, kit.record()
+    present = Resign(
+        channel_id=record.channel_id,
+        leader_epoch=record.leader_epoch,
+        incarnation=record.leader_incarnation,
+        reason="it cannot",
+    )
+    field, by = behind
+    kit.duties.receive(
+        leader, replace(present, **{field: getattr(present, field) - by}), kit.catalog, kit._propose, kit.now_ms
+    )
+    other = next(name for name in "abc" if name != leader)
+    kit.duties.receive(other, present, kit.catalog, kit._propose, kit.now_ms)
+    kit.run(1_500)
+    assert (kit.record().leader, kit.record().leader_epoch) == (leader, record.leader_epoch)
+    assert kit.duties._resigned == kit.duties._unable == {}
+    kit.duties.receive(leader, present, kit.catalog, kit._propose, kit.now_ms)
+    kit.run_until(lambda: kit.record().leader not in (None, leader))
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_replica_withdraws_only_as_the_process_that_runs_now(by: int) -> None:
+    kit = whole("a", "b", "c")
+    record = kit.record()
+    follower = next(name for name in "abc" if name != record.leader)
+    node = kit.catalog.node(follower)
+    assert node is not None
+    present = Withdraw(
+        channel_id=record.channel_id,
+        channel_epoch=record.channel_epoch,
+        incarnation=node.incarnation,
+        reason="its disk is full",
+    )
+    late = replace(present, incarnation=present.incarnation - by)
+    kit.duties.receive(follower, late, kit.catalog, kit._propose, kit.now_ms)
+    assert kit.duties._withdrawn == {}
+    kit.run(1_500)
+    assert kit.record() == record, "nobody left, not even for a moment"
+    kit.duties.receive(follower, present, kit.catalog, kit._propose, kit.now_ms)
+    assert list(kit.duties._withdrawn) == [(record.channel_id, follower)]
+    kit.run(1_500)
+    assert kit.record().channel_epoch > record.channel_epoch, "it left, and its leader may have let it in again"
 
 
 def test_two_of_three_gone_is_settled_whichever_two_they_are() -> None:

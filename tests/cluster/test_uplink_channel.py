@@ -250,9 +250,8 @@ def test_two_lineages_of_one_boat_are_kept_apart() -> None:
 class LplexCloud(Cloud):
     """Spoken to by a boat that says its head only. Lineages are named by their number."""
 
-    limits = ReceiverLimits(max_live_lag=20)
-
-    def __init__(self) -> None:
+    def __init__(self, *, max_live_lag: int = 20, ring_frames: int = 60_000) -> None:
+        self.limits = ReceiverLimits(max_live_lag=max_live_lag, ring_frames=ring_frames)
         self.lineages = 0
         super().__init__()
 
@@ -373,9 +372,7 @@ def test_boat_that_restarted_and_counted_past_what_is_known_goes_on_in_a_new_lin
 
 def test_block_of_a_later_run_over_what_is_held_shows_a_restart_too() -> None:
     """The gap is beyond the boat's ring: the block at its start tells."""
-    cloud = LplexCloud()
-    cloud.limits = ReceiverLimits(max_live_lag=20, ring_frames=30)
-    cloud.channel = cloud._channel()
+    cloud = LplexCloud(ring_frames=30)
     cloud.say_hello(0)
     cloud.bring(1, range(1, 41), live=True)
     assert cloud.say_hello(200).holes == (range(41, 42),)
@@ -390,6 +387,81 @@ def test_block_of_a_later_run_over_what_is_held_shows_a_restart_too() -> None:
     cloud.bring(1, range(31, 51))
     cloud.bring(2, range(21, 61))
     cloud.assert_runs({1: range(1, 51)}, {2: [*range(21, 61), *range(180, 201)]})
+
+
+def test_short_run_between_is_no_part_of_the_run_that_speaks() -> None:
+    """A pass for other seqs showed how runs began, and nothing of one that never had those: the block waits until the
+    boat went through its files for this one."""
+    cloud = LplexCloud(ring_frames=30)
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 101), live=True)
+    cloud.say_hello(0)
+    cloud.bring(3, range(31, 71), live=True)
+    cloud.restart()
+    assert cloud.say_hello(200).holes == (range(71, 72),), "is it the same run?"
+    cloud.bring(1, range(61, 81))
+    cloud.bring(3, range(61, 81))
+    cloud.receive(BackfillDone(session=cloud.session))
+    for _ in range(2):
+        assert cloud.say_hello(200).holes[0].start == 1
+        cloud.bring(3, range(180, 201), live=True)
+        for seqs in (range(81, 101), range(101, 181)):
+            cloud.bring(3, seqs)
+        for run in (2, 3):
+            cloud.bring(run, range(1, 13))
+        cloud.bring(3, range(13, 41))
+        cloud.receive(BackfillDone(session=cloud.session))
+    cloud.assert_runs({1: range(1, 101)}, {2: range(1, 13)}, {3: range(1, 201)})
+
+
+def test_block_beyond_what_is_held_waits_until_live_has_shown_whose_it_is() -> None:
+    """The boat restarted unseen and counted past what is held; its files came before the first frame of Live."""
+    cloud = LplexCloud(max_live_lag=200)
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    assert cloud.say_hello(120).live_start == 25
+    cloud.bring(2, range(61, 81))
+    cloud.assert_runs({1: range(1, 41)})
+    cloud.bring(2, range(25, 121), live=True)
+    cloud.receive(BackfillDone(session=cloud.session))
+    cloud.say_hello(120)
+    cloud.bring(2, range(1, 41))
+    cloud.assert_runs({1: range(1, 41)}, {2: range(1, 121)})
+
+
+def test_frames_of_a_hole_come_behind_the_proof_that_the_run_goes_on() -> None:
+    """Asked from the hole on, those of a later run would fill it before any is there to compare with."""
+    cloud = LplexCloud(max_live_lag=200)
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    cloud.bring(1, range(61, 81), live=True)
+    start = cloud.say_hello(120).live_start
+    assert start == 25
+    for first in range(start, 121, 16):
+        cloud.bring(2, range(first, min(first + 16, 121)), live=True)
+    cloud.assert_runs({1: [*range(1, 41), *range(61, 81)]}, {2: range(25, 121)})
+
+
+def test_proof_that_was_asked_for_and_did_not_come_is_asked_for_again() -> None:
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 41), live=True)
+    assert [cloud.say_hello(100).live_start for _ in range(2)] == [25, 25], "the link broke before Live came"
+    cloud.bring(1, range(25, 35), live=True)  # then it leaves for its lag
+    assert cloud.say_hello(100).live_start == 80
+
+
+def test_block_before_all_that_is_held_is_told_when_the_log_was_trimmed_too() -> None:
+    """What is held cannot be read any more, only when it was: the block waited for ever."""
+    cloud = LplexCloud()
+    cloud.say_hello(30)
+    cloud.bring(1, range(21, 31), live=True)
+    cloud.channel._runs._held = lambda lineage, seq: None
+    for _ in range(2):
+        cloud.bring(1, range(1, 11))
+        cloud.receive(BackfillDone(session=cloud.session))
+        cloud.say_hello(30)
+    cloud.assert_runs({1: [*range(1, 11), *range(21, 31)]})
 
 
 def test_clock_that_was_set_back_makes_no_conflict() -> None:

@@ -31,6 +31,7 @@ from tests.cluster.parties import (
 )
 from tests.patience import patient
 from tests.wire.certificates import crafted, sha1_signed
+from tidelog.errors import CertificateRevoked
 from tidelog.wire.certificates import DAY_US, Signer, certificate_pem, key_pem
 from tidelog.wire.revocation import RevocationList
 
@@ -373,6 +374,60 @@ def test_revocation_ends_running_streams_and_refuses_new_ones(tmp_path: Path, fl
             await good.close()
 
     run(scenario())
+
+
+def test_revocation_during_a_session_is_said_and_counted_once_and_can_be_taken_back(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async def scenario() -> None:
+        name, path = "boat-040", tmp_path / "revoked.txt"
+        another = f"{fleet.boat('boat-041').serial:x} lost\n"
+        path.write_text(another)
+        listed = RevocationList(path, now_us=fleet.now_us, check_interval_us=50_000)
+        cloud = CloudParty(tmp_path / "cloud", fleet, revocations=listed)
+        async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(name)) as channel:
+            boat = LplexBoat(channel, name)
+            await boat.handshake(0)
+            live = boat.live()
+            await live.write(live_frame(1))
+            await wait_until(lambda: len(cloud.held(name)) == 1, "the first frame is there")
+            path.write_text(f"{another}{fleet.boat(name).serial:x} stolen\n")
+            assert await code_of(live) is DENIED
+            await wait_until(lambda: len(cloud.lines) >= 2, "the log says so")
+            assert cloud.lines[1].startswith(f"boat revoked name='{name}' code=certificate_revoked reason=")
+            path.write_text(another)
+            await wait_until(lambda: _is_good(cloud, fleet.boat(name)), "the list was read again")
+            await boat.handshake(1)
+            assert len(cloud.lines) == 3
+            assert cloud.lines[2].startswith(f"boat recovered name={name} session=2 ")
+            assert "refused=certificate_revoked refusals=1 " in cloud.lines[2]
+            events = cloud.service.instances[name].watch.events.newest(100)
+            assert [event.detail for event in events if event.type == "refused"] == [
+                {"code": "certificate_revoked", "count": 1}
+            ]
+
+    run(scenario())
+
+
+def test_revocation_of_a_session_without_streams_is_said_too(tmp_path: Path, fleet: Fleet) -> None:
+    async def scenario() -> None:
+        name = "boat-042"
+        cloud = CloudParty(tmp_path / "cloud", fleet, revocations=fleet.revocations())
+        async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(name)) as channel:
+            await LplexBoat(channel, name).handshake(0)
+            fleet.boats.revoke(name, now_us=fleet.now_us)
+            await wait_until(lambda: len(cloud.lines) == 2, "the log says so")
+            assert cloud.lines[1].startswith(f"boat revoked name='{name}' ")
+
+    run(scenario())
+
+
+def _is_good(cloud: CloudParty, credentials: Credentials) -> bool:
+    try:
+        cloud.service.identity.require_good((credentials.serial,))
+    except CertificateRevoked:
+        return False
+    return True
 
 
 async def write_for_ever(live: Any) -> None:

@@ -35,8 +35,10 @@ from tests.cluster.parties import (
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Codec
+from tidelog.blocks.lpj import encode_lpj_block
 from tidelog.cluster.uplink_service import MESSAGE_BYTES_MAX
 from tidelog.core.uplink.receiver import ReceiverLimits
+from tidelog.sim.lplex_blocks import overwritten_lpj_block
 from tidelog.wire.proto import replication_pb2 as pb
 
 NAME = "boat-001"
@@ -193,6 +195,7 @@ def test_boat_without_a_journal_has_lost_at_once_what_its_ring_is_not_asked_for(
             await send_frames(boat.live(), range(1, 11))
             welcome = await boat.handshake(50, journal_bytes=0)
             assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (10, [], 1)
+            await send_frames(boat.live(), range(1, 6))  # its run goes on; then it leaves for its lag
             welcome = await boat.handshake(50, journal_bytes=0)
             assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (29, [], 30)
 
@@ -252,6 +255,23 @@ def flipped(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
+def odd_block(*, base_seq: int, count: int = 20) -> bytes:
+    """A whole block, and a message that says what the block does."""
+    frames = FrameColumns.from_rows(map(row, range(101, 101 + count)))
+    data = encode_lpj_block(frames, base_seq=base_seq, block_size=4096)
+    return backfill_block(range(101, 101 + count), data, base_seq=base_seq)
+
+
+def spoiled_block(*, base_seq: int, can_id: int | None = None) -> bytes:
+    """The last of 20 records is bad."""
+    rows = [row(seq) for seq in range(101, 121)]
+    frames = FrameColumns.from_rows(rows)
+    if can_id is not None:
+        frames.can_ids[0] = can_id
+    data = overwritten_lpj_block(frames, base_seq=base_seq, block_size=4096)
+    return backfill_block(range(101, 121), data, base_seq=base_seq)
+
+
 def bad_backfills() -> dict[str, tuple[bytes, grpc.StatusCode]]:
     """Blocks of an lplex journal that cannot be read end nothing: the boat would send them again and again."""
     skipped = grpc.StatusCode.OK
@@ -275,7 +295,13 @@ def bad_backfills() -> dict[str, tuple[bytes, grpc.StatusCode]]:
         "zstd that is none": (backfill_block(seqs, good, compressed=True), skipped),
         "zstd bomb": (backfill_block(seqs, bomb, compressed=True), skipped),
         "zstd bomb that hides its size": (backfill_block(seqs, unsized, compressed=True), skipped),
-        "seq beyond all": (backfill_block(seqs, good, base_seq=2**64 - 1), INVALID),
+        "seq beyond all": (backfill_block(seqs, good, base_seq=2**64 - 1), skipped),
+        "block of seqs beyond all": (odd_block(base_seq=2**63 - 10), skipped),
+        "spoiled block that ends beyond all": (spoiled_block(base_seq=2**63 - 12), skipped),
+        "block from seq 0": (odd_block(base_seq=0), skipped),
+        "spoiled block from seq 0": (spoiled_block(base_seq=0), skipped),
+        "block of no frames": (odd_block(base_seq=101, count=0), skipped),
+        "spoiled block with an id of 30 bits": (spoiled_block(base_seq=101, can_id=1 << 29), skipped),
         "range that runs backwards": (
             pb.BackfillUpstream(gone=pb.SeqRange(start=9, end=3)).SerializeToString(),
             INVALID,

@@ -207,6 +207,29 @@ def test_boat_that_restarted_and_counted_past_what_is_known_keeps_its_session(tm
     run(scenario())
 
 
+def test_a_boat_that_is_to_come_again_for_what_is_missing_was_not_refused(tmp_path: Path, fleet: Fleet) -> None:
+    """Every few minutes, as long as something is missing: `refused`, `recovered`, and an event for each."""
+
+    async def scenario() -> None:
+        voyage = Voyage()
+        async with at_sea(tmp_path, fleet) as (cloud, boat):
+            voyage.record(100)
+            await voyage.connect(boat)
+            await voyage.hang_up()
+            voyage.restart(clean=False)
+            voyage.record(150)
+            await voyage.connect(boat)
+            await voyage.told_to_come_again()
+            await voyage.connect(boat)
+            events = cloud.service.instances[NAME].watch.events.newest(100)
+            ends = [event.detail.get("reason") for event in events if event.type == "live_stop"]
+            assert ends[0] == "holes_left"
+            assert not [event for event in events if event.type == "refused"]
+            assert [line.split()[1] for line in cloud.lines] == ["connected"] * 3
+
+    run(scenario())
+
+
 def test_one_odd_block_costs_its_bad_records_only_and_live_goes_on(tmp_path: Path, fleet: Fleet) -> None:
     async def scenario() -> None:
         voyage = Voyage()

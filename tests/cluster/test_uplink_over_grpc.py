@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,15 @@ from tests.cluster.parties import (
     target,
     wait_until,
 )
+from tidelog.blocks.block import MadeBlock
+from tidelog.cluster import uplink_service
+from tidelog.cluster.uplink_instance import Instance
+from tidelog.cluster.uplink_session import Session
+from tidelog.cluster.uplink_streams import take_backfill
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.uplink_client import UplinkClient
-from tidelog.storage.writer import steady_clock_ms
+from tidelog.storage.writer import steady_clock_ms, wall_clock_us
+from tidelog.wire.proto import replication_pb2 as pb
 
 NAME = "boat-001"
 
@@ -230,7 +237,7 @@ def test_a_boat_that_dials_again_over_a_half_open_link_takes_its_own_session_ove
             assert old is not None
             assert old.refusal is not None
             assert old.refusal.code == "session_fenced"
-            assert "boat fenced name=boat-001 session=1 by=2" in cloud.lines
+            await wait_until(lambda: "boat fenced name=boat-001 session=1 by=2" in cloud.lines, "the log says so")
             await boat.wait_acked()
             task.cancel()
             await asyncio.wait({task})
@@ -261,3 +268,43 @@ def test_full_disk_of_the_cloud_refuses_until_there_is_room_and_loses_nothing(tm
             await boat.close()
 
     run(scenario())
+
+
+def test_a_backfilled_block_is_where_the_client_says_in_the_sealed_file_that_holds_its_seq(
+    tmp_path: Path, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seed's file offset, end to end: read from what the real client sends, looked up in the real files."""
+    sent: list[pb.BackfillUpstream] = []
+
+    async def listening(instance: Instance, session: Session, requests: AsyncIterator[bytes]) -> None:
+        async def heard() -> AsyncIterator[bytes]:
+            async for data in requests:
+                sent.append(pb.BackfillUpstream.FromString(data))
+                yield data
+
+        await take_backfill(instance, session, heard())
+
+    monkeypatch.setattr(uplink_service, "take_backfill", listening)
+
+    async def scenario() -> None:
+        boat = BoatParty(tmp_path / "boat")
+        for _ in range(3):
+            boat.record(2_000)
+            boat.journal.seal_all(wall_clock_us())
+            boat.journal.sealed.roll(wall_clock_us())
+        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+            boat.dial(target(fleet, cloud.port, NAME))
+            await boat.wait_acked()
+            await boat.close()
+
+    run(scenario())
+    files = {path.name: path.read_bytes() for path in (tmp_path / "boat/journal/sealed").glob("*.seg")}
+    found: list[tuple[range, list[str]]] = []
+    for message in sent:
+        for data, at in zip(message.made_blocks, message.file_offsets, strict=True):
+            made = MadeBlock.parse(data)
+            head = bytes(made.maker_bytes)
+            found.append((made.maker.seqs, [name for name, file in files.items() if file[at : at + len(head)] == head]))
+    assert sorted(seqs.start for seqs, _ in found) == [1, 2_001, 4_001]
+    assert all(len(names) == 1 for _, names in found), "the offset and the base seq name one place"
+    assert len({names[0] for _, names in found}) == 3

@@ -101,6 +101,19 @@ def test_r5_an_elected_leader_is_trusted_as_the_incarnation_that_leads() -> None
 # --- from the eligible -------------------------------------------------------------------------------------
 
 
+def test_c7_an_eligible_replica_is_elected_beside_an_isr_that_could_lead_while_nobody_does() -> None:
+    """The metadata leader takes it if its log turned out to hold more than theirs: a disk of theirs lied."""
+    cluster, channel_id = three()
+    cluster.take(cluster.shrink(channel_id, "n2", "n3"))
+    cluster.take(cluster.elect(channel_id, None))
+    assert cluster.catalog.candidates(channel_id) == Candidates(basis=Basis.ISR, nodes=("n1",), waiting_for=())
+    cluster.take(cluster.elect(channel_id, "n2"))
+    channel = cluster.channel(channel_id)
+    assert (channel.leader, cluster.isr(channel_id)) == ("n2", ["n2"])
+    assert cluster.eligible(channel_id) == ["n1", "n3"], "the ISR that it replaced holds as much, as far as is known"
+    assert channel.unclean == (), "nothing is lost"
+
+
 def test_c7_an_eligible_replica_leads_when_nobody_of_the_isr_can() -> None:
     cluster, channel_id = three()
     cluster.take(cluster.shrink(channel_id, "n2", "n3"))
@@ -246,6 +259,32 @@ def test_c7_an_operator_names_a_replica_and_it_is_recorded_for_ever() -> None:
     assert (election.operator, election.at_ms, election.cause) == ("anna", 9_000, UncleanCause.OPERATOR)
     cluster.restart("n1")
     assert isinstance(cluster.refused(cluster.elect(channel_id, "n1")), NotElectable), "its log is not the channel's"
+
+
+def test_c7_an_operator_names_who_leads_so_that_its_log_counts_whatever_others_remember() -> None:
+    """The first way out of a follower that knows more to be committed than its leader holds (FW6)."""
+    cluster, channel_id = three()
+    cluster.take(cluster.elect(channel_id, "n1", operator="anna"))
+    channel = cluster.channel(channel_id)
+    assert (channel.leader, channel.leader_epoch, cluster.isr(channel_id)) == ("n1", 2, ["n1"])
+    assert cluster.eligible(channel_id) == [], "everybody else compares its log with the leader's first"
+    (election,) = channel.unclean
+    assert (election.leader_epoch, election.leader, election.operator) == (2, "n1", "anna")
+    for node in ("n2", "n3"):
+        assert isinstance(cluster.refused(cluster.elect(channel_id, node)), NotElectable)
+
+
+def test_c7_an_operator_names_one_of_several_that_could_lead_while_nobody_does() -> None:
+    cluster, channel_id = three()
+    cluster.take(cluster.shrink(channel_id, "n3"))
+    error = cluster.refused(cluster.elect(channel_id, "n2", operator="anna"))
+    assert isinstance(error, NotElectable)
+    assert "can lead without loss" in error.problem, "n1 leads, so nobody else is named"
+    cluster.take(cluster.elect(channel_id, None))
+    assert isinstance(cluster.refused(cluster.elect(channel_id, "n3", operator="anna")), NotElectable)
+    cluster.take(cluster.elect(channel_id, "n2", operator="anna"))
+    channel = cluster.channel(channel_id)
+    assert (channel.leader, cluster.isr(channel_id), len(channel.unclean)) == ("n2", ["n2"], 1)
 
 
 def test_an_operator_elects_no_dead_node() -> None:

@@ -334,6 +334,21 @@ def test_an_lplex_boat_is_told_to_come_again_for_the_holes_that_a_pass_left() ->
     assert cloud.receiver.asks.again_at_ms is None, "nothing is left"
 
 
+def test_a_hole_that_is_lost_makes_room_for_another_and_the_boat_comes_for_it_soon() -> None:
+    """Else each hole that is named in its turn would wait for twice as long as the one before."""
+    cloud = lplex_with_a_hole(holes_told_max=1)
+    cloud.backfill(20, 30)
+    waits = []
+    for _ in range(4):
+        cloud.backfill(79, 80)
+        end_pass(cloud)
+        waits.append(cloud.receiver.asks.again_at_ms)
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+    assert waits == [60_000, 60_000, 120_000, None]
+    assert list(cloud.receiver.fold.lineages[NEW].lost) == [range(1, 20), range(30, 79)]
+
+
 def test_what_live_was_asked_for_is_not_charged_to_the_rate() -> None:
     """An lplex boat sends what its ring holds as fast as it can."""
     cloud = Cloud(rate_frames_per_s=1, burst_frames=5, max_live_lag=400)
@@ -350,6 +365,112 @@ def test_a_ring_that_does_not_reach_is_asked_for_less_until_it_answers() -> None
     assert starts == [1, 1, 6_001, 6_001, 7_501]
     cloud.live(7_501, 8_001)
     assert cloud.hello(8_100, lineage=None, journal_bytes=1).live_start == 7_985
+
+
+class LaggingBoat:
+    """An lplex boat on a bus of so many frames per second: it sends what it is asked for as fast as it goes, and looks
+    after every 1,000 frames how far behind it is. If that is more than its largest lag it leaves, at most every 30 s.
+    """
+
+    def __init__(self, cloud: Cloud, *, lag: int, per_s: int, journal_bytes: int = 1) -> None:
+        self.cloud = cloud
+        self.lag = lag
+        self.per_s = per_s
+        self.journal_bytes = journal_bytes
+        self.head = 1_000
+        cloud.hello(1_000, lineage=None, journal_bytes=journal_bytes)
+        cloud.live(1, 1_001)
+        self._left_ms = -30_000
+
+    def wait(self, ms: int) -> None:
+        self.cloud.now_ms += ms
+        self.head += self.per_s * ms // 1_000
+
+    def session(self) -> bool:
+        """One session; True if Live reaches the head."""
+        welcome = self.cloud.hello(self.head, lineage=None, journal_bytes=self.journal_bytes)
+        position = welcome.live_start
+        while position <= self.head:
+            stop = min(position + 1_000, self.head + 1)
+            self.cloud.live(position, stop)
+            position = stop
+            if self.head - position > self.lag:
+                now_ms = self.cloud.now_ms
+                self.wait(max(0, self._left_ms + 30_000 - now_ms))
+                self._left_ms = self.cloud.now_ms
+                return False
+        return True
+
+    def sessions_until_live(self) -> int:
+        for count in range(1, 41):
+            if self.session():
+                return count
+        return 0
+
+
+@pytest.mark.parametrize(("lag", "sessions_max"), [(10_000, 1), (2_000, 4), (1_000, 6), (500, 6)])
+def test_a_boat_that_stays_for_less_lag_than_the_cloud_allows_gets_to_its_head(lag: int, sessions_max: int) -> None:
+    """Live was asked from 10,000 frames back every time: in 40 sessions the boat sent 1,000 frames each and left."""
+    cloud = Cloud()
+    boat = LaggingBoat(cloud, lag=lag, per_s=200)
+    boat.wait(15_000)
+    assert 1 <= boat.sessions_until_live() <= sessions_max
+    assert cloud.receiver.asks.lag >= lag, "and no less is asked for than it takes"
+
+
+def test_what_a_boat_brought_in_one_session_is_asked_for_again() -> None:
+    cloud = Cloud()
+    boat = LaggingBoat(cloud, lag=500, per_s=200)
+    boat.wait(15_000)
+    assert boat.sessions_until_live()
+    learned = cloud.receiver.asks.lag
+    boat.lag = 10_000  # its settings were changed
+    for _ in range(20):
+        boat.wait(35_000)
+        assert boat.sessions_until_live() == 1, "the proof asks for all of it, and it stays"
+    assert learned < 7_000 <= cloud.receiver.asks.lag <= 10_000
+
+
+def test_a_session_that_the_cloud_ended_shows_nothing_of_the_boat_s_lag() -> None:
+    cloud = Cloud()
+    for _ in range(5):
+        cloud.hello(5_000, lineage=None, journal_bytes=1)
+        cloud.live(1, 1_001)
+        cloud.receiver.asks.come_again(cloud.now_ms)
+        cloud.now_ms += 1_000
+        cloud.receiver.wake(cloud.now_ms)
+    assert cloud.receiver.asks.lag == 10_000
+
+
+def test_a_link_that_breaks_now_and_then_costs_a_boat_without_a_journal_nothing() -> None:
+    """It looks like a boat that leaves for its lag; but each session comes nearer to the head."""
+    cloud = Cloud()
+    cloud.hello(0, lineage=None, journal_bytes=0)
+    for broke in range(20):
+        assert cloud.hello(9_000, lineage=None, journal_bytes=0).live_start == max(1, 100 * broke - 15)
+        cloud.live(max(1, 100 * broke - 15), 100 * broke + 101)
+    assert cloud.receiver.asks.lag < 9_000, "it was believed to leave"
+    assert not cloud.receiver.fold.lineages[NEW].lost
+
+
+def test_a_boat_without_a_journal_is_asked_for_all_that_its_ring_holds_while_it_comes_nearer_to_its_head() -> None:
+    """All but the newest 10,000 was called lost at the second Handshake, though the ring had it."""
+    cloud = Cloud()
+    boat = LaggingBoat(cloud, lag=10_000, per_s=10, journal_bytes=0)
+    boat.wait(2_000_000)
+    assert boat.sessions_until_live() > 10
+    assert not cloud.receiver.fold.lineages[NEW].lost
+    assert cloud.receiver.cursor == boat.head
+
+
+def test_a_boat_without_a_journal_whose_bus_is_faster_than_it_comes_nearer_gets_live_back() -> None:
+    """1,000 frames a session, and 6,000 more at the next: Live would never be back."""
+    cloud = Cloud()
+    boat = LaggingBoat(cloud, lag=10_000, per_s=200, journal_bytes=0)
+    boat.wait(100_000)
+    assert 1 <= boat.sessions_until_live() <= 4
+    (lost,) = cloud.receiver.fold.lineages[NEW].lost
+    assert lost.start > 2_000
 
 
 def test_a_gap_beyond_the_ring_asks_for_the_block_at_its_start_and_leaves_live_out_until_it_came() -> None:
@@ -507,6 +628,23 @@ def test_a_boat_with_too_many_holes_can_still_fill_them_all() -> None:
         newest = holes[-1]
         cloud.backfill(newest.start, min(newest.start + 3, newest.stop))
     assert cloud.receiver.cursor == 55
+
+
+def test_a_block_that_would_be_one_gap_too_many_is_left_out_of_what_an_lplex_boat_sends() -> None:
+    """Refusing it ended Live too, at every pass over the boat's files. It is no reason to call a hole lost either."""
+    cloud = lplex_with_a_hole(holes_max=3)
+    for _ in range(4):
+        cloud.backfill(5, 8)
+        cloud.backfill(10, 12)
+        cloud.backfill(20, 30)
+        cloud.backfill(60, 80)
+        end_pass(cloud)
+        assert not cloud.receiver.fold.lineages[NEW].lost
+        assert cloud.receiver.asks.again_at_ms is not None
+        cloud.hello(100, lineage=None, journal_bytes=1)
+        cloud.live(85, 101)
+    cloud.backfill(1, 60)
+    assert cloud.receiver.cursor == 100
 
 
 def test_a_hello_with_more_ranges_than_are_remembered_is_refused() -> None:

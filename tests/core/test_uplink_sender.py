@@ -132,17 +132,31 @@ def test_a_cloud_that_welcomes_and_breaks_is_not_dialed_without_end(session_ms: 
     assert len(dials) <= 6 + 600 / 30
 
 
-def test_a_lag_reconnect_is_immediate_and_neither_starts_the_back_off_over() -> None:
-    core = sender(max_live_lag=100, lag_check_interval=10, live_window_blocks=1_000)
-    now_ms = failed_dials(core, 5)
-    core.wake(now_ms)
-    core.welcomed(welcome(), now_ms=now_ms)
-    while isinstance(core.next_live(10_000, now_ms=now_ms), range):
-        pass
-    assert core.wake_at_ms() == now_ms
+def test_a_lag_reconnect_is_immediate_and_neither_starts_the_back_off_over_nor_doubles_it() -> None:
+    """It doubled it: a boat that fell behind a few times waited a minute after the first dial that failed."""
+    core = sender(max_live_lag=100, lag_check_interval=10, live_window_blocks=1_000, min_lag_reconnect_interval_ms=1)
+    now_ms = failed_dials(core, 3)
+    for _ in range(4):
+        core.wake(now_ms)
+        core.welcomed(welcome(), now_ms=now_ms)
+        while isinstance(core.next_live(10_000, now_ms=now_ms), range):
+            pass
+        assert core.wake_at_ms() <= now_ms + 1
+        now_ms = core.wake_at_ms()
     core.wake(now_ms)
     core.disconnected(now_ms=now_ms)
-    assert core.wake_at_ms() - now_ms == 60_000
+    assert core.wake_at_ms() - now_ms == 8_000
+
+
+def test_a_boat_that_rests_until_the_next_day_has_met_no_failure() -> None:
+    core = sender()
+    core.wake(0)
+    core.welcomed(welcome(), now_ms=0)
+    core.rest_until(50_000, now_ms=0)
+    assert core.wake_at_ms() == 50_000
+    core.wake(50_000)
+    core.disconnected(now_ms=50_000)
+    assert core.wake_at_ms() - 50_000 == 1_000
 
 
 def test_a_link_without_an_answer_is_dead_within_thirty_seconds() -> None:

@@ -107,13 +107,14 @@ def test_of_many_who_expect_the_same_offset_one_is_taken_and_those_behind_it_cou
 
 @pytest.mark.parametrize("policy", [pb.LEADER, pb.ALL])
 @pytest.mark.parametrize("key", [b"", b"k"])
+@pytest.mark.parametrize("settings", [{}, CHECKED], ids=["plain", "checked"])
 def test_an_ack_tells_of_a_reception_not_before_the_stored_time_and_of_a_commit(
-    tmp_path: Path, policy: int, key: bytes
+    tmp_path: Path, policy: int, key: bytes, settings: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as api:
-            await api.create("foo")
-            request = pb.PublishRequest(stream="foo", value=b"v", key=key, ackPolicy=policy)  # type: ignore[arg-type]
+            await api.create("foo", **settings)
+            request = pb.PublishRequest(stream="foo", value=b"v", key=key, ackPolicy=policy, expectedOffset=-1)  # type: ignore[arg-type]
             acks = [(await api(request)).ack]
             call = api.publish_async()
             for _ in range(20):
@@ -268,7 +269,7 @@ def test_a_stream_that_should_pause_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_was_left_out_is_told_from_one_that_nobody_has(tmp_path: Path) -> None:
-    """Liftbridge's codes, call by call."""
+    """Liftbridge's codes, call by call: docs/decisions/0024."""
 
     async def scenario() -> None:
         async with one_node(tmp_path) as api:
@@ -295,7 +296,7 @@ def test_a_name_that_was_left_out_is_told_from_one_that_nobody_has(tmp_path: Pat
 
 
 def test_publish_reaches_its_stream_alone_and_a_subject_everybody(tmp_path: Path) -> None:
-    """Unlike Liftbridge, on purpose: docs/decisions/0025."""
+    """Unlike Liftbridge, on purpose: docs/decisions/0024."""
 
     async def scenario() -> None:
         async with one_node(tmp_path) as api:

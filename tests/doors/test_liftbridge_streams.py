@@ -364,6 +364,22 @@ def test_every_broker_answers_while_one_node_is_dead_and_another_has_no_door(tmp
     run(scenario())
 
 
+def test_a_node_whose_address_is_not_in_the_catalog_is_shown_where_its_door_listens(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = Cluster(tmp_path, 1)
+        cluster.without_door.add("n1")
+        try:
+            await cluster.start()
+            await cluster.doors["n1"].start(cluster.nodes["n1"])
+            async with dialled(cluster.port("n1")) as api:
+                (broker,) = (await api(pb.FetchMetadataRequest())).brokers
+                assert (broker.id, broker.host, broker.port) == ("n1", HOST, cluster.port("n1"))
+        finally:
+            await cluster.stop()
+
+    run(scenario())
+
+
 def test_the_leader_knows_where_its_partition_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as api:

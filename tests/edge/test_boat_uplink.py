@@ -162,6 +162,36 @@ def test_what_the_journal_no_longer_has_is_called_gone() -> None:
     assert gone.seqs == range(1, 11)
 
 
+def test_a_journal_that_cannot_be_read_for_backfill_says_so_until_it_can() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.journal.flush(START_US)
+    boat.connect()
+    boat.disk.faults.fail_after, boat.disk.faults.fail_forever = 1, True
+    assert boat.poll() == [], "what cannot be read now is not gone"
+    assert (boat.journal.upkeep.problem or "").startswith("the journal cannot be read for Backfill: ")
+    assert boat.journal.refusal is None
+    boat.disk.faults.fail_after, boat.disk.faults.fail_forever = None, False
+    boat.now_ms += 1_000
+    (sent,) = boat.poll()
+    assert isinstance(sent, BackfillData)
+    assert boat.journal.upkeep.problem is None
+
+
+def test_a_failed_read_for_backfill_is_forgotten_when_the_cloud_lacks_nothing_any_more() -> None:
+    boat = Boat()
+    boat.record(10)
+    boat.journal.flush(START_US)
+    boat.connect()
+    boat.disk.faults.fail_after, boat.disk.faults.fail_forever = 1, True
+    assert boat.poll() == []
+    assert boat.journal.upkeep.problem is not None
+    boat.disk.faults.fail_after, boat.disk.faults.fail_forever = None, False
+    boat.receive(BackfillAck(session=1, cursor=10, answered=0, remaining=()))
+    boat.poll()
+    assert boat.journal.upkeep.problem is None
+
+
 def test_frames_that_a_full_disk_keeps_in_memory_are_not_called_gone() -> None:
     boat = Boat()
     boat.record(5)

@@ -219,6 +219,64 @@ def test_a_write_error_that_was_undone_is_tried_again_without_a_new_frame() -> N
     assert held(journal) == expected(range(1, 4))
 
 
+@pytest.mark.parametrize("kind", ["io", "full"])
+def test_a_seal_that_fails_is_remembered_until_one_succeeds_and_loses_nothing(kind: str) -> None:
+    disk = new_disk()
+    journal = opened(disk, seal_frames=10)
+    record(journal, range(1, 21))
+    journal.flush(START_US)
+    disk.faults.fail_kind, disk.faults.fail_after, disk.faults.fail_forever = kind, 1, True  # type: ignore[assignment]
+    with pytest.raises(DiskError):
+        journal.wake(START_US)
+    assert journal.refusal is None, "what was recorded reached the disk"
+    assert (journal.upkeep.problem or "").startswith("the journal cannot be sealed: ")
+    disk.faults.fail_after, disk.faults.fail_forever = None, False
+    journal.live_floor = 0
+    journal.wake(START_US)
+    assert journal.upkeep.problem is not None, "UK1: nothing was due"
+    journal.live_floor = None
+    journal.wake(START_US)
+    assert journal.upkeep.problem is None
+    assert held(journal) == expected(range(1, 21))
+
+
+def test_a_sweep_that_fails_is_remembered_until_one_succeeds() -> None:
+    disk = new_disk()
+    journal = limited(disk, retention=Retention(max_bytes=4096))
+    fill(journal, range(1, 501))
+    journal.acknowledge(500)
+    disk.faults.fail_after, disk.faults.fail_forever = 1, True
+    with pytest.raises(DiskError):
+        journal.wake(START_US)
+    assert (journal.upkeep.problem or "").startswith("the journal cannot be trimmed: ")
+    disk.faults.fail_after, disk.faults.fail_forever = None, False
+    journal.wake(START_US + SECOND_US)
+    assert journal.upkeep.problem is not None, "UK1: no sweep was due"
+    journal.wake(journal.wake_at_us())
+    assert journal.upkeep.problem is None
+
+
+@pytest.mark.parametrize("kind", ["io", "full"])
+def test_a_lease_ahead_that_fails_is_remembered_until_one_succeeds(kind: str) -> None:
+    for call in count(1):
+        disk = new_disk()
+        journal = opened(disk, lease_seqs=100)
+        record(journal, range(1, 61))
+        disk.faults.fail_kind, disk.faults.fail_after = kind, call  # type: ignore[assignment]
+        try:
+            journal.flush(START_US)
+        except DiskError:
+            pass
+        assert disk.faults.fail_after is None, "no call was the lease's"
+        if journal.refusal is None and journal.upkeep.problem is not None:
+            break
+    assert journal.durable_head == 60
+    assert journal.upkeep.problem.startswith("the journal cannot lease more seqs: ")
+    record(journal, range(61, 62))
+    journal.flush(START_US)
+    assert journal.upkeep.problem is None
+
+
 def test_after_a_failed_sync_nothing_is_acked_until_the_journal_is_opened_anew() -> None:
     disk = new_disk()
     journal = opened(disk, flush_frames_max=10, buffer_frames_max=20)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.edge.recorder import PAYLOAD, can_id
+from tests.patience import patient
 from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.edge.journal import open_journal
@@ -54,7 +55,7 @@ def record_and_kill(folder: Path, number: int, frames: int) -> list[Report]:
     said: list[Report] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
-            for report in reports(process, time.monotonic() + WAIT_S_MAX):
+            for report in reports(process, time.monotonic() + patient(WAIT_S_MAX)):
                 said.append(report)
                 if report[1] >= said[0][1] + frames and process.poll() is None:
                     process.send_signal(signal.SIGKILL)

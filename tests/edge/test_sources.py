@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.edge.bus_frames import Row, can_id, capture_path, fast_packet
+from tests.odd_lpj import write_odd_lpj
 from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import SkipReason, write_canboat_raw, write_candump
@@ -249,6 +250,37 @@ def test_a_damaged_lpj_block_is_counted_or_raised(tmp_path: Path) -> None:
     assert len(strict.read(NOW_US)) > 0
     with pytest.raises(BadJournalFile):
         strict.read(NOW_US)
+
+
+def test_good_records_of_an_odd_lpj_block_are_played_and_the_file_is_read_on(tmp_path: Path) -> None:
+    """R5: lplex's writer makes blocks with a good checksum and bad records at their end."""
+    write_odd_lpj(tmp_path / "odd.lpj")
+    good = Voyage(seed=1, start_us=RECORDED_US).frames(RECORDED_US, RECORDED_US + SECOND_US)
+    with LpjWriter(tmp_path / "good.lpj") as writer:
+        writer.append(good, first_seq=1)
+    paths = [str(tmp_path / name) for name in ("odd.lpj", "good.lpj")]
+    skipping = ReplaySource(paths, options=ReplayOptions(speed=0, on_damage="skip"))
+    assert len(drain(skipping, NOW_US)) == 198 + len(good)
+    assert skipping.statistics().damaged_blocks == 1
+    source = ReplaySource(paths, options=ReplayOptions(speed=0))
+    played = 0
+    while len(frames := source.read(NOW_US)):
+        played += len(frames)
+        if played == 198:
+            break
+    assert not source.ended
+    with pytest.raises(BadJournalFile, match="record 98 of 100"):
+        source.read(NOW_US)
+    assert played == 198
+    assert source.statistics().damaged_blocks == 1
+    assert source.ended
+
+
+def test_a_block_of_nothing_but_bad_records_is_damage_and_no_more(tmp_path: Path) -> None:
+    write_odd_lpj(tmp_path / "odd.lpj", records=1, bad_records=1)
+    skipping = ReplaySource([str(tmp_path / "odd.lpj")], options=ReplayOptions(speed=0, on_damage="skip"))
+    assert len(drain(skipping, NOW_US)) == 100
+    assert skipping.statistics().damaged_blocks == 1
 
 
 def test_absurd_times_neither_raise_nor_stall(tmp_path: Path) -> None:

@@ -26,8 +26,17 @@ RESTART_S: Final = 0.3
 """A supervisor's pause."""
 BACK_S: Final = WHOLE_S + 60.0
 """A replica whose write was refused tries again after half a minute."""
+LARGE: Final = "large"
+"""Channels of one node each, whose records lie in segments."""
 LARGE_BYTES: Final = 48 * 1024
 """Above what the write-ahead file takes."""
+LEADS_S: Final = 6.0
+"""A node that was killed leads again what only it holds."""
+RENAMES_S: Final = 7.0
+"""In quiet times only the watermarks are replaced, every five seconds."""
+MORE_ROUNDS_MAX: Final = 6
+_SOON: Final = (0, 0, 1)
+"""For calls that are few."""
 _ALL: Final = calls.READ | calls.WRITE | calls.SYNC
 
 Strike = Callable[[FaultyDisk, random.Random], None]
@@ -38,13 +47,17 @@ class Kind:
     strike: Strike
     at_start: bool = False
     """The node is killed first, and comes up on the broken disk."""
+    is_fresh: bool = False
+    """The node is killed first, and comes back before its disk breaks: what it held in memory would meet no fault."""
     at_least_s: float = 0.0
     """Free space is asked for every two seconds."""
 
 
-def _strike(error: int, mask: int, part: str = "", *, once: bool = False) -> Strike:
+def _strike(
+    error: int, mask: int, part: str = "", *, once: bool = False, after: tuple[int, ...] = (0, 0, 1, 3, 10)
+) -> Strike:
     def strike(disk: FaultyDisk, rng: random.Random) -> None:
-        disk.strike(error, mask, part=part, after=rng.choice((0, 0, 1, 3, 10)), times=1 if once else 0)
+        disk.strike(error, mask, part=part, after=rng.choice(after), times=1 if once else 0)
 
     return strike
 
@@ -57,13 +70,15 @@ KINDS: Final = {
     "EIO segment write": Kind(
         lambda disk, _: disk.strike(EIO, calls.WRITE | calls.SYNC, part="/channels/"), at_least_s=3.0
     ),
-    "EIO segment read": Kind(_strike(EIO, calls.READ, "/channels/")),
-    "EIO segment read at start": Kind(_strike(EIO, calls.READ, "/channels/"), at_start=True),
+    "EIO segment read": Kind(_strike(EIO, calls.READ, "/channels/", after=_SOON), is_fresh=True, at_least_s=3.0),
+    "EIO segment read at start": Kind(
+        _strike(EIO, calls.READ, "/channels/", after=_SOON), at_start=True, at_least_s=LEADS_S
+    ),
     "EIO metadata": Kind(_strike(EIO, calls.WRITE | calls.SYNC, "/metadata/")),
     "EIO metadata read at start": Kind(_strike(EIO, calls.READ, "/metadata/"), at_start=True),
     "EIO everything": Kind(_strike(EIO, _ALL)),
     "EIO everything at start": Kind(_strike(EIO, _ALL), at_start=True),
-    "EIO rename": Kind(_strike(EIO, calls.RENAME)),
+    "EIO rename": Kind(_strike(EIO, calls.RENAME, after=_SOON), at_least_s=RENAMES_S),
     "one EIO at start": Kind(_strike(EIO, _ALL | calls.RENAME | calls.OPEN, once=True), at_start=True),
     "full": Kind(lambda disk, _: disk.fill()),
     "full at start": Kind(lambda disk, _: disk.fill(), at_start=True),
@@ -89,27 +104,37 @@ class Rounds:
     back_s: list[float] = field(default_factory=list)
     _restarts: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def run(self, kinds: list[str]) -> None:
+    async def run(self, kinds: list[str], *, until_met: bool = False) -> None:
+        """A round for each; with `until_met` a few more for those that no node has run into."""
         supervisor = asyncio.get_running_loop().create_task(self._supervise())
         try:
             for number, kind in enumerate(kinds, start=1):
                 await self._round(number, kind)
+            for _ in range(MORE_ROUNDS_MAX if until_met else 0):
+                for kind in self.unmet():
+                    await self._round(sum(self.struck.values()) + 1, kind)
         finally:
             supervisor.cancel()
             for disk in self.disks.values():
                 disk.heal()
+
+    def unmet(self) -> list[str]:
+        return [kind for kind in self.struck if not self.met[kind]]
 
     async def _round(self, number: int, kind: str) -> None:
         kit, fault = self.world.kit, KINDS[kind]
         victim = self.rng.choice(self.world.names)
         disk = self.disks[victim]
         self.struck[kind] += 1
+        await self._fill_a_segment(victim)
         kit.expect_end(victim)
-        if fault.at_start:
+        if fault.at_start or fault.is_fresh:
             kit.kill(victim)  # its supervisor starts it
+        if fault.is_fresh:
+            await self._fill_a_segment(victim)  # once it leads again; of the one before it has nothing in memory
         fault.strike(disk, self.rng)
         hold_s = max(self.rng.choice(HOLDS_S), fault.at_least_s)
-        await self._prod(number, hold_s + (2.0 if fault.at_start else 0.0))
+        await self._prod(number, victim, hold_s + (2.0 if fault.at_start else 0.0))
         hits = disk.hits
         self.met[kind] += bool(hits)
         disk.heal()
@@ -124,7 +149,15 @@ class Rounds:
         print(f"round {number}: {kind} on {victim}, {hits} calls failed, back after {self.back_s[-1]:.1f} s")
         assert not self.load.problems, (number, kind, victim, self.load.problems[:5])
 
-    async def _prod(self, number: int, hold_s: float) -> None:
+    async def _fill_a_segment(self, victim: str) -> None:
+        """A record too large for the write-ahead file, in a channel of the victim's own: small ones stay there and in
+        memory for long, and of the others readers may ask another node."""
+        client, channel = self.load.client, f"{LARGE}-{victim}"
+        await client.create_channel(channel, factor=1, placement="pinned", pinned_nodes=[victim])
+        async with client.producer(channel, timeout_ms=60_000) as producer:
+            await producer.send(os.urandom(LARGE_BYTES))
+
+    async def _prod(self, number: int, victim: str, hold_s: float) -> None:
         """While the disk is broken somebody changes the metadata and reads from the beginning: what is in memory only
         would meet no fault."""
 
@@ -139,8 +172,8 @@ class Rounds:
                 producer.abort()
             await self.load.client.delete(name)
 
-        async def read(nearest: bool) -> None:
-            async with self.load.client.reader("default", follow=False, nearest=nearest, on_trim="skip") as reader:
+        async def read(channel: str, *, nearest: bool = False) -> None:
+            async with self.load.client.reader(channel, follow=False, nearest=nearest, on_trim="skip") as reader:
                 while await reader.read():
                     pass
 
@@ -149,7 +182,13 @@ class Rounds:
                 async with asyncio.timeout(hold_s):
                     await work
 
-        await asyncio.gather(asyncio.sleep(hold_s), one(change()), one(read(False)), one(read(True)))
+        await asyncio.gather(
+            asyncio.sleep(hold_s),
+            one(change()),
+            one(read("default")),
+            one(read("default", nearest=True)),
+            one(read(f"{LARGE}-{victim}")),
+        )
 
     async def _remove_scratch(self) -> None:
         """What a change that was cut short has left."""

@@ -16,7 +16,7 @@ from tests.cluster.chaos_faults import WHOLE_S
 from tests.cluster.chaos_load import ChaosChannel, ChaosLoad
 from tests.cluster.chaos_world import ChaosWorld, chaos_world
 from tests.cluster.test_channel_chaos import GOES_ON, judge, settle
-from tests.faults.disk_rounds import KINDS, QUICK, Rounds
+from tests.faults.disk_rounds import EXIT_DISK, KINDS, QUICK, Rounds
 from tests.faults.faulty_disk import FaultyDisk, require_faulty_disks
 from tests.uplink.processes import seed_of_the_day
 
@@ -27,7 +27,9 @@ def channels() -> list[ChaosChannel]:
     return [ChaosChannel(name="default", config={}), ChaosChannel(name="two", config={"factor": 2})]
 
 
-async def under_broken_disks(world: ChaosWorld, folder: Path, *, seed: int, kinds: list[str]) -> None:
+async def under_broken_disks(
+    world: ChaosWorld, folder: Path, *, seed: int, kinds: list[str], until_met: bool = False
+) -> Rounds:
     disks = {name: FaultyDisk(folder / f"{name}.control", world.kit.nodes[name].data) for name in world.names}
     for name, disk in disks.items():
         world.kit.nodes[name].environment = disk.environment
@@ -44,7 +46,7 @@ async def under_broken_disks(world: ChaosWorld, folder: Path, *, seed: int, kind
             load.begin()
             try:
                 await load.wait_acked(GOES_ON, deadline_s=WHOLE_S)
-                await rounds.run(kinds)
+                await rounds.run(kinds, until_met=until_met)
                 await settle(world, load)
                 await judge(world, load)
             except BaseException as error:
@@ -53,6 +55,7 @@ async def under_broken_disks(world: ChaosWorld, folder: Path, *, seed: int, kind
             finally:
                 await load.stop()
             print(rounds.story())
+            return rounds
 
 
 @pytest.mark.timeout(300)
@@ -74,4 +77,8 @@ def test_nothing_acknowledged_is_lost_in_rounds_of_failing_disks(tmp_path: Path)
     while len(kinds) < ROUNDS:
         kinds += rng.sample(list(KINDS), len(KINDS))
     with chaos_world(tmp_path, nodes=3) as world:
-        asyncio.run(under_broken_disks(world, tmp_path, seed=seed, kinds=kinds[:ROUNDS]))
+        story = under_broken_disks(world, tmp_path, seed=seed, kinds=kinds[:ROUNDS], until_met=True)
+        rounds = asyncio.run(story)
+    assert rounds.unmet() == [], "no node ran into these faults"
+    assert rounds.exits[EXIT_DISK] > 0, "no supervisor was told by the exit code"
+    assert len(rounds.struck) == min(ROUNDS, len(KINDS))

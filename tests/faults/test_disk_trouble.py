@@ -158,6 +158,40 @@ def test_a_boat_whose_disk_is_full_is_unwell_from_the_first_failed_write(parties
     assert party.terminate() == 0, party.said()
 
 
+def test_a_boat_that_cannot_seal_its_journal_says_so_and_goes_on_recording(parties: Parties, tmp_path: Path) -> None:
+    """What is recorded reaches the fresh log; only the sealed one is struck, and would never be heard of."""
+    party = boat(parties, tmp_path, "-journal-block-size", "4096")
+    party.start()
+    sealed = tmp_path / "data" / "journal" / "sealed"
+    wait_until(lambda: any(file.stat().st_size > 8192 for file in sealed.glob("*.seg")), deadline_s=DEADLINE_S,
+               what="a sealed block")  # fmt: skip
+    assert party.wait_health(200)["status"] == "ok"
+    party.disk.strike(errno.EIO, WRITE | CREATE, part="/sealed/")
+    answer = party.wait_health(503)
+    assert "the journal cannot be sealed" in answer["detail"]
+    assert "Input/output error" in answer["detail"]
+    assert party.ask("/readyz")[0] == 200, "it records"
+    assert party.metric("tidelog_journal_in_order") == 0
+    assert party.metric("tidelog_journal_writable") == 1
+    durable = party.metric("tidelog_journal_durable_head_seq")
+    hits = party.disk.hits
+    wait_until(
+        lambda: party.disk.hits > hits + 1 and party.metric("tidelog_journal_durable_head_seq") > durable,
+        deadline_s=DEADLINE_S,
+        what="more failed seals, and more frames on the disk",
+    )
+    party.disk.heal()
+    party.wait_health(200)
+    party.wait_said("the journal is kept in order again")
+    said = party.said()
+    assert said.count("the journal is not kept in order reason=") == 1, said
+    assert said.count("the journal is kept in order again") == 1, said
+    assert "nothing reaches the disk" not in said
+    assert party.metric("tidelog_journal_in_order") == 1
+    assert party.metric("lplex_journal_drops_total") == 0
+    assert party.terminate() == 0, party.said()
+
+
 @pytest.mark.slow
 def test_frames_beyond_the_buffer_are_dropped_counted_and_said_once(parties: Parties, tmp_path: Path) -> None:
     """Where not even the next seqs can be leased, the limit is what was leased."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from tests.fuzz.target import AS_IT_IS, RESEALED, Target
 from tidelog.core.catalog import AdmitNode, Batch, Catalog, FenceNode, FoundCluster, decode_change, encode_change
 from tidelog.core.liveness import Echo, Hearing, HearingReport, Heartbeat, RenewSession
-from tidelog.core.node_messages import ForMember, Here, NodeMessage, RegisterRefused, Who
+from tidelog.core.member_memory import MemberMemory
+from tidelog.core.node_messages import ForMember, Here, Judged, NodeMessage, RegisterRefused, Standing, Who
 from tidelog.core.raft import (
     Append,
     AppendAnswer,
@@ -27,9 +29,21 @@ from tidelog.wire.link_events import LinkOptions
 from tidelog.wire.link_frames import FrameType, frame
 from tidelog.wire.link_hello import Hello, LinkIdentity, PeerLimits
 from tidelog.wire.link_mux import LinkMux
-from tidelog.wire.node_codec import decode_node_messages, encode_node_messages
+from tidelog.wire.node_codec import NODE, decode_node_messages, encode_node_messages
 
 MEMBERS: Final = Members(("n1/aa", "n2/bb"), ("n3/cc",))
+STANDING: Final = Standing(
+    member="n1/aa",
+    process="p1",
+    sequence=1,
+    incarnation=3,
+    term=5,
+    last_index=40,
+    held_index=38,
+    committed=38,
+    asks=True,
+)
+JUDGED: Final = Judged(member="n1/aa", process="p1", asks=True, problem="it forgot")
 OPTIONS: Final = LinkOptions(
     taken=PeerLimits(body_bytes_max=MIB, transfers_max=3, initial_credit=32 * KIB, requests_max=4),
     bulk_bytes_max=2 * MIB,
@@ -62,6 +76,8 @@ def message_seeds() -> Iterator[bytes]:
         Who(),
         Here(cluster=b"c" * 16, leader="n1"),
         RegisterRefused(reason="no", incarnation=1),
+        STANDING,
+        JUDGED,
         beat,
         RenewSession(node="n1", incarnation=1, counter=1),
         *(ForMember("n1/aa", "n2/bb", message) for message in raft),
@@ -79,6 +95,30 @@ def run_messages(data: bytes) -> None:
         return
     again = [part for kind, body in encode_node_messages(messages) for part in (kind, b"".join(body))]
     assert decode_node_messages(again[0], memoryview(again[1])) == list(messages)  # type: ignore[arg-type]
+
+
+# --- what members say of their disks: each line a message ------------------------------------------------
+
+
+def standing_seeds() -> Iterator[bytes]:
+    later = replace(STANDING, sequence=2, term=6, incarnation=None, asks=False)
+    for messages in ([STANDING], [STANDING, later], [later, STANDING], [replace(STANDING, process="p2"), JUDGED]):
+        yield b"\n".join(b"".join(body) for _, body in encode_node_messages(messages))
+
+
+def run_standing(data: bytes) -> None:
+    """Whatever peers say, memory stays bounded (MR2), and who repeats what it said is not accused (MR1)."""
+    memory = MemberMemory()
+    for line in data.split(b"\n"):
+        try:
+            (message,) = decode_node_messages(NODE, memoryview(line))
+        except BadMessage:
+            continue
+        if isinstance(message, Standing) and memory.judge(message, match_index=3, registered=(2, "p")) == "":
+            again = replace(message, sequence=message.sequence + 1, asks=False)
+            assert memory.judge(again, match_index=3, registered=(2, "p")) == "", "MR1"
+    assert all(len(processes) <= 8 for processes in memory._sequences.values()), "MR2"
+    assert len(memory._sequences) <= 256, "MR2"
 
 
 # --- the catalog ---------------------------------------------------------------------------------------
@@ -172,6 +212,7 @@ def listen(mux: LinkMux, said: bytes) -> None:
 
 NODE_TARGETS: Final = {
     "messages": Target(run=run_messages, seeds=message_seeds),
+    "standing": Target(run=run_standing, seeds=standing_seeds),
     "catalog": Target(run=run_catalog, seeds=catalog_seeds),
     "link": Target(run=run_link, seeds=link_seeds),
 }

@@ -50,6 +50,7 @@ class Boat:
     instance: str = "boat-001"
     uplink: UplinkStatistics | None = field(default_factory=uplink_statistics)
     problem: str | None = None
+    trouble: str | None = None
 
     def __post_init__(self) -> None:
         self.journal = journals.opened(journals.new_disk(), START_US)
@@ -82,6 +83,7 @@ class Boat:
             now_us=lambda: NOW_US,
             now_ms=lambda: self.now_ms,
             problem=lambda: self.problem,
+            trouble=lambda: self.trouble,
             ring=lambda: (3, 100),
             recent=self.ring,
             sessions=self.sessions,
@@ -183,6 +185,12 @@ def test_health_is_degraded_without_the_cloud_and_unhealthy_without_a_journal() 
             assert (answer.status, answer.json["status"]) == (200, "degraded")
             assert answer.json["replication"]["status"] == "disconnected"
             assert (await client.ask("/readyz")).status == 200
+            boat.trouble = "the journal cannot be sealed"
+            answer = await client.ask("/healthz")
+            assert (answer.status, answer.json["status"]) == (503, "unhealthy")
+            assert answer.json["detail"] == boat.trouble
+            assert answer.json["broker"]["status"] == "unhealthy"
+            assert (await client.ask("/readyz")).status == 200, "it still records"
             boat.problem = "the disk is full"
             for path, status in (("/healthz", "unhealthy"), ("/readyz", "unavailable")):
                 answer = await client.ask(path)

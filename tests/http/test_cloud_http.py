@@ -14,6 +14,7 @@ import pytest
 from yarl import URL
 
 from tests.http.parties import KEY, START_US, Client, columns, options, run, serving, wait_until
+from tidelog.blocks.columns import FrameColumns
 from tidelog.cluster.cloud_http import CloudHttp
 from tidelog.cluster.cloud_view import FrameBlock, InstanceStatus, ReplicationEvent
 from tidelog.errors import DiskError, UnknownChannel
@@ -211,6 +212,31 @@ def test_events_devices_and_values_of_one_boat_are_its_own() -> None:
     run(test)
 
 
+def test_decoded_values_of_one_boat_have_fields_by_name() -> None:
+    pytest.importorskip("nmea2000")
+
+    async def test() -> None:
+        cloud = SmallCloud("boat-1", "boat-2")
+        latitude, longitude = round(47.6062 * 1e7), round(-122.3321 * 1e7)
+        position = latitude.to_bytes(4, "little") + longitude.to_bytes(4, "little", signed=True)
+        cloud.feeds["boat-1"].publish(40, FrameColumns.from_rows([(START_US, 0x09F8_010A, position)]))
+        async with serving(served(cloud).server) as client:
+            path = "/instances/boat-1/values/decoded"
+            [device] = (await client.ask(path)).json
+            assert device["src"] == 10
+            [value] = device["values"]
+            assert (value["pgn"], value["seq"], value["ts"]) == (129025, 40, time_text(START_US))
+            assert value["fields"] == value["decoded"]
+            assert value["fields"]["latitude"] == pytest.approx(47.6062)
+            assert value["fields"]["longitude"] == pytest.approx(-122.3321)
+            assert (await client.ask(f"{path}?pgn=1")).json == []
+            assert (await client.ask(f"{path}?pgn=x")).status == 400
+            assert (await client.ask("/instances/boat-2/values/decoded")).json == []
+            assert (await client.ask("/instances/nobody/values/decoded")).status == 404
+
+    run(test)
+
+
 def test_history_is_sorted_by_time_inside_a_block_only() -> None:
     async def test() -> None:
         cloud = SmallCloud("boat-1")
@@ -331,6 +357,9 @@ def test_metrics_have_the_names_of_lplex() -> None:
             assert found['lplex_cloud_instance_lag_seqs{instance="boat-2"}'] == "0"
             assert found['lplex_cloud_instance_cursor{instance="boat-1"}'] == "100"
             assert found['lplex_cloud_instance_holes{instance="boat-1"}'] == "2"
+            assert found['tidelog_instance_name_in_use_total{instance="boat-1"}'] == "0"
+            cloud.statuses["boat-1"] = status("boat-1", name_in_use=3)
+            assert (await series(client))['tidelog_instance_name_in_use_total{instance="boat-1"}'] == "3"
             await client.ask("/nothing")
             assert (await series(client))['tidelog_http_requests_total{status="404"}'] == "1"
 

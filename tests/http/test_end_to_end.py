@@ -94,3 +94,58 @@ def test_a_frame_of_the_bus_is_seen_on_the_boat_and_in_the_cloud(tmp_path: Path)
             await cloud.stop()
 
     run(test)
+
+
+async def metric(client: Client, name: str) -> float:
+    lines = (await client.ask("/metrics")).body.decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.split()[0] == name))
+
+
+def test_a_second_boat_under_one_name_is_counted_on_both_sides(tmp_path: Path) -> None:
+    async def test() -> None:
+        cloud = Cloud(CloudOptions(data_dir=tmp_path / "cloud", grpc_listen="127.0.0.1:0", insecure_dev=True))
+        await cloud.start()
+        target = UplinkTarget(address=f"127.0.0.1:{cloud.port}", instance="tug", insecure_dev=True)
+
+        def boat(name: str) -> Boat:
+            journal = tmp_path / name
+            return Boat(
+                BoatOptions(journal_dir=journal, target=target, instance="tug", http=options()), open_source=Bus
+            )
+
+        first, second = boat("first"), boat("second")
+        tasks = [asyncio.ensure_future(first.run())]
+        in_cloud_name, on_boat_name = "tidelog_instance_name_in_use_total", "tidelog_replication_name_in_use_total"
+        try:
+            async with serving(CloudHttp(options(), view=cloud.view).server) as in_cloud:
+                await wait_until_true(lambda: _is_known(in_cloud), "the first shook hands")
+                assert await metric(in_cloud, f'{in_cloud_name}{{instance="tug"}}') == 0
+                tasks.append(asyncio.ensure_future(second.run()))
+
+                async def is_counted() -> bool:
+                    return await metric(in_cloud, f'{in_cloud_name}{{instance="tug"}}') > 0
+
+                await wait_until_true(is_counted, "the second was told to wait")
+                assert first.http is not None
+                assert second.http is not None
+                on_first, on_second = (Client(one.http.server, in_cloud.session) for one in (first, second) if one.http)
+
+                async def is_told() -> bool:
+                    return await metric(on_second, on_boat_name) > 0
+
+                await wait_until_true(is_told, "it counts the dials that were told to wait")
+                assert await metric(on_first, on_boat_name) == 0
+                assert (await in_cloud.ask("/instances/tug/status")).json["name_in_use"] >= 1
+        finally:
+            for one in (first, second):
+                one.stop()
+            async with asyncio.timeout(patient(DEADLINE_S)):
+                await asyncio.gather(*tasks)
+            await cloud.stop()
+
+    run(test)
+
+
+async def _is_known(client: Client) -> bool:
+    found = (await client.ask("/instances")).json["instances"]
+    return bool(found) and bool(found[0]["connected"])

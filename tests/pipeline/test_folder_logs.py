@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.odd_lpj import write_odd_lpj
 from tests.pipeline.folders import (
     BLOCK_ROWS,
     NOW_US,
@@ -120,6 +121,24 @@ def test_lplex_files_are_channels_by_their_names(tmp_path: Path) -> None:
     table = rows(logs, whole(heron, start=5))
     assert table["seq"].to_pylist() == list(range(45, 2_040))
     assert table["offset"].to_pylist()[0] == 5
+
+
+def test_good_records_of_an_odd_lplex_block_are_read_and_only_the_rest_is_damaged(tmp_path: Path) -> None:
+    """lplex can write a device entry over the last records of a block: good checksum, two bad records."""
+    write_odd_lpj(tmp_path / "heron.lpj")
+    logs = opened(tmp_path)
+    (heron,) = logs.channels(["heron"])
+    assert heron.committed_end == 200
+    assert rows(logs, whole(heron, end=98))["seq"].to_pylist() == list(range(1, 99))
+    with pytest.raises(RecordsDamaged, match="record 98 of 100") as damage:
+        rows(logs, whole(heron))
+    assert (damage.value.start, damage.value.end) == (98, 100)
+    for start in (0, 50, 98, 99, 100, 120):
+        table = rows(logs, whole(heron, start=start), on_damaged="skip")
+        expected = [*range(98), *range(100, 200)]
+        assert table["offset"].to_pylist() == [offset for offset in expected if offset >= start]
+    table = rows(logs, whole(heron), on_damaged="skip")
+    assert table["seq"].to_pylist() == [*range(1, 99), *range(201, 301)]
 
 
 def test_blocks_that_cannot_hold_what_is_wanted_are_passed_over(tmp_path: Path) -> None:

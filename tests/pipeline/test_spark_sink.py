@@ -69,6 +69,15 @@ def test_a_batch_that_is_named_is_published_once(spark: SparkSession, cluster: S
     assert len(published(spark, cluster, name)) == 200
 
 
+def test_a_save_without_a_name_leaves_no_producer_open(spark: SparkSession, cluster: SmallCluster) -> None:
+    name = cluster.channel("spark-closes")
+    rows = spark.range(10).selectExpr("cast(id AS string) AS value")
+    for _ in range(3):
+        rows.write.format("tidelog").options(**cluster.options, channel=name).mode("append").save()
+    assert len(published(spark, cluster, name)) == 30
+    assert cluster.client.producers(name) == []
+
+
 def test_what_cannot_be_published_is_said_before_anything_is(
     spark: SparkSession, cluster: SmallCluster, tmp_path: Path
 ) -> None:

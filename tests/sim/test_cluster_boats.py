@@ -40,7 +40,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "windows not kept": ("6:", (Edit(ChannelSeat, "append", "windows=append.windows", "windows=()"),)),
     "snapshot without what is on its way": (
-        "8:",
+        ("8:", "F1:"),
         (Edit(UplinkReceiver, "snapshot", "return self._appended.to_state()", "return self._committed.to_state()"),),
     ),
     "retention past what is known of the boat": (

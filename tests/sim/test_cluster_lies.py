@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cluster.test_channel_admin import Desk
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster import channel_elections
-from tidelog.cluster.channel_elections import Elections
+from tidelog.cluster import channel_duties, channel_elections, replica_leading, replica_trouble
+from tidelog.cluster.channel_elections import Elections, is_compared
+from tidelog.cluster.node_file import NodeFile
 from tidelog.cluster.replica_following import Following
+from tidelog.errors import NotElectable
 from tidelog.sim import cluster_lies
-from tidelog.sim.cluster_faults import lie, lie_to_all
+from tidelog.sim.cluster_liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
 from tidelog.sim.cluster_lies import LIES, SHORT_LOGS
+from tidelog.sim.cluster_node import ClusterNode
 from tidelog.sim.cluster_schedule import ClusterSchedule
+from tidelog.sim.cluster_world import ClusterWorld
 from tidelog.sim.metadata_model import Broken
 
 QUICK = [name for name in LIES if name.endswith(("3 nodes, kill", "5 nodes, crash"))]
@@ -32,6 +37,33 @@ def test_a_disk_that_lost_what_it_had_synced_costs_nobodys_copy(name: str) -> No
 @pytest.mark.parametrize("schedule", SHORT_LOGS, ids=lambda schedule: schedule.__name__)
 def test_a_log_that_was_cut_without_a_trace_is_found_out(schedule: Callable[[], ClusterSchedule]) -> None:
     assert schedule().model.checks > 0
+
+
+def test_an_operator_does_not_elect_who_was_not_compared_unless_with_loss() -> None:
+    """A member of the ISR that came back short: its leader has not let it in since."""
+    seen: list[bool] = []
+
+    def look(plan: ClusterSchedule) -> None:
+        desk = Desk("n1", "n2", "n3")
+        desk.node.cluster.catalog = plan.world.model.reference
+        with pytest.raises(NotElectable, match="has not been compared"):
+            desk.alter("elect", channel=plan.channel.name, leader="n3")
+        seen.append(is_compared(plan.world.model.reference, plan.channel.record, "n3"))
+
+    cluster_lies.short_pinned_leader(look)
+    assert seen == [False]
+
+
+def test_rot_that_a_leader_finds_when_it_reads_for_its_followers_does_not_stop_the_channel() -> None:
+    plan = cluster_lies.rot_that_a_leader_finds()
+    assert plan.world.counters["resigned"]
+    assert plan.channel.losses == 0
+
+
+def test_a_replica_whose_session_was_lost_leads_where_the_only_other_log_is_damaged() -> None:
+    plan = cluster_lies.session_lost_beside_damage()
+    assert plan.world.counters["fenced_and_back"]
+    assert plan.channel.losses == 0
 
 
 @pytest.mark.parametrize("min_isr", [1, 2])
@@ -66,6 +98,26 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
         cluster_lies.remembered_end,
         (Edit(channel_elections, "most_complete", "all_answered or", "True or"),),
     ),
+    "member that came back short stays in the ISR": (
+        cluster_lies.short_member_leaves,
+        (Edit(replica_leading, "short_member", "record.member(peer) is None", "True"),),
+    ),
+    "short leader does not resign": (
+        cluster_lies.short_leader_resigns,
+        (Edit(replica_leading, "lacks_committed", "request.committed_end <= agreed", "True"),),
+    ),
+    "leadership handed back without a comparison": (
+        cluster_lies.short_pinned_leader,
+        (Edit(channel_duties, "is_compared", "member.incarnation == record.incarnation", "True"),),
+    ),
+    "damage that a read finds is not heard of": (
+        cluster_lies.rot_that_a_leader_finds,
+        (Edit(replica_trouble, "look_at_log", "if replica.storage is Storage.READY:", "if False:"),),
+    ),
+    "lost session taken for an older copy of the disk": (
+        cluster_lies.session_lost_beside_damage,
+        (Edit(NodeFile, "registered", "self.known_incarnation, self.is_told = self.state.incarnation, True", "pass"),),
+    ),
 }
 
 
@@ -75,10 +127,28 @@ def test_a_planted_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) ->
     plant(monkeypatch, *edits)
     with pytest.raises(Broken) as caught:
         schedule()
-    assert str(caught.value).startswith(("1:", "4:"))
+    assert str(caught.value).startswith(("1:", "4:", "14:", "R5:"))
 
 
-@pytest.mark.parametrize("fault", [lie, lie_to_all])
+def copy_and_restore(world: ClusterWorld, node: ClusterNode) -> None:
+    """A copy that was made a moment ago is put back, and the next one is made for the time after that."""
+    restore_store(world, node)
+    for other in world.nodes.values():
+        copy_store(world, other)
+
+
+def lying_syncs_of_a_while(world: ClusterWorld, node: ClusterNode) -> None:
+    lying_syncs(world, node)
+    world.scheduler.run_until(world.scheduler.now_ms + 2_000)
+    if node.core is not None:
+        node.crash()
+
+
+def counted_lies(plan: ClusterSchedule) -> int:
+    return sum(plan.world.counters[name] for name in ("lied", "old_copy", "lying_syncs"))
+
+
+@pytest.mark.parametrize("fault", [lie, lie_to_all, copy_and_restore, lying_syncs_of_a_while])
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
 def test_random_lies_in_front_of_an_election_lose_nothing(fault: Callable[..., None], seed: int) -> None:
     rng = random.Random(seed)
@@ -88,10 +158,10 @@ def test_random_lies_in_front_of_an_election_lose_nothing(fault: Callable[..., N
     for _ in range(3):
         plan.written(producer, rng.randint(1, 6))
         plan.until_in_sync(*plan.world.nodes)
-        victims = rng.sample(sorted(plan.world.nodes), (nodes - 1) // 2)
-        for name in victims:
-            plan.node(name).tampered = False  # it is in sync again, and whole
-        for name in victims:
+        forgive(plan.world)
+        tampered = [name for name in plan.world.nodes if plan.node(name).tampered]
+        assert not tampered, "all are in sync again, and whole"
+        for name in rng.sample(sorted(plan.world.nodes), (nodes - 1) // 2):
             fault(plan.world, plan.node(name))
         order = list(plan.world.nodes)
         rng.shuffle(order)
@@ -101,5 +171,5 @@ def test_random_lies_in_front_of_an_election_lose_nothing(fault: Callable[..., N
         # (What cannot be mended in its place is fetched again after half a minute.)
         plan.until(lambda: not plan.world.unrest(), "the cluster comes to rest", 60_000)
         plan.settle()
-    assert plan.world.counters["lied"]
+    assert counted_lies(plan)
     assert plan.channel.losses == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -186,6 +187,10 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
         ),
     ),
     "leader cut off from its followers stays": ("14:", (Edit(Witnesses, "is_cut_off", "best > reached", "False"),)),
+    "leader that does not hear its followers stays": (
+        "14:",
+        (Edit(Witnesses, "is_cut_off", "{node for node in others if is_deaf(leader, node)}", "set()"),),
+    ),
     "leader deposed for one that is no better off": (
         "14:",
         (
@@ -216,6 +221,9 @@ BY_SCHEDULE: dict[str, Callable[[], ClusterSchedule]] = {
     "commit without the joiner": schedules.joiner_counts,
     "doubtful member trusted": schedules.empty_memory_is_not_trusted,
     "leader cut off from its followers stays": schedules.leader_cut_from_its_followers,
+    "leader that does not hear its followers stays": partial(
+        schedules.leader_cut_from_its_followers, way=schedules.Way.DEAF
+    ),
     "leader deposed for one that is no better off": schedules.one_bad_link,
     "fold kept after a truncation": schedules.fold_is_made_anew,
     "offset stamped twice after a refused append": schedules.refused_append_ends_the_epoch,
@@ -250,10 +258,13 @@ def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.M
     assert str(caught.value).startswith(rule)
 
 
+@pytest.mark.parametrize("way", schedules.Way)
 @pytest.mark.parametrize(("min_isr", "lag_ms"), [(1, None), (2, None), (2, 300)])
-def test_writes_go_on_when_a_leader_is_cut_off_from_its_followers(min_isr: int, lag_ms: int | None) -> None:
+def test_writes_go_on_when_a_leader_is_cut_off_from_its_followers(
+    min_isr: int, lag_ms: int | None, way: schedules.Way
+) -> None:
     """Before its ISR has shrunk, and after: then its followers are eligible."""
-    schedules.leader_cut_from_its_followers(min_isr, lag_ms)
+    schedules.leader_cut_from_its_followers(min_isr, lag_ms, way)
 
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES, ids=lambda schedule: schedule.__name__)

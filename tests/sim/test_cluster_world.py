@@ -14,7 +14,24 @@ from tidelog.sim.metadata_model import Broken
 FAST_SEEDS = 200
 SLOW_SEEDS = 2_000
 SLOW_EVENTS = 20_000_000
-RARE = frozenset({"backpressure", "by_reports", "epoch_raised", "log_rot", "store_stopped", "wiped", "wiped_metadata"})
+RARE = frozenset(
+    {
+        "backpressure",
+        "by_reports",
+        "epoch_raised",
+        "lied_flipped",
+        "lied_gone",
+        "lied_removed",
+        "lied_zeroed",
+        "log_rot",
+        "lying_syncs",
+        "old_copy",
+        "store_stopped",
+        "whole_again",
+        "wiped",
+        "wiped_metadata",
+    }
+)
 """What two hundred short lives may miss."""
 
 

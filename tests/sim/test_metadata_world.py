@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.cli.sim_commands import run_seeds
+from tidelog.sim.lying import Lie
 from tidelog.sim.metadata_model import MetadataViolation
 from tidelog.sim.metadata_world import SHORT_MS, run_metadata_world
 
@@ -12,7 +13,7 @@ FAST_SEEDS = 300
 SLOW_SEEDS = 2_000
 SLOW_EVENTS = 10_000_000
 
-RARE = frozenset({"chunk_mangled"})
+RARE = frozenset({"chunk_mangled", *(f"lied_{kind}" for kind in Lie)})
 """Too rare for short lives."""
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.mutations import MUTATIONS as BUGS
 from tests.sim.mutations import Edit, plant
 from tidelog.cluster.member_standing import MemberStanding
 from tidelog.cluster.node_core import NodeCore
+from tidelog.cluster.node_status import node_status
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.member_memory import MemberMemory
+from tidelog.core.node_messages import Judged, Standing
 from tidelog.core.raft import RaftConfig
-from tidelog.sim.metadata_model import Broken
+from tidelog.sim.metadata_model import Broken, MetadataViolation
+from tidelog.sim.metadata_node import SimNode
 from tidelog.sim.metadata_schedule import Schedule, is_append
+from tidelog.sim.metadata_world import run_metadata_world
 
 
 def noticed(plan: Schedule, name: str, disk: str) -> None:
@@ -66,6 +71,91 @@ def test_a_restored_folder_is_noticed_before_it_says_anything(new_term: bool, wh
 
 def test_a_restored_folder_is_noticed_after_all_lost_power() -> None:
     restored_after_a_power_cut()
+
+
+def restored_from_before_it_knew_anybody(name: str) -> None:
+    """The founder while it was alone, or a node that had just joined and had heard nothing."""
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig(), start=False)
+    for node in plan.world.nodes.values():
+        node.start()
+    late = plan.node(name)
+    plan.until(lambda: late.core is not None and late.core.storage is not None, "it has metadata")
+    disk = late.member
+    late.copy_folder(whole=False)
+    assert late.old_copy is not None
+    others = {voter for voter in plan.model.durable[disk].members.voters if voter != disk}
+    assert not others, "the copy knows another voter; nothing is shown"
+    plan.settle()
+    plan.changed(plan.leader())
+    late.kill()
+    late.restore_folder()
+    late.start()
+    noticed(plan, name, disk)
+
+
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_a_copy_that_knows_no_other_voter_asks_the_configured_peers(name: str) -> None:
+    restored_from_before_it_knew_anybody(name)
+
+
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_a_copy_that_asks_nobody_for_it_knows_none_would_be_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Edit(MemberStanding, "begin", "set(peers)", "set()"))
+    with pytest.raises((Broken, AssertionError), match=r"NC3:|MS1:|RA\d:|LD\d:|14:"):
+        restored_from_before_it_knew_anybody(name)
+
+
+def late_verdict() -> tuple[Schedule, SimNode]:
+    """A copy whose peers cannot be reached in its second of probation, and who are heard afterwards."""
+    plan = Schedule(3, raft=RaftConfig(), liveness=LivenessConfig())
+    late = plan.node(plan.others()[0])
+    late.copy_folder(whole=False)
+    for _ in range(3):
+        plan.changed(plan.leader())
+    plan.settle()
+    late.kill()
+    late.restore_folder()
+    plan.cut(late.name)
+    late.start()
+    plan.until(lambda: not plan.core(late.name).standing.on_probation, "it takes part")
+    assert plan.core(late.name).damage is None
+    # The group itself would count on it now. That is what cannot be helped, so only the standings get through.
+    plan.join_links()
+    plan.world.drops = lambda source, target, message: (
+        late.name in (source, target) and not isinstance(message, Standing | Judged)
+    )
+    return plan, late
+
+
+def test_a_verdict_that_comes_too_late_is_a_finding_and_a_line() -> None:
+    plan, late = late_verdict()
+    core = plan.core(late.name)
+    assert node_status(core, now_ms=late.clock_ms())["disk_findings"] == []
+    plan.until(lambda: bool(core.standing.doubt), "the doubt is told")
+    plan.run(5_000)  # both others say so, again and again
+    status = node_status(core, now_ms=late.clock_ms())
+    assert core.damage is None, "the group counts on it: an operator decides"
+    assert "before, as n" in status["metadata_doubt"]
+    (finding,) = status["disk_findings"]
+    assert finding in status["findings"]
+    assert f"the metadata of {late.name} may be an older copy of itself" in finding
+    assert "move .tidelog/metadata away" in finding
+    lines = [line for line in late.lines if line.startswith("metadata may be an older copy")]
+    assert len(lines) == 1, "said once"
+    other = plan.core(plan.leader())
+    assert node_status(other, now_ms=0)["disk_findings"] == []
+
+
+def test_what_the_finding_of_a_late_verdict_advises_mends_it() -> None:
+    plan, late = late_verdict()
+    plan.until(lambda: bool(plan.core(late.name).standing.doubt), "the doubt is told")
+    disk = late.member
+    plan.lose(late.name, whole=False)  # moved away
+    plan.world.drops = None
+    late.start()
+    plan.settle()
+    assert late.member != disk
+    assert node_status(plan.core(late.name), now_ms=0)["disk_findings"] == []
 
 
 def test_a_restart_is_no_old_copy_even_while_one_is_away() -> None:
@@ -135,6 +225,26 @@ def test_an_old_copy_that_is_let_in_would_be_caught(name: str, monkeypatch: pyte
     plant(monkeypatch, *MUTATIONS[name])
     with pytest.raises((Broken, AssertionError), match=r"NC3:|MS1:|RA\d:|LD1:|14:"):
         restored_follower(new_term=True, whole=True)
+
+
+def first_violation(seeds: range) -> str:
+    for seed in seeds:
+        try:
+            run_metadata_world(seed)
+        except MetadataViolation as violation:
+            return violation.problem
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", ["nobody is asked", "verdict not heeded"])
+def test_random_lives_catch_an_old_copy_that_is_let_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *MUTATIONS[name])
+    assert first_violation(range(100)).startswith("NC3:")
+
+
+def test_random_lives_catch_a_log_that_a_lying_disk_has_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *BUGS["end of the log not marked"])
+    assert first_violation(range(100)).startswith("MS1:")
 
 
 def test_an_incarnation_that_nobody_compares_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:

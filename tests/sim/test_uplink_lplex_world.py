@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +15,13 @@ from tidelog.cluster.uplink_channel import UplinkChannel
 from tidelog.cluster.uplink_runs import RunJudge
 from tidelog.core.uplink.lplex_asks import LplexAsks
 from tidelog.core.uplink.receiver import UplinkReceiver
+from tidelog.core.uplink.sender import UplinkSender
+from tidelog.edge import uplink as edge_uplink
+from tidelog.edge.uplink import BoatUplink
+from tidelog.sim.network import Scheduler
+from tidelog.sim.uplink_fed import FedBoat
+from tidelog.sim.uplink_model import Broken
+from tidelog.sim.uplink_world import REST_MS, SHORT_MS
 
 BUGS: dict[str, tuple[str, list[Edit]]] = {
     "old files count for the run that speaks": (
@@ -68,6 +77,10 @@ BUGS: dict[str, tuple[str, list[Edit]]] = {
         "",
         [Edit(LplexAsks, "open", "start = wanted\n", "start = newest\n")],
     ),
+    "a boat's largest lag is never learned": (
+        "14: ",
+        [Edit(LplexAsks, "_learn_lag", "self._early += 1", "pass")],
+    ),
     "older runs are never asked for": (
         "14: ",
         [Edit(LplexAsks, "holes_named", "or not known.held", "or True")],
@@ -77,6 +90,82 @@ BUGS: dict[str, tuple[str, list[Edit]]] = {
         [Edit(UplinkReceiver, "backfill", "if message.lost:", "if False:")],
     ),
 }
+
+
+FED_BUGS: dict[str, tuple[str, list[Edit]]] = {
+    "void seqs are skipped": (
+        "14: ",
+        [
+            Edit(
+                BoatUplink,
+                "_lplex_backfill",
+                "frames = no_frames(len(seqs), now_us if block is None else block.maker.time_min_us)",
+                "self.sender.backfilled(seqs, size_bytes=0, now_ms=now_ms); return []",
+            ),
+            Edit(
+                edge_uplink,
+                "without_gaps",
+                "yield next_seq, no_frames(base_seq - next_seq, int(frames.times_us[0]))",
+                "pass",
+            ),
+        ],
+    ),
+    "void seqs have a frame of the bus": (
+        "",
+        [
+            Edit(
+                edge_uplink,
+                "no_frames",
+                "np.full(count, NO_FRAME_ID, dtype=np.uint32)",
+                "np.full(count, 0x09F80100, dtype=np.uint32)",
+            )
+        ],
+    ),
+    "Live is not held while the last hole closes": (
+        "twice",
+        [Edit(UplinkSender, "next_live", " or self._settled_at_ms is not None", "")],
+    ),
+    "the newest frame is sent again to a cloud that has all": (
+        "twice",
+        [
+            Edit(
+                UplinkSender,
+                "welcomed",
+                "self._live_next = welcome.live_start + has_all",
+                "self._live_next = welcome.live_start",
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", FED_BUGS)
+def test_planted_bug_in_what_an_lplex_cloud_is_given_is_noticed(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    words, edits = FED_BUGS[bug]
+    plant(monkeypatch, *edits)
+    found = first_fed_violation(60)
+    assert found, bug
+    assert words in found
+
+
+def test_a_boat_that_feeds_an_lplex_cloud_loses_nothing_and_sends_nothing_twice() -> None:
+    assert first_fed_violation(15) == ""
+
+
+def first_fed_violation(seeds: int) -> str:
+    """Lives of nobody but the boat with the lplex cloud."""
+    for seed in range(seeds):
+        scheduler = Scheduler()
+        boat = FedBoat.of(random.Random(f"fed {seed}"), scheduler, Counter())
+        try:
+            scheduler.run_until(SHORT_MS)
+            boat.heal()
+            if not scheduler.run_until(scheduler.now_ms + REST_MS, lambda: not boat.is_restless()):  # noqa: B023
+                return f"14: seed {seed}: {boat.unrest()}"
+            boat.check_end()
+        except Broken as broken:
+            return f"seed {seed}: {broken}"
+    return ""
 
 
 @pytest.mark.slow

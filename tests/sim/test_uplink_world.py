@@ -15,11 +15,13 @@ from tidelog.blocks.header import BlockLimits
 from tidelog.cli.sim_commands import run_seeds
 from tidelog.cluster import uplink_channel
 from tidelog.cluster.uplink_channel import UplinkChannel
+from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink import receiver as receiver_module
 from tidelog.core.uplink import tenure as tenure_module
 from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
+from tidelog.core.uplink.lplex_asks import LplexAsks
 from tidelog.core.uplink.messages import Hello
 from tidelog.core.uplink.receiver import Append, UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
@@ -297,16 +299,18 @@ def test_an_lplex_boat_that_starts_over_in_its_old_lineage_is_noticed(monkeypatc
 
 
 def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F5: what the boat has not flushed yet, and what could not be told apart yet, is no less there."""
+    """F5: what the boat has not flushed yet, what could not be told apart yet, and what it was not asked for yet is no
+    less there."""
     done: Callable[..., list[Any]] = UplinkReceiver.backfill_done
 
     def at_once(core: UplinkReceiver[Any], session: int, *, now_ms: int) -> list[Any]:
         core._backfilled_through = 2**62
-        core.asks.undecided = False
+        core._holes_named = RangeSet([range(1, 2**62)])
         return done(core, session, now_ms=now_ms)
 
     monkeypatch.setattr(UplinkReceiver, "backfill_done", at_once)
     monkeypatch.setattr(receiver_module, "_PASSES_BEFORE_LOST", 1)
+    monkeypatch.setattr(LplexAsks, "shows_what_is_lost", True)
     assert "F5:" in first_violation(200)
 
 

@@ -90,11 +90,11 @@ class LinkProxy:
     @contextlib.contextmanager
     def running(self) -> Iterator[LinkProxy]:
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(patient(10))
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(self._close(server), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._close(server), self._loop).result(patient(10))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(patient(10))
             self._loop.close()
@@ -107,7 +107,7 @@ class LinkProxy:
             done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(10), "the proxy's thread is stuck"
+        assert done.wait(patient(10)), "the proxy's thread is stuck"
 
     async def _listen(self) -> asyncio.Server:
         server = await asyncio.start_server(self._accept, HOST, 0)

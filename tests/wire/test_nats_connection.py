@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.wire.nats_server import NatsServer
 from tidelog.core.subjects import is_reply_subject, queue_group_problem, subject_problem
 from tidelog.errors import BadSubject, InvalidConfig, MissingExtra
 from tidelog.units import KIB
-from tidelog.wire.nats_connection import NatsConnection, NatsMessage, NatsOptions
+from tidelog.wire.nats_connection import BACKOFF_S, LASTED_S, NatsConnection, NatsMessage, NatsOptions, wait_after
 
 SECRET = "beware of the tide"
 
@@ -276,6 +277,44 @@ def test_nx3_what_comes_with_a_subscription_is_delivered_after_on_up_and_not_los
         assert seen == ["up", [b"1"]]
 
     run(work)
+
+
+def test_nx7_a_server_that_lets_us_in_and_breaks_is_dialed_ever_more_seldom() -> None:
+    """It was dialed 13 to 40 times a second: each connection that came up started the waits over."""
+
+    async def work() -> None:
+        dialed_s: list[float] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            dialed_s.append(time.monotonic())
+            writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
+            while data := await reader.read(1_000):
+                if b"PING" in data:
+                    writer.write(b"PONG\r\n")
+                    await writer.drain()
+                    break
+            writer.close()
+
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        options = NatsOptions(servers=(f"nats://127.0.0.1:{port}",))
+        async with connected(options, waits=False) as (_, told):
+            await until(lambda: len(dialed_s) == 6, deadline_s=30)
+        assert told.ups >= 5, "each of them came up"
+        # At least half of 0.1, 0.2, 0.4, 0.8 and 1 s.
+        assert dialed_s[-1] - dialed_s[0] >= 1.25
+        listener.close()
+        await listener.wait_closed()
+
+    run(work)
+
+
+def test_nx7_the_waits_start_over_after_a_connection_that_lasted() -> None:
+    waits, wait_s = [], BACKOFF_S[0]
+    for stood_s in (0.0, 0.0, 0.9, LASTED_S, 0.0):
+        wait_s = wait_after(wait_s, stood_s=stood_s)
+        waits.append(wait_s)
+    assert waits == [0.1, 0.2, 0.4, 0.05, 0.1]
 
 
 def test_the_next_server_is_taken_when_one_is_gone(tmp_path: Path) -> None:

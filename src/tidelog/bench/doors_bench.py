@@ -25,11 +25,11 @@ from typing import Final
 
 from tidelog.bench.channel_kit import (
     BenchChannel,
+    WrongRecords,
     count_records,
     create_channel,
     delete_channel,
     dial_node,
-    require_records,
 )
 from tidelog.bench.cluster_bench import Pairs, our_rate
 from tidelog.bench.cluster_bench import Sizes as RateSizes
@@ -41,9 +41,11 @@ from tidelog.bench.nats_load import RECORDS, REQUESTS
 from tidelog.bench.nats_peer import NatsPeer, nats_server_version
 from tidelog.errors import WaitTimedOut
 from tidelog.wire.proto import liftbridge_pb2 as pb
+from tidelog.wire.stream_names import channel_of
 
 NODES: Final = 3
 PUBLISHERS: Final = 4
+PARTITIONS: Final = 6
 _MODULE: Final = "tidelog.bench.doors_parties"
 _PARTY_S: Final = 120.0
 _COMMIT_S: Final = 10.0
@@ -126,6 +128,7 @@ class _Case:
     policy: int
     publishers: int = 1
     is_keyed: bool = False
+    partitions: int = 1
 
 
 _LEADER_1: Final = _Case(key="publish_async_leader_1", kind="raw", policy=pb.LEADER)
@@ -133,9 +136,10 @@ _LEADER_4: Final = _Case(key="publish_async_leader_4", kind="raw", policy=pb.LEA
 _ALL_1: Final = _Case(key="publish_async_all_1", kind="raw", policy=pb.ALL)
 _ALL_4: Final = _Case(key="publish_async_all_4", kind="raw", policy=pb.ALL, publishers=PUBLISHERS)
 _KEYED: Final = _Case(key="publish_async_keyed", kind="raw", policy=pb.LEADER, is_keyed=True)
+_SPREAD: Final = _Case(key="publish_async_spread", kind="raw", policy=pb.LEADER, partitions=PARTITIONS)
 _GRPCIO: Final = _Case(key="grpcio_publish", kind="grpcio", policy=pb.ALL)
 _NATIVE: Final = _Case(key="native_publish", kind="native", policy=pb.ALL)
-_CASES: Final = (_LEADER_1, _LEADER_4, _ALL_1, _ALL_4, _KEYED, _GRPCIO, _NATIVE)
+_CASES: Final = (_LEADER_1, _LEADER_4, _ALL_1, _ALL_4, _KEYED, _SPREAD, _GRPCIO, _NATIVE)
 
 
 async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Results:
@@ -167,6 +171,7 @@ async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Resu
         "api_vs_echo": _median(leader, echoes["raw"]),
         "api_vs_grpcio_echo": _median(leader, echoes["grpcio"]),
         "keyed_vs_plain": _median(rates[_KEYED.key], leader),
+        "spread_vs_plain": _median(rates[_SPREAD.key], leader),
         "paced_p50_ms": round(statistics.median(found.p50_ms for found in paced), 2),
         "paced_p99_ms": round(statistics.median(found.p99_ms for found in paced), 2),
         "paced_per_s": PACED_PER_S,
@@ -193,12 +198,16 @@ def _median(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 async def _publish(kit: ClusterKit, doors: dict[str, int], case: _Case, sizes: Sizes) -> float:
     """Acknowledged messages per second of all publishers, at the door of the leader (DB1)."""
-    channel = await create_channel(kit)
+    channels = [channel := await create_channel(kit)]
+    for partition in range(1, case.partitions):
+        name = channel_of(channel.name, partition)
+        channels.append(await create_channel(kit, name, leader_pinned=channel.leader))
     party = _party(kit, "publish", case.kind, doors[channel.leader], channel, sizes, policy=case.policy)
-    party = replace(party, is_keyed=case.is_keyed)
+    party = replace(party, is_keyed=case.is_keyed, partitions=case.partitions)
     measured = await asyncio.to_thread(_carried_out, [party] * case.publishers)
-    await _require(kit, channel, sum(found.acked for found in measured))
-    await delete_channel(kit, channel.name)
+    await _require(kit, channels, sum(found.acked for found in measured))
+    for one in channels:
+        await delete_channel(kit, one.name)
     return sum(found.records / found.seconds for found in measured)
 
 
@@ -207,23 +216,27 @@ async def _paced(kit: ClusterKit, doors: dict[str, int], sizes: Sizes) -> Measur
     channel = await create_channel(kit)
     party = _party(kit, "publish", "paced", doors[channel.leader], channel, sizes, policy=pb.ALL)
     (measured,) = await asyncio.to_thread(_carried_out, [party])
-    await _require(kit, channel, measured.acked)
+    await _require(kit, [channel], measured.acked)
     await delete_channel(kit, channel.name)
     return measured
 
 
-async def _require(kit: ClusterKit, channel: BenchChannel, acked: int) -> None:
-    """What a leader alone has acknowledged is committed a moment later."""
-    link = await dial_node(kit, channel.leader)
+async def _require(kit: ClusterKit, channels: Sequence[BenchChannel], acked: int) -> None:
+    """What a leader alone has acknowledged is committed a moment later. All channels have the same leader."""
+    link = await dial_node(kit, channels[0].leader)
+    held = 0
 
     async def are_there() -> bool:
-        return await count_records(link, channel.channel_id) >= acked
+        nonlocal held
+        held = sum([await count_records(link, channel.channel_id) for channel in channels])
+        return held >= acked
 
     try:
-        await kit.wait(are_there, deadline_s=_COMMIT_S, what=f"{acked} records in {channel.name}")
-        await require_records(link, channel.channel_id, acked)
+        await kit.wait(are_there, deadline_s=_COMMIT_S, what=f"{acked} records in {channels[0].name}")
     finally:
         await link.close()
+    if held != acked:
+        raise WrongRecords(f"{channels[0].name} holds {held} records, acknowledged were {acked}")
 
 
 async def _echo(kit: ClusterKit, kind: str, sizes: Sizes) -> float:

@@ -66,6 +66,8 @@ class Party:
     """To subscribe to."""
     is_keyed: bool = False
     """Whether messages have a key."""
+    partitions: int = 1
+    """Messages go to one after the other."""
 
     def told(self) -> str:
         return json.dumps(asdict(self))
@@ -85,10 +87,11 @@ class Measured:
 # --- publishers ------------------------------------------------------------------------------------------
 
 
-def _request(party: Party) -> bytes:
+def _request(party: Party, partition: int = 0) -> bytes:
     value = os.urandom(VALUE_BYTES)
     return pb.PublishRequest(
         stream=party.stream,
+        partition=partition,
         value=value,
         ackPolicy=party.policy,  # type: ignore[arg-type]
         correlationId="c",
@@ -130,7 +133,8 @@ async def _publish_paced(party: Party) -> Measured:
 
 
 async def _publish_raw(party: Party) -> Measured:
-    chunk = grpc_message(_request(party)) * _CHUNK
+    messages = [grpc_message(_request(party, partition)) for partition in range(party.partitions)]
+    chunk = b"".join(messages[number % party.partitions] for number in range(_CHUNK))
     pump = await GrpcPump.dial(HOST, party.port, _PUBLISH, tls=_tls(party))
     await _begin()
     sent, ends = 0, time.perf_counter() + party.warm_up_s + party.seconds

@@ -25,7 +25,7 @@ from tidelog.blocks.header import (
     parse_maker,
 )
 from tidelog.blocks.lpj import LpjBlock, LpjCompression, decode_lpj_block, open_lpj_stored, summarize_lpj_block
-from tidelog.errors import BlockCorrupt, BlockTooLarge
+from tidelog.errors import BlockCorrupt, BlockTooLarge, InvalidRecord
 
 
 class ForeignForm(IntEnum):
@@ -134,6 +134,7 @@ def salvage_foreign(
 
     lplex's writer keeps no room for the device entry of an address claim that is the last frame of a block, and writes
     it over the end of the records. A part of a block cannot be carried as it came: its good records are encoded anew.
+    Where they are no frames that we can encode, an id of more than 29 bits say, the block is `BlockCorrupt`.
     """
     _check_size(stored, block_size, limits)
     raw = open_lpj_stored(stored, compression=compression, block_size=block_size)
@@ -144,8 +145,7 @@ def salvage_foreign(
         form = ForeignForm.of(version=version, compression=compression)
         made = _wrap(stored, block, form=form, block_size=block_size, producer=producer, limits=limits)
     elif len(block.frames):
-        base_seq = block.base_seq
-        made = encode_frames(block.frames, base_seq=base_seq, producer=producer, delta=True, codec=Codec.ZSTD)
+        made = _encode_salvaged(block, producer)
     else:
         made = None
     return Salvaged(
@@ -155,6 +155,14 @@ def salvage_foreign(
         frame_count=frame_count,
         problem=block.damage or "",
     )
+
+
+def _encode_salvaged(block: LpjBlock, producer: bytes) -> MadeBlock:
+    try:
+        return encode_frames(block.frames, base_seq=block.base_seq, producer=producer, delta=True, codec=Codec.ZSTD)
+    except InvalidRecord as error:
+        problem = f"{block.damage}, and what precedes it cannot be kept: {error.problem}"
+        raise BlockCorrupt(problem=problem) from error
 
 
 def decode_foreign(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -> FrameColumns:

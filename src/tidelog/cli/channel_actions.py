@@ -48,6 +48,10 @@ _AS_GIVEN: Final = (
     "persistent",
 )
 """Settings whose options need no reading."""
+_ABOUT_COPIES: Final = frozenset(
+    {"replicated", "factor", "placement", "pinned_nodes", "placement_metadata", "on_under_capacity", "min_isr"}
+)
+"""Settings after whose change a channel may have fewer copies than it was promised."""
 _RETENTION: Final[tuple[tuple[str, str, Callable[[str], int]], ...]] = (
     ("max_age_ms", "retention_age", lambda text: parse_duration_us(text) // 1000),
     ("max_bytes", "retention_bytes", parse_bytes),
@@ -227,8 +231,16 @@ def run_alter(
     if not config and nodes is None:
         raise click.UsageError("give at least one setting to change, or --replicas")
     reach = reach_of(**options)
-    channel = ask(reach, lambda client: client.alter(name, replicas=nodes, expected_channel_epoch=if_epoch, **config))
+
+    async def alter(client: Client) -> tuple[dict[str, Any], list[str]]:
+        changed = await client.alter(name, replicas=nodes, expected_channel_epoch=if_epoch, **config)
+        concerns_copies = nodes is not None or not _ABOUT_COPIES.isdisjoint(config)
+        return changed, await _shortfalls(client, [name], wait_ms=None) if concerns_copies else []
+
+    channel, lacks = ask(reach, alter)
     _print_changed(reach, channel, f"{name} is altered")
+    for words in lacks:
+        say(f"warning: {words}")
 
 
 def run_state(name: str, op: str, **options: Any) -> None:

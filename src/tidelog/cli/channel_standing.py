@@ -54,7 +54,7 @@ def takes_writes(channel: dict[str, Any]) -> bool:
 
 
 def shortfall(channel: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> str | None:
-    """What a new channel lacks of the copies it was promised, in sentences; None when it lacks nothing."""
+    """What a new or altered channel lacks of the copies it was promised, in sentences; None when it lacks nothing."""
     name, factor, min_isr = channel["name"], factor_of(channel), min_isr_of(channel)
     isr, placed = len(channel["isr"]), len(channel["replicas"])
     if channel["leader"] is not None and isr >= factor:
@@ -65,7 +65,10 @@ def shortfall(channel: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> str |
     if channel["leader"] is None:
         return f"{has}; nobody leads it, so writes are refused until one of {', '.join(channel['replicas'])} is back"
     if isr >= min_isr:
-        return f"{has}; it takes writes (min_isr is {min_isr}) and gets the other replicas when more nodes are active"
+        rest = "gets the other replicas when more nodes are active" if active < factor else "the other replicas follow"
+        return f"{has}; it takes writes (min_isr is {min_isr}) and {rest}"
+    if active >= factor:
+        return f"{has}; writes are refused until {min_isr} replicas are in sync, which follow by themselves"
     fits = max(1, min(factor, active))
     return (
         f"{has}; writes are refused until {min_isr} replicas are in sync (min_isr is {min_isr}): start more nodes, and"

@@ -127,6 +127,8 @@ def _troubles(status: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[st
             yield f"{node['node']} is expected and was not seen yet"
     if (best.get("channels") or {}).get("leaderless"):
         yield "channels without a leader wait for a holder of all their records: see tidelog channel list"
+    if best is not status:
+        yield from status.get("disk_findings", ())  # nodes of an older version do not tell
     yield from best["findings"]
     versions = sorted({node["software"] for node in best["nodes"] if node["software"]})
     if len(versions) > 1:

@@ -96,13 +96,19 @@ def import_(
 @click.option("--lineage", metavar="HEX", help="Only this lineage; its first digits are enough.")
 @click.option("--compression", type=click.Choice(["none", "zstd", "zstd-dict"]), help="Of an .lpj file; zstd.")
 @click.option("--block-size", metavar="SIZE", help="Of an .lpj file: a power of two from 4KiB on; 256KiB.")
+@click.option(
+    "--fill-gaps",
+    is_flag=True,
+    help="For lplex's verify: a frame of PGN 65536 in an .lpj file for each missing seq.",
+)
 @_CHANNEL
 @_JSON
 @click.pass_context
 def export(context: click.Context, /, source: str, target: str, **options: Any) -> None:
     """Write the frames of a log to an .lpj, candump (.log) or canboat (.raw) file, in the order of their seqs.
 
-    lplex blocks that are in order go into an .lpj file byte for byte, unless --compression or --block-size is given.
+    lplex blocks that are in order go into an .lpj file byte for byte, unless --compression or --block-size is given or
+    --fill-gaps finds a gap.
     """
     from tidelog.cli.log_export import run_export
 

@@ -12,9 +12,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
@@ -31,6 +31,8 @@ from tidelog.compat.lpj import CompressionName, LpjWriter
 from tidelog.errors import InvalidConfig
 from tidelog.units import parse_bytes
 
+FILLED_MAX: Final = 10_000_000
+"""Seqs that `--fill-gaps` writes a frame for: a boat leases some 16,000 ahead, and has that many gaps in no life."""
 _SUFFIXES = {".lpj": "lpj", ".log": "candump", ".candump": "candump", ".txt": "candump", ".raw": "canboat"}
 
 
@@ -40,6 +42,8 @@ class LpjShape:
 
     compression: CompressionName | None = None
     block_bytes: int | None = None
+    fill_gaps: bool = False
+    """Put a frame that says so where a seq is missing, so that lplex finds no jump."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class Exported:
     """Those that were exported, in the order in which they are in the file."""
     gaps: int = 0
     """Runs of seqs that the log does not have."""
+    filled: int = 0
+    """Seqs among them for which a frame without content was written."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +75,7 @@ class Exported:
             "lineages": len(self.lineages),
             "lineage_list": [lineage.hex() for lineage in self.lineages],
             "gaps": self.gaps,
+            "filled": self.filled,
         }
 
 
@@ -81,6 +88,7 @@ def run_export(
     lineage: str | None,
     compression: CompressionName | None,
     block_size: str | None,
+    fill_gaps: bool,
     as_json: bool,
 ) -> int:
     suffix = os.path.splitext(target)[1].lower()
@@ -88,9 +96,14 @@ def run_export(
     if chosen is None:
         problem = f"{target} has none of the suffixes {', '.join(_SUFFIXES)}; say which format with --format"
         raise InvalidConfig(section="export", problems=[problem])
-    if chosen != "lpj" and (compression or block_size):
-        raise InvalidConfig(section="export", problems=["--compression and --block-size are for .lpj files"])
-    shape = LpjShape(compression=compression, block_bytes=None if block_size is None else parse_bytes(block_size))
+    if chosen != "lpj" and (compression or block_size or fill_gaps):
+        problem = "--compression, --block-size and --fill-gaps are for .lpj files"
+        raise InvalidConfig(section="export", problems=[problem])
+    shape = LpjShape(
+        compression=compression,
+        block_bytes=None if block_size is None else parse_bytes(block_size),
+        fill_gaps=fill_gaps,
+    )
     opened = open_source(source, channel=channel)
     if len(opened.streams) != 1:
         raise InvalidConfig(section="export", problems=[f"{source} has several channels; choose one with --channel"])
@@ -116,7 +129,8 @@ def _print(result: Exported) -> None:
     for what, count in result.left_out.items():
         print(f"left out: {count} {what}")
     if result.gaps:
-        print(f"note: {result.gaps} runs of seqs are not in the log (lost, void or not there yet)")
+        filled = f"; {result.filled} frames that say `no frame` stand in for them" if result.filled else ""
+        print(f"note: {result.gaps} runs of seqs are not in the log (lost, void or not there yet){filled}")
     if result.format == "lpj" and len(result.lineages) > 1:
         names = " ".join(lineage.hex() for lineage in result.lineages)
         print(
@@ -140,6 +154,27 @@ class _Frames:
     def __iter__(self) -> Iterator[tuple[int, Block, FrameColumns]]:
         for lineage in self.chosen:
             yield from self.ordered.frames(lineage)
+
+    def check_fillable(self) -> None:
+        missing = sum(map(_missing, self.chosen))
+        if missing > FILLED_MAX:
+            problem = f"{missing} seqs are missing and --fill-gaps fills at most {FILLED_MAX}; export without it"
+            raise InvalidConfig(section="export", problems=[problem])
+
+    def without_gaps(self) -> Iterator[tuple[int, Block | None, FrameColumns]]:
+        """The same, and between two seqs of a lineage what stands in for those that are missing, of no block."""
+        from tidelog.edge.lplex_cloud import NO_FRAMES_MAX, no_frames
+
+        for lineage in self.chosen:
+            following: int | None = None
+            for first_seq, block, columns in self.ordered.frames(lineage):
+                while following is not None and following < first_seq:
+                    count = min(first_seq - following, NO_FRAMES_MAX)
+                    yield following, None, no_frames(count, int(columns.times_us[0]))
+                    self._result.filled += count
+                    following += count
+                yield first_seq, block, columns
+                following = first_seq + len(columns)
 
     def shape(self) -> Shape | None:
         """The shape that all blocks share, if they can be copied as they are, one behind the other."""
@@ -188,13 +223,27 @@ def _chosen(found: dict[bytes, Lineage], wanted: str | None) -> list[Lineage]:
     return fitting
 
 
-def _gaps(lineage: Lineage) -> int:
+def _holes(lineage: Lineage) -> Iterator[range]:
+    """Runs of seqs between the first and the last that the log does not have."""
     seqs = sorted((piece.seqs for chain in lineage.chains for piece in chain.pieces), key=lambda part: part.start)
-    return sum(before.stop < after.start for before, after in pairwise(seqs))
+    for before, after in pairwise(seqs):
+        if before.stop < after.start:
+            yield range(before.stop, after.start)
+
+
+def _gaps(lineage: Lineage) -> int:
+    return sum(1 for _ in _holes(lineage))
+
+
+def _missing(lineage: Lineage) -> int:
+    return sum(map(len, _holes(lineage)))
 
 
 def _write_lpj(target: str, frames: _Frames, result: Exported, wanted: LpjShape) -> None:
-    shape = frames.shape() if wanted == LpjShape() else None
+    fills = wanted.fill_gaps and result.gaps > 0
+    if fills:
+        frames.check_fillable()
+    shape = frames.shape() if replace(wanted, fill_gaps=fills) == LpjShape() else None
     if shape is not None:
         result.unchanged = True
         result.frames = copy_blocks(target, shape, frames.stored_blocks())
@@ -203,8 +252,8 @@ def _write_lpj(target: str, frames: _Frames, result: Exported, wanted: LpjShape)
     writer = LpjWriter(target, block_size=block_bytes, compression=wanted.compression or "zstd")
     tables = DeviceTables(writer)
     try:
-        for first_seq, block, columns in frames:
-            tables.append(columns, first_seq, known=_table_of(block))
+        for first_seq, block, columns in frames.without_gaps() if fills else frames:
+            tables.append(columns, first_seq, known=() if block is None else _table_of(block))
         writer.close()
     except BaseException:
         with suppress(OSError):

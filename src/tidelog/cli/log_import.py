@@ -179,11 +179,10 @@ def _capture_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
 
 def _foreign_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
     for stored, found in _salvaged_blocks(result, strict=strict):
-        if found.made is None:
-            continue
-        if not found.frame_count:
-            result.skip("block without frames", f"byte {stored.position}")
-        yield found.made
+        if found.made is not None:
+            if not found.frame_count:
+                result.skip("block without frames", f"byte {stored.position}")
+            yield found.made
         yield from _lost_records(result, found)
 
 

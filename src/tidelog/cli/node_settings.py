@@ -200,7 +200,7 @@ _TIMING_SETTINGS: Final = (
         at_least=500,
         at_most=60 * _MINUTE_MS,
         group=TIMING,
-        help="Within so long reports of a silent channel leader count together; more than a channel's heartbeat.",
+        help="Within so long, or two of the channel's heartbeats, reports of a silent channel leader count together.",
     ),
     Setting(
         flag="replica-max-idle-wait",

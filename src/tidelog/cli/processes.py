@@ -27,6 +27,7 @@ from tidelog.cli.cloud_settings import CLOUD_FILES, CLOUD_SETTINGS, check_cloud,
 from tidelog.cli.common_settings import http_options
 from tidelog.cli.disk_trouble import as_failure, begin_anew_when_there_is_room, is_failed, is_full
 from tidelog.cli.door_settings import with_door
+from tidelog.cli.idle_memory import returned_when_idle
 from tidelog.cli.node_settings import NODE_FILES, NODE_SETTINGS, check_node, node_options
 from tidelog.cli.setting_checks import require_free
 from tidelog.cli.settings_page import render_help
@@ -185,7 +186,8 @@ async def _until_stopped(start: Callable[[], Coroutine[Any, Any, Run]], was_told
         loop.add_signal_handler(number, told)
     # lplex reloads on it; here it must at least not end the process.
     loop.add_signal_handler(signal.SIGHUP, _say, "nothing to reload reason='changed files are noticed by themselves'")
-    await work
+    async with returned_when_idle():
+        await work
 
 
 async def _run_boat(values: dict[str, Any]) -> Run:

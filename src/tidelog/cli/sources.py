@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 from tidelog.blocks.block import Block
-from tidelog.blocks.foreign import wrap_foreign
+from tidelog.blocks.foreign import salvage_foreign
 from tidelog.cli.log_files import Broken, Item, LogFiles, Placed, load_mark
 from tidelog.cli.store_files import StoreFiles
 from tidelog.compat.captures import sniff
@@ -130,23 +130,29 @@ class LpjStream:
                     continue
                 try:
                     stored.check()
-                    block = _wrapped(stored, offset)
+                    block, problem = _salvaged(stored, offset)
                 except BadBlock as error:
                     yield self._broken(stored.position, error.problem, offset)
                     continue
-                if block.counted:
+                if block is not None and block.counted:
                     offset = block.offsets.stop
                     yield Placed(self.path, stored.position, block)
+                if problem:
+                    yield self._broken(stored.position, problem, offset)
 
     def _broken(self, position: int, problem: str, offset: int) -> Broken:
         return Broken(self.path, position, offset, offset, problem)
 
 
-def _wrapped(stored: LpjStoredBlock, offset: int) -> Block:
-    made = wrap_foreign(
+def _salvaged(stored: LpjStoredBlock, offset: int) -> tuple[Block | None, str]:
+    """The block, or its records before the first bad one as a block of ours, and why it is not whole."""
+    found = salvage_foreign(
         stored.stored, version=stored.version, compression=stored.compression, block_size=stored.block_size
     )
-    return made.stamp(base_offset=offset, channel_id=0, leader_epoch=0, append_time_us=0, durable_end=0, path=0)
+    if found.made is None:
+        return None, found.problem
+    block = found.made.stamp(base_offset=offset, channel_id=0, leader_epoch=0, append_time_us=0, durable_end=0, path=0)
+    return block, found.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,18 +224,21 @@ class ChannelAdmin:
 
     # --- one channel's log -------------------------------------------------------------------------
 
-    async def offsets(self, name: str, *, timeout_ms: int | None = None) -> Offsets:
-        """Where the channel begins and ends, as its leader says."""
-        found = await offset_at(self._calls, name, "latest", timeout_ms=timeout_ms)
+    async def offsets(self, name: str, *, timeout_ms: int | None = None, channel_id: int | None = None) -> Offsets:
+        """Where the channel begins and ends, as its leader says; with `channel_id` that channel, and no other of its
+        name."""
+        found = await offset_at(self._calls, name, "latest", timeout_ms=timeout_ms, channel_id=channel_id)
         return Offsets(
             log_start=found["log_start"], committed_end=found["committed_end"], leader_epoch=found["leader_epoch"]
         )
 
-    async def offset_at(self, name: str, start: Start, *, timeout_ms: int | None = None) -> int:
-        """The offset at which a reader with this start would begin."""
+    async def offset_at(
+        self, name: str, start: Start, *, timeout_ms: int | None = None, channel_id: int | None = None
+    ) -> int:
+        """The offset at which a reader with this start would begin; `channel_id` as with `offsets`."""
         if isinstance(start, int) and not isinstance(start, bool):
             return start
-        return (await offset_at(self._calls, name, start, timeout_ms=timeout_ms))["offset"]
+        return (await offset_at(self._calls, name, start, timeout_ms=timeout_ms, channel_id=channel_id))["offset"]
 
     async def cursors(self, name: str, *, timeout_ms: int | None = None) -> dict[str, int]:
         """The named cursors of a channel and where they stand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple, TypeAlias
 
@@ -90,6 +91,9 @@ class ProducerOptions:
     """From `send` to the answer; None: the client's."""
     channel_id: int | None = None
     """Write to this channel and no other of its name."""
+    on_paused: Callable[[], None] | None = None
+    """Called when a block that a pause stopped half way, so that it may be in the log, waits for the channel to be
+    resumed, perhaps more than once. Without it such records end with `OutcomeUnknown`."""
 
     def __post_init__(self) -> None:
         problems = [

@@ -34,6 +34,7 @@ from tidelog.errors import (
     BadMessage,
     BodyTooLarge,
     ChannelDeleted,
+    ChannelPaused,
     ChannelRecreated,
     ClientClosed,
     HandlerFailed,
@@ -78,6 +79,7 @@ class Producer:
             timeout_ms=self._timeout_ms,
             backoff=calls.backoff(),
             first_token=first_token,
+            outlasts_pause=options.on_paused is not None,
         )
         self._loop = asyncio.get_running_loop()
         self._in_flight_bytes = 0
@@ -400,6 +402,8 @@ class Producer:
         fates = self._core.answered(answer, now_ms())
         if fates:
             self._finish(fates)
+        elif isinstance(answer.error, ChannelPaused) and self._options.on_paused is not None:
+            self._options.on_paused()
         if not self._pump_is_due:
             self._pump_soon()
 

@@ -18,6 +18,8 @@ CP4  The link keeps small bodies in order and lets them overtake large ones: beh
 CP5  A channel that was deleted holds nothing. In another of its name everything that has no answer is sent as new:
      under another identity, from seq 1 on, so that nothing of the old channel counts as there already. What was
      wanted at an offset of the old channel is refused.
+CP6  Where somebody resumes paused channels (`outlasts_pause`), a block that a pause stopped half way, so that it may be
+     in the log, is sent again under its seqs until its time is up: only the log can say whether it is there.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tidelog.client.retry import Backoff
 from tidelog.core.client_messages import ANY_OFFSET, Produced
 from tidelog.errors import (
     ChannelDeleted,
+    ChannelPaused,
     ClientClosed,
     LeadershipLost,
     LogError,
@@ -87,8 +90,18 @@ class Fate(NamedTuple):
 class ProducerCore:
     """The blocks of one producer that have no answer yet."""
 
-    def __init__(self, *, channel: str, requests_max: int, timeout_ms: int, backoff: Backoff, first_token: int) -> None:
+    def __init__(
+        self,
+        *,
+        channel: str,
+        requests_max: int,
+        timeout_ms: int,
+        backoff: Backoff,
+        first_token: int,
+        outlasts_pause: bool = False,
+    ) -> None:
         self._channel = channel
+        self._outlasts_pause = outlasts_pause
         self._requests_max = requests_max
         self._timeout_ms = timeout_ms
         self._backoff = backoff
@@ -214,7 +227,8 @@ class ProducerCore:
         if isinstance(error, ProducerFenced):
             self.fatal = error
             return [self._failed(flight, error), *self.end(error)]
-        if not error.retriable and not isinstance(error, UnknownProducer | UnknownChannel | ChannelDeleted):
+        outlasts = self._outlasts_pause and flight.is_unsure and isinstance(error, ChannelPaused)  # CP6
+        if not (error.retriable or outlasts or isinstance(error, UnknownProducer | UnknownChannel | ChannelDeleted)):
             return [self._failed(flight, error)]
         if isinstance(error, UnknownProducer):
             return self._closed(flight, error, now_ms)

@@ -208,7 +208,7 @@ class ChannelAdmin:
             if position % _PLACED_PER_TURN == 0:
                 await asyncio.sleep(0)  # heartbeats go on
             try:
-                change = self._placed(channel, principal, loads)
+                change = self._placed(channel, principal, loads, earlier=len(changes))
                 if isinstance(change, ChannelRecord):
                     results[position] = {"channel_id": change.channel_id, "existed": True}
                 else:
@@ -221,7 +221,7 @@ class ChannelAdmin:
         return self._answer(results=results)
 
     def _placed(
-        self, wanted: WantedChannel, principal: str, loads: dict[str, NodeLoad]
+        self, wanted: WantedChannel, principal: str, loads: dict[str, NodeLoad], *, earlier: int
     ) -> CreateChannel | ChannelRecord:
         """The change that creates it, or the channel that is there already with the same config."""
         self._access.require(principal, wanted.name, ADMIN)
@@ -247,7 +247,7 @@ class ChannelAdmin:
                 nodes=placed.nodes,
                 problems=tuple(placed.refused.values()),
             )
-        require_room(self._node.catalog, loads, placed.nodes, self._limits)
+        require_room(self._node.catalog, loads, placed.nodes, self._limits, placed=earlier)
         leader = first_leader(placed.nodes, pinned=config.leader_pinned, rng_fraction=self._rng.random())
         # So that the next channels of the same request go elsewhere.
         for node in placed.nodes:
@@ -398,7 +398,8 @@ class ChannelAdmin:
             leader = self._nearest(channel)
         if leader == channel.leader and catalog.has_live_leader(channel) and not request.unclean:
             return None
-        if not request.unclean and channel.member(leader) is not None and not is_compared(catalog, channel, leader):
+        is_holder = channel.member(leader) is not None or channel.eligible_member(leader) is not None
+        if not request.unclean and is_holder and not is_compared(catalog, channel, leader):
             problem = (
                 "its log has not been compared with the others' since it started; the cluster does that and elects by "
                 "itself. To have its log count whatever it lacks, elect it with --unclean"

@@ -292,7 +292,10 @@ class ChannelDuties:
         ):
             return self._elect(catalog, channel, now_ms, instead_of=leader)
         if self.witnesses.is_cut_off(
-            channel, hears=lambda one, other: self._is_connected(catalog, one, other, now_ms), now_ms=now_ms
+            channel,
+            hears=lambda one, other: self._is_connected(catalog, one, other, now_ms),
+            is_deaf=lambda one, other: self._proximity.is_deaf(one, other, now_ms),
+            now_ms=now_ms,
         ):
             return self._elect(catalog, channel, now_ms, instead_of=leader, cut_off=True)
         return (
@@ -370,7 +373,9 @@ class ChannelDuties:
             )
         )
         if cut_off:
-            self._say("deposes", channel=channel.name, leader=instead_of, why="its followers do not hear it")
+            self._say(
+                "deposes", channel=channel.name, leader=instead_of, why="it and its followers do not hear each other"
+            )
         return _without(catalog, _instead(catalog, channel, elected), gone)
 
     def _hand_back(self, catalog: Catalog, channel: ChannelRecord, now_ms: int) -> Change | None:

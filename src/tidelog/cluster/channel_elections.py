@@ -17,12 +17,12 @@ CE4  If every holder is in doubt by the catalog, all must have answered; the lon
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidelog.core.catalog import Basis, Candidates, Catalog, ChangeLeader, ChannelRecord, LogReport, Member, NodeState
 from tidelog.core.replication.election import most_complete, winner
-from tidelog.core.replication.messages import AskLog, LogFacts, ReplicationMessage
+from tidelog.core.replication.messages import AskLog, LogFacts, LogMemory, ReplicationMessage
 from tidelog.core.replication.options import ReplicationOptions
 
 CLEAN_WAIT_MS: Final = 2_000
@@ -42,6 +42,8 @@ class _Questions:
     asked_ms: int
     said_ms: int = -SAY_MS
     rounds: int = 0
+    is_old: bool = False
+    """The answers made nobody a leader: they may be older than what a leader that is gone now has told since."""
     facts: dict[str, LogFacts] = field(default_factory=dict)
 
 
@@ -65,13 +67,18 @@ class Elections:
         questions = self._questions.get(facts.channel_id)
         if questions is None or questions.channel_epoch != facts.channel_epoch:
             return False
+        before = questions.facts.get(peer)
+        if before is not None and before.incarnation == facts.incarnation and facts.memory == LogMemory():
+            # The answer to a question that did not ask for its memory: what it told before still counts (EL5).
+            facts = replace(facts, memory=before.memory)
         questions.facts[peer] = facts
         return True
 
     # --- asking ------------------------------------------------------------------------------------------------
 
     def _ask(self, catalog: Catalog, channel: ChannelRecord, nodes: list[str], now_ms: int) -> _Questions:
-        """Ask these, and again whoever does not answer. What an earlier incarnation said counts for nothing (CE1)."""
+        """Ask these, and again whoever does not answer; all of them if their answers were of no use. What an earlier
+        incarnation said counts for nothing (CE1)."""
         key = channel.channel_id
         questions = self._questions.get(key)
         if questions is None or questions.channel_epoch != channel.channel_epoch:
@@ -84,12 +91,13 @@ class Elections:
         if now_ms - questions.asked_ms >= self._options.repeat_ms:
             questions.asked_ms = now_ms
             questions.rounds += 1
+            everybody, questions.is_old = questions.is_old, False
             # A node of an older version does not know the longer question, and answers the next one.
             question = AskLog(
                 channel_id=key, channel_epoch=channel.channel_epoch, with_memory=questions.rounds % 2 == 1
             )
             for node in nodes:
-                if node not in questions.facts:
+                if everybody or node not in questions.facts:
                     self._send(node, question)
         return questions
 
@@ -135,6 +143,7 @@ class Elections:
             return None
         best = most_complete(heard, facts, all_answered=len(reported) == len(holders))
         if not best:
+            questions.is_old = True
             known = max(one.memory.committed_end for one in facts.values())
             ends = ",".join(f"{node}:{facts[node].log_end}" for node in sorted(heard))
             what = "nobody there holds all that was committed; start the missing nodes, or elect with --unclean"
@@ -189,8 +198,9 @@ class Elections:
 
 
 def is_compared(catalog: Catalog, channel: ChannelRecord, node: str) -> bool:
-    """Whether its leader let it into the ISR since its node started: its log was compared in this life (CE2)."""
-    member, record = channel.member(node), catalog.node(node)
+    """Whether its leader let it into the ISR since its node started: its log was compared in this life (CE2). It may
+    have left the ISR again and be eligible."""
+    member, record = channel.member(node) or channel.eligible_member(node), catalog.node(node)
     return member is not None and record is not None and member.incarnation == record.incarnation
 
 

@@ -15,11 +15,16 @@ from tidelog.errors import CatalogFull
 
 
 def require_room(
-    catalog: Catalog, loads: Mapping[str, NodeLoad], nodes: Sequence[str], limits: ReplicationOptions
+    catalog: Catalog,
+    loads: Mapping[str, NodeLoad],
+    nodes: Sequence[str],
+    limits: ReplicationOptions,
+    *,
+    placed: int = 0,
 ) -> None:
-    """Raise `CatalogFull` if a channel with replicas on these nodes is one too many. `loads` count what the same
-    request has placed already."""
-    if catalog.channel_count >= limits.channels_max:
+    """Raise `CatalogFull` if a channel with replicas on these nodes is one too many. `placed` channels of the same
+    request come before it, and `loads` count their replicas."""
+    if catalog.channel_count + placed >= limits.channels_max:
         raise CatalogFull(what="channels (the setting channels.max)", count_max=limits.channels_max)
     for node in nodes:
         load = loads.get(node)

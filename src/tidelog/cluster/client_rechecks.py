@@ -5,7 +5,9 @@ created a moment ago, a grant that was given. Whoever would be refused for that 
 that was committed when the refusal came up, and is judged once more.
 
 RC1  What waits is judged in the order in which it came; what comes behind it for the same channel waits too.
-RC2  One look at the metadata leader is under way at a time, whoever waits: many refusals cost no more than one.
+RC2  One look at the metadata leader is under way at a time, and all that wait for the next one share it: refusals that
+     come together cost one look, and those that come while one is under way one more. They cannot share that one, for
+     what undid their refusal may have been committed after it began.
 RC3  A wait ends within `RECHECK_MS`. If nobody leads the metadata by then, the refusal stands.
 """
 
@@ -32,20 +34,70 @@ MAY_BE_STALE: Final = (AccessDenied, ChannelPaused, ChannelReadonly, UnknownChan
 confirm (deleted, fenced, owned), nor what is asked again in any case (`retriable`)."""
 
 T = TypeVar("T")
+ReadBarrier = Callable[[], Awaitable[None]]
 Attempt = Callable[[bool], bool]
 """Called with whether the catalog is known to be new enough; False if the refusal is to be checked again. Must settle
 when called with True."""
 
 
+class SharedBarrier:
+    """A read barrier for many callers (RC2)."""
+
+    def __init__(self, read_barrier: ReadBarrier) -> None:
+        self._read_barrier = read_barrier
+        self._running: asyncio.Task[LogError | None] | None = None
+        self._next: asyncio.Task[LogError | None] | None = None
+        """Has not begun: whoever comes now may join it."""
+        self.count = 0
+        """Barriers that have begun, for tests and statistics."""
+        self.waiting = 0
+        """Callers that wait now."""
+
+    async def wait(self) -> None:
+        """Until a barrier that began after this call has ended; raises what that one raised."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._pass(self._running))
+        self.waiting += 1
+        try:
+            # Shielded: others wait for the same task when one caller goes away.
+            error = await asyncio.shield(self._next)
+        finally:
+            self.waiting -= 1
+        if error is not None:
+            raise error
+
+    async def _pass(self, before: asyncio.Task[LogError | None] | None) -> LogError | None:
+        if before is not None:
+            await asyncio.wait({before})
+        self._running, self._next = self._next, None
+        self.count += 1
+        try:
+            await self._read_barrier()
+        except LogError as error:
+            return error  # not raised: nobody may be left to look at the task
+        finally:
+            self._running = None
+        return None
+
+
 class Rechecks:
     """Of one node."""
 
-    def __init__(self, read_barrier: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, read_barrier: ReadBarrier) -> None:
         self._read_barrier = read_barrier
+        self._barrier = SharedBarrier(self._bounded_barrier)
         self._queues: dict[Hashable, deque[Attempt]] = {}
         self._task: asyncio.Task[None] | None = None
-        self.count = 0
+
+    @property
+    def count(self) -> int:
         """Looks at the metadata leader, for tests and statistics."""
+        return self._barrier.count
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait for a look."""
+        return self._barrier.waiting
 
     def holds(self, key: Hashable) -> bool:
         """Whether something of this key waits, so that what comes now has to wait behind it (RC1)."""
@@ -79,12 +131,19 @@ class Rechecks:
 
     async def catch_up(self) -> None:
         """After it the catalog holds what was committed before, or nobody could tell in time (RC3)."""
-        self.count += 1
+        try:
+            async with asyncio.timeout(RECHECK_MS / 1000):
+                await self._barrier.wait()
+        except (LogError, TimeoutError):
+            return
+
+    async def _bounded_barrier(self) -> None:
+        """One that gets no answer must not hold up the next."""
         try:
             async with asyncio.timeout(RECHECK_MS / 1000):
                 await self._read_barrier()
-        except (LogError, TimeoutError):
-            return
+        except TimeoutError:
+            return  # whoever waits has given up by now, or is given the refusal
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to a question, asked once more if an old catalog may have refused it."""
@@ -93,7 +152,3 @@ class Rechecks:
         except MAY_BE_STALE:
             await self.catch_up()
             return await ask()
-
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()

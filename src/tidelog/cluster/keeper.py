@@ -160,7 +160,7 @@ class Keeper:
             self._complain(name, "save", error)
             self._identities.pop(name, None)
         else:
-            self._complaints.pop(f"save {name}", None)
+            self._settle(name, "save")
 
     def _write(self, work: Work) -> None:
         saved, devices = work
@@ -194,7 +194,7 @@ class Keeper:
                 except LogError as error:
                     self._complain(instance.name, "sweep", error)
                 else:
-                    self._complaints.pop(f"sweep {instance.name}", None)
+                    self._settle(instance.name, "sweep")
 
     async def sweep(self, instance: Instance) -> None:
         """Write a snapshot where one is due, and have the channel trimmed."""
@@ -223,6 +223,10 @@ class Keeper:
         if self._complaints.get(f"{action} {name}") != error.code:
             self._complaints[f"{action} {name}"] = error.code
             self._log(f"{action} failed instance={name} code={error.code} detail={str(error)!r}")
+
+    def _settle(self, name: str, action: str) -> None:
+        if self._complaints.pop(f"{action} {name}", None) is not None:
+            self._log(f"{action} works again instance={name}")
 
 
 def _mark(instance: Instance) -> Mark:

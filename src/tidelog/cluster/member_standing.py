@@ -1,14 +1,16 @@
 """Where this node's disk stands in the metadata group, told to the others and compared with what they remember.
 
 A process that opens metadata is on *probation*: it takes no part in the group (it hears, says and votes nothing) until
-every other voter that it knows has answered, or `PROBATION_MS` have passed: somebody may be away for good. Whoever
-remembers more of this disk than it holds says so, and the folder is set aside: it is an older copy of itself (NC3).
+every other voter that it knows has answered, or `PROBATION_MS` have passed: somebody may be away for good. A folder
+that knows no other voter asks the configured peers: it may have been copied before there were any. Whoever remembers
+more of this disk than it holds says so, and the folder is set aside: it is an older copy of itself (NC3).
 
 SD1  A standing speaks of what the core knows to be durable. It leaves with every new term, every `TELL_MS`, and when a
      link comes up; never while the present term is not durable: the log may have been cut for it already, and a
      shorter log in the older term would look like an older copy.
 SD2  An answer counts for the process that asked. Only what is said on probation costs the folder. Later the member may
      have gone on since, and the group counts on it: it is said (`doubt`), and an operator decides.
+SD3  Who is the only voter stands for election as soon as it takes part, not while it is on probation.
 """
 
 from __future__ import annotations
@@ -45,17 +47,29 @@ class MemberStanding:
         self._logged: dict[str, RegisterNode] = {}
         """Registrations in the log when it was opened; the catalog knows those that are committed."""
 
-    def begin(self, member: MetadataMember, entries: Iterable[Entry], now_ms: int) -> None:
-        """Metadata was opened, or made: a folder without others to ask is believed."""
+    def begin(
+        self, member: MetadataMember, entries: Iterable[Entry], now_ms: int, *, peers: Iterable[str] = ()
+    ) -> None:
+        """Metadata was opened, or made: a folder without others to ask is believed.
+
+        `peers` are asked where the folder knows no other voter; none for a folder that was just made.
+        """
         for change in (decode_change(entry.data) for entry in entries if entry.kind is EntryKind.CHANGE):
             # Whoever registers has written its incarnation, be the entry committed or not.
             if isinstance(change, RegisterNode):
                 self._logged[change.node] = change
-        me = member.member
-        self._unanswered = {node_of(voter) for voter in member.raft.members.voters if voter != me}
+        voters = {node_of(voter) for voter in member.raft.members.voters}
+        self._unanswered = (voters - {node_of(member.member)} or set(peers)) - {node_of(member.member)}
         self.on_probation = bool(self._unanswered)
-        self.problem, self._told = "", (0, 0, 0)
+        self.problem, self.doubt, self._told = "", "", (0, 0, 0)
         self._until_ms, self._due_ms = now_ms + PROBATION_MS, now_ms
+        if not self.on_probation:
+            self._take_part(member, now_ms)
+
+    def _take_part(self, member: MetadataMember, now_ms: int) -> None:
+        self.on_probation = False
+        if member.raft.members.voters == (member.member,):
+            member.campaign(now_ms)  # SD3
 
     def wake_at_ms(self) -> int:
         return min(self._due_ms, self._until_ms) if self.on_probation else self._due_ms
@@ -68,7 +82,7 @@ class MemberStanding:
     def wake(self, member: MetadataMember, storage: RaftStorage, now_ms: int) -> list[tuple[str, Standing]]:
         """What is to be told now, and to whom."""
         if self.on_probation and now_ms >= self._until_ms:
-            self.on_probation = False
+            self._take_part(member, now_ms)
         raft = member.raft
         committed = min(raft.log.commit, raft.log.stable)
         found = (raft.durable_term, raft.log.stable, committed)
@@ -126,10 +140,10 @@ class MemberStanding:
             if answer.asks and self.on_probation:
                 self.problem = words
             elif not answer.asks and not self.on_probation:
-                self.doubt = words
+                self.doubt = self.doubt or words  # one of them is enough: others would take turns in the log
             return
         if answer.asks:
             self._unanswered.discard(peer)
-            if not self._unanswered:
-                self.on_probation = False
+            if not self._unanswered and self.on_probation:
+                self._take_part(member, now_ms)
                 self._due_ms = now_ms

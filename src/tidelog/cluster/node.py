@@ -578,8 +578,10 @@ class Node:
         """For people and programs: where this node stands."""
         if self._core is None:
             raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
-        status = node_status(self.core, now_ms=self.now_ms())
+        lost = "" if self._storage is None else self._storage.logs.synced_loss_reason
+        status = node_status(self.core, now_ms=self.now_ms(), synced_loss=lost)
         status["disk_problem"] = None if self._storage is None else self._storage.problem
+        status["upkeep_problem"] = None if self._storage is None else self._storage.upkeep_problem
         status["transport"] = self.transport.status()
         status["groups"] = self.groups.status()
         if self.nats is not None:

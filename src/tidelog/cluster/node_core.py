@@ -203,7 +203,7 @@ class NodeCore:
                 storage.close()
                 problem = f"the metadata in {folder} belongs to node {storage.identity.node}"
                 raise InvalidConfig(section="node", problems=(problem,))
-            self._start(storage, now_ms)
+            self._start(storage, now_ms, ask=self._peers)
 
     def _set_aside(self, reason: str) -> None:
         """NC1. The files stay for whoever wants to look at them."""
@@ -229,7 +229,7 @@ class NodeCore:
         self._set_aside(str(error))
         self._seek_at_ms = now_ms
 
-    def _start(self, storage: RaftStorage, now_ms: int) -> None:
+    def _start(self, storage: RaftStorage, now_ms: int, *, ask: tuple[str, ...] = ()) -> None:
         identity = storage.identity
         self.file.belongs_to(identity.cluster)
         self.storage = storage
@@ -242,9 +242,7 @@ class NodeCore:
             random_fraction=self._rng.random,
             now_ms=now_ms,
         )
-        self.standing.begin(self.member, storage.entries, now_ms)
-        if self.member.raft.members.voters == (self.member.member,):
-            self.member.campaign(now_ms)
+        self.standing.begin(self.member, storage.entries, now_ms, peers=ask)
 
     def _be_born(self, cluster: bytes, snapshot: Snapshot, hard_state: HardState, disk_id: str, now_ms: int) -> None:
         storage = create_raft_storage(
@@ -543,10 +541,11 @@ class NodeCore:
         if record is None:
             return
         mine = record.process_id == self.process_id and record.incarnation == self._incarnation
+        if mine:
+            self.file.registered()  # also if it was fenced before it heard of it
         if mine and record.state is NodeState.ACTIVE:
             if not self._registered:
                 self._registered, self.refusal = True, None
-                self.file.registered()
                 self._follow_channels(None, now_ms)
                 self.holder.restart(record.incarnation, now_ms)
                 self.heartbeats.restart(record.incarnation, now_ms)

@@ -54,6 +54,8 @@ class NodeOutput:
 def registration(
     node: str, incarnation: int, file: NodeFile, facts: NodeFacts, *, disk_id: str, process_id: str, at_ms: int
 ) -> RegisterNode:
+    """What the process found when it started is said until the catalog knows it: a session that is lost later costs no
+    copy its place (R5)."""
     return RegisterNode(
         node=node,
         incarnation=incarnation,
@@ -61,8 +63,8 @@ def registration(
         disk_id=disk_id,
         process_id=process_id,
         clean_incarnation=file.clean_incarnation,
-        verified=facts.verified,
-        damaged_channels=facts.damaged_channels,
+        verified=facts.verified or file.is_told,
+        damaged_channels=() if file.is_told else facts.damaged_channels,
         addresses=facts.addresses,
         host=facts.host,
         tags=facts.tags,

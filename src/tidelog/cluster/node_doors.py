@@ -21,7 +21,7 @@ from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.producer_admin import listed
 from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.replica_fold import CURSORS_MAX
-from tidelog.cluster.replica_trouble import unreadable
+from tidelog.cluster.replica_trouble import others, readable, unreadable
 from tidelog.cluster.replicas import Produced as Outcome
 from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
@@ -29,6 +29,7 @@ from tidelog.core.liveness import ProximityGraph
 from tidelog.core.replication.placement import NodeLoad
 from tidelog.errors import (
     CatalogFull,
+    DamagedRange,
     DiskError,
     LogError,
     NoReplicaHere,
@@ -273,16 +274,19 @@ class NodeDoors:
         """Blocks from the disk, in a reader's thread."""
         logs = self._node.channel_logs
         try:
-            return await asyncio.get_running_loop().run_in_executor(
+            blocks = await asyncio.get_running_loop().run_in_executor(
                 self._readers,
                 lambda: logs.read(replica.channel_id, offset, bytes_max=bytes_max, end=end),
             )
-        except DiskError as error:
-            unreadable(replica, error)
+        except (DamagedRange, DiskError) as error:
+            unreadable(replica, error, offset)
             self._node.pump_soon()
-            if len(replica.record.isr) > 1:
+            if isinstance(error, DiskError) and others(replica):
                 raise replica.not_leader() from error  # another replica has them
             raise
+        if blocks:
+            readable(replica, range(blocks[0].leader.base_offset, blocks[-1].end))
+        return blocks
 
     async def in_reader(self, read: Callable[..., T], *arguments: Any) -> T:
         """Have something read from the disk, in a reader's thread."""

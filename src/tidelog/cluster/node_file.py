@@ -7,6 +7,10 @@ NF1  An incarnation is on disk before anyone hears of it, so none is ever used t
 NF2  The mark of a clean stop names the incarnation that stopped so, and is taken away when the node starts.
 NF3  That logs may have lost records is remembered until the catalog has been told. Opening them mends what it finds, so
      the next start finds nothing; a node that died in between would be trusted with what it no longer holds (R5).
+NF4  The known incarnation, by which the catalog tells an older copy of a disk (R5), is the highest that was on the disk
+     when the process started, and from then on the last under which it was registered: who is fenced and registers
+     again without having stopped has lost nothing. Asking for an incarnation does not raise it: a restored backup asks
+     for one above the catalog's too. One that dies before it is registered is in doubt (NF3).
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class NodeFile:
             )
             raise InvalidConfig(section="node", problems=(problem,))
         self.known_incarnation = found.incarnation
-        """When this process started."""
+        """NF4."""
+        self.is_told = False
+        """The catalog knows what this process found when it started."""
         self.clean_incarnation = found.clean_incarnation
         self.state = replace(found, clean_incarnation=None)
         if found.clean_incarnation is not None:
@@ -72,8 +78,10 @@ class NodeFile:
             self._write()
 
     def raise_incarnation(self, above: int) -> int:
-        """A fresh incarnation above this one and all that were ever used here, durable (NF1)."""
-        self.state = replace(self.state, incarnation=max(above, self.state.incarnation) + 1)
+        """A fresh incarnation above this one and all that were ever used here, durable (NF1). If `above` was never used
+        here, a life that this disk does not remember has used it (NF4)."""
+        in_doubt = self.state.in_doubt or above > self.state.incarnation
+        self.state = replace(self.state, incarnation=max(above, self.state.incarnation) + 1, in_doubt=in_doubt)
         self._write()
         return self.state.incarnation
 
@@ -86,6 +94,7 @@ class NodeFile:
 
     def registered(self) -> None:
         """The catalog knows this node as it said it is."""
+        self.known_incarnation, self.is_told = self.state.incarnation, True  # NF4
         if self.state.in_doubt:
             self.state = replace(self.state, in_doubt=False)
             self._write()

@@ -19,6 +19,7 @@ from tidelog.blocks.block import Block, iterate_blocks
 from tidelog.cluster.replica import ChannelReplica
 from tidelog.cluster.replica_orders import LogReady
 from tidelog.cluster.replica_statistics import Storage
+from tidelog.cluster.replica_trouble import compare_damage
 from tidelog.core.client_messages import Fetch
 from tidelog.errors import BadBlock, LogError, WaitTimedOut
 from tidelog.units import MIB
@@ -53,7 +54,10 @@ class NodeMender:
             replica = node.core.channels.replicas.replica(channel_id)
             if replica is None or replica.storage is not Storage.READY:
                 continue
-            for gap in node.channel_logs.log(channel_id).damaged()[:budget]:
+            gaps = node.channel_logs.log(channel_id).damaged()
+            if compare_damage(replica, gaps):
+                node.pump_soon()
+            for gap in gaps[:budget]:
                 budget -= 1
                 await self._mend(replica, gap)
             if budget <= 0:

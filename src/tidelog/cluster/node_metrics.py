@@ -107,7 +107,10 @@ def _fill_node(metrics: Metrics, status: Mapping[str, Any]) -> None:
         ("tidelog_node_session_valid", "Whether its session is valid.", status["session_valid"]),
         ("tidelog_node_leader_known", "Whether a metadata leader is known.", status["leader"] is not None),
         ("tidelog_node_writable", "Whether its disk takes records.", not status.get("disk_problem")),
+        ("tidelog_node_disk_in_order", "Whether its files can be kept in order.", not status.get("upkeep_problem")),
         ("tidelog_node_metadata_damaged", "Whether metadata was set aside at the start.", status["damage"] is not None),
+        ("tidelog_node_metadata_doubtful", "Whether it may be an older copy.", bool(status.get("metadata_doubt"))),
+        ("tidelog_node_synced_data_lost", "Whether its start missed synced data.", bool(status.get("synced_loss"))),
     )
     for name, help_text, value in gauges:
         metrics.gauge(name, help_text, int(value))

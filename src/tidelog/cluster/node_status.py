@@ -13,9 +13,13 @@ from tidelog.core.founding import Wait
 from tidelog.core.membership import node_of
 
 
-def node_status(core: NodeCore, *, now_ms: int) -> dict[str, Any]:
-    """What this node knows at this moment; nothing here is confirmed by others."""
-    member = core.member
+def node_status(core: NodeCore, *, now_ms: int, synced_loss: str = "") -> dict[str, Any]:
+    """What this node knows at this moment; nothing here is confirmed by others.
+
+    `synced_loss` is what the store found missing that had been synced, in words; empty if nothing.
+    """
+    member, doubt = core.member, core.standing.doubt
+    disk_findings = _disk_findings(core.node, doubt=doubt, synced_loss=synced_loss)
     status: dict[str, Any] = {
         "node": core.node,
         "cluster": core.cluster.hex() or None,
@@ -23,6 +27,9 @@ def node_status(core: NodeCore, *, now_ms: int) -> dict[str, Any]:
         "waiting": core.decision.reason if member is None and isinstance(core.decision, Wait) else None,
         "refusal": core.refusal,
         "damage": core.damage,
+        "metadata_doubt": doubt or None,
+        "synced_loss": synced_loss or None,
+        "disk_findings": disk_findings,
         "incarnation": core.incarnation,
         "session_valid": core.holder.is_valid(now_ms),
         "leader": core.leader,
@@ -31,7 +38,7 @@ def node_status(core: NodeCore, *, now_ms: int) -> dict[str, Any]:
         "nodes": _nodes(core),
         "channels": channels_summary(core),
         "proximity": core.proximity.snapshot(now_ms),
-        "findings": core.proximity.explain(now_ms),
+        "findings": [*disk_findings, *core.proximity.explain(now_ms)],
     }
     if member is not None:
         statistics = member.raft.statistics()
@@ -47,6 +54,22 @@ def node_status(core: NodeCore, *, now_ms: int) -> dict[str, Any]:
         }
         status["members"] = _members(core)
     return status
+
+
+def _disk_findings(node: str, *, doubt: str, synced_loss: str) -> list[str]:
+    """What this node's own disk has forgotten, and what to do about it (docs/decisions/0019)."""
+    found = []
+    if doubt:
+        found.append(
+            f"the metadata of {node} may be an older copy of itself: {doubt}. Stop it, move .tidelog/metadata away "
+            "and start it again: it joins as a new disk"
+        )
+    if synced_loss:
+        found.append(
+            f"the disk of {node} lost what it had synced, as its last start found: {synced_loss}. Its replicas count "
+            "once they were compared with the others; a disk that does so again is to be replaced"
+        )
+    return found
 
 
 def _standing(core: NodeCore) -> str:

@@ -3,6 +3,8 @@
 What a caller must keep: `look` whenever the node's core is woken; `close` once, after everything that orders.
 
 NT1  Watermarks are saved every five seconds and at the stop, as hints (R9).
+NT2  What fails without anybody waiting for it (retention, writing back) is said, once when it begins and once when it
+     ends.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class NodeStorage:
         self.problem: str | None = None
         """Why no channel takes records here, in words; None while they do."""
         self._said_problem = False
+        self.upkeep_problem: str | None = None
+        """Why its files cannot be kept in order, in words: nothing is lost, but the disk fills."""
         self._loss_is_told = False
         """Of what had been synced: this node has registered as one that may lack anything (R5)."""
         self._watermarks_due_ms = self._space_due_ms = self._retention_due_ms = self._strays_due_ms = 0
@@ -90,6 +94,7 @@ class NodeStorage:
             self._say_what_changed()
         if now_ms >= self._retention_due_ms:
             self._retention_due_ms = now_ms + RETENTION_MS
+            self.look_at_upkeep()
             replicas.apply_retention(now_ms)
         if now_ms >= self._strays_due_ms:
             self._strays_due_ms = now_ms + STRAYS_MS
@@ -118,6 +123,18 @@ class NodeStorage:
         elif self.problem is None and self._said_problem:
             self._log("the disk takes records again")
         self._said_problem = self.problem is not None
+
+    def look_at_upkeep(self) -> None:
+        """Say when retention or the segments begin to fail and when they are well again, each once."""
+        errors = [*self.writer.storage.unkept.values(), *self.logs.unkept()]
+        said, self.upkeep_problem = self.upkeep_problem, None
+        if errors:
+            self.upkeep_problem = f"{errors[0]} (one of {len(errors)})" if len(errors) > 1 else str(errors[0])
+        if errors and said is None:
+            do = "look at the kernel's log; free space, or replace the disk"
+            self._log(f"the disk is not kept in order reason={self.upkeep_problem!r} do={do!r}")
+        elif said is not None and not errors:
+            self._log("the disk is kept in order again")
 
     def note_watermarks(self, replicas: Iterable[ChannelReplica]) -> None:
         for replica in replicas:

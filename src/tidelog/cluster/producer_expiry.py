@@ -9,6 +9,8 @@ PX1  A producer is closed only after `producer_expiry_ms` without a block, or, w
 PX2  No clock alone closes a producer: the leader has seen it silent for `producer_idle_min_ms` of its own steady time.
      That is longer than anybody sends a block again, so no dedup state is lost that could still be asked for (F3).
 PX3  At most `CLOSED_PER_LOOK` of a channel are closed at a look.
+PX4  What the cluster has too many is closed by all leaders together: each takes the share of it that its channel has of
+     all producers, rounded up.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class ProducerExpiry:
             self._silent.pop(channel_id, None)
         candidates.sort()
         evicted = max(
-            _beyond(len(producers), PRODUCERS_PER_CHANNEL_MAX), _beyond(catalog.producer_count, PRODUCERS_MAX)
+            _beyond(len(producers), PRODUCERS_PER_CHANNEL_MAX),
+            _share(_beyond(catalog.producer_count, PRODUCERS_MAX), len(producers), catalog.producer_count),
         )
         closed = [
             CloseProducer(producer_id=producer_id, expected_epoch=epoch)
@@ -78,3 +81,8 @@ class ProducerExpiry:
 def _beyond(count: int, count_max: int) -> int:
     numerator, denominator = _NEARLY_FULL
     return max(0, count - count_max * numerator // denominator)
+
+
+def _share(excess: int, own: int, total: int) -> int:
+    """PX4. Leaders do not ask each other, and all see the same count."""
+    return -(-excess * own // total) if excess else 0

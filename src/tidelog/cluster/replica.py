@@ -44,7 +44,7 @@ from tidelog.cluster.replica_orders import (
 )
 from tidelog.cluster.replica_statistics import ReplicaStatistics, Storage, statistics_of
 from tidelog.cluster.replica_tail import BlockTail
-from tidelog.cluster.replica_trouble import unreadable
+from tidelog.cluster.replica_trouble import Unread, found_damaged, readable, unreadable, yields_for_damage
 from tidelog.cluster.replica_witness import ReplicaWitness
 from tidelog.core.catalog import ChannelRecord, Keeps
 from tidelog.core.replication.messages import (
@@ -75,6 +75,8 @@ class ChannelReplica:
         self.following: Following | None = None
         self.problem = ""
         """Why it does not do what the catalog wants of it."""
+        self.unread: Unread | None = None
+        """The last read that failed, until one succeeds."""
         # --- the log, as far as this node knows it
         self.log_start = self.log_end = self.held_end = 0
         self.committed_end = 0
@@ -91,7 +93,8 @@ class ChannelReplica:
         self._withdrawn_epoch = 0
         self._retry_open_ms: int | None = None
         self._led_epoch = 0
-        self._yielded = 0
+        self.yielded = 0
+        """How often it let another one lead because of the damage it has now."""
         self._elected_ms: int | None = None
         """Since when the catalog wants this node to lead, and it does not yet."""
         self._request_id = host.new_life() << 32
@@ -165,12 +168,8 @@ class ChannelReplica:
     def _lead(self, now_ms: int) -> None:
         record = self.record
         self.following = None
-        others = [node for node in record.isr_nodes if node != self.host.node and self.host.active_incarnation(node)]
-        if self.damaged and others and self._yielded < 2:
-            # Another one may hold what this one lost. Who is elected again nevertheless is the best there is.
-            self._yielded += 1
+        if yields_for_damage(self):
             self._led_epoch = record.leader_epoch
-            self.resign(f"its log is damaged at {self.damaged[0].start}")
             return
         if max(self.epochs.newest, self._led_epoch) >= record.leader_epoch:
             # RP3: records of this epoch, or of a later one, are here or were sent: this node must not add to them.
@@ -365,12 +364,13 @@ class ChannelReplica:
             return
         state = result.state
         if result.swept:
-            was_damaged = self.damaged
-            self.log_start, self.log_bytes, self.damaged = state.log_start, state.bytes, state.damaged
+            self.log_start, self.log_bytes = state.log_start, state.bytes
             self.epochs.trim(state.log_start)
             self.host.moved(self)
-            if was_damaged != self.damaged and self.following is not None:
-                self.following.held(now_ms)
+            if self._note_damage(state.damaged):
+                if self.following is not None:
+                    self.following.held(now_ms)
+                found_damaged(self)
             return
         was_opening = self.storage is Storage.OPENING
         self._take_state(state)
@@ -389,13 +389,21 @@ class ChannelReplica:
         # Under a weaker promise than "synced" everything that is there is held (CL1).
         synced = self.record.config.keeps is Keeps.SYNCED
         self.held_end = state.durable_end if synced else state.log_end
-        self.log_bytes, self.damaged = state.bytes, state.damaged
+        self.log_bytes = state.bytes
+        self._note_damage(state.damaged)
         self.epochs = EpochHistory(state.epochs, floor=state.newest_epoch)
         self.tail.clear()
         self.fold = None
         self._folding = False
         self.committed_end = max(min(self.committed_end, self.log_end), self.log_start)
         self.host.moved(self)
+
+    def _note_damage(self, damaged: tuple[range, ...]) -> bool:
+        """Whether it is news."""
+        before, self.damaged = self.damaged, damaged
+        if not damaged:
+            self.yielded = 0
+        return damaged != before
 
     def _storage_failed(self, error: LogError | None, now_ms: int) -> None:
         """The log cannot be used. Others go on; this replica tries again, and says why."""
@@ -439,8 +447,10 @@ class ChannelReplica:
     def folded(self, result: Folded, now_ms: int) -> None:
         self._folding = False
         fold = result.fold
-        if result.error is not None:
-            unreadable(self, result.error)
+        if result.error is None:
+            readable(self, None)
+        else:
+            unreadable(self, result.error, None)
         if fold is None or self.storage is not Storage.READY:
             return
         if fold.end != self.log_end:

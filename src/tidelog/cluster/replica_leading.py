@@ -25,7 +25,7 @@ from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.replica_cursors import end_of_last
 from tidelog.cluster.replica_history import history_problem, lacks_committed, short_member
 from tidelog.cluster.replica_orders import BlocksRead, ReadBlocks
-from tidelog.cluster.replica_trouble import unreadable
+from tidelog.cluster.replica_trouble import readable, unreadable
 from tidelog.core.catalog import ExpandIsr, RaiseChannelEpoch, ShrinkIsr, ShrinkReason
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
 from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
@@ -321,7 +321,9 @@ class Leading:
         progress.committed_told = -1 if first else max(progress.committed_told, request.committed_end)
         progress.seen_ms = progress.notified_ms = now_ms
         replica.witness.memory.held(peer, progress.held_end)
-        if first and self._pending_epoch is None and (shrunk := short_member(replica, peer, request)):
+        may_shrink = first or now_ms - progress.shrunk_ms >= self._host.options.repeat_ms
+        if may_shrink and self._pending_epoch is None and (shrunk := short_member(replica, peer, request)):
+            progress.shrunk_ms = now_ms
             self._host.propose(shrunk)  # LD4
         if first or request.again or request.fetch_from >= progress.fetch_from:
             progress.fetch_from = request.fetch_from
@@ -417,10 +419,11 @@ class Leading:
         blocks = result.blocks
         if result.error is not None or not blocks:
             if result.error is not None and result.offset >= self._replica.log_start:
-                unreadable(self._replica, result.error)
+                unreadable(self._replica, result.error, result.offset, result.peer)
             progress.wait_until_ms = now_ms + self._host.options.retry_ms
             self._host.watch(self._replica, progress.wait_until_ms)
             return
+        readable(self._replica, range(blocks[0].leader.base_offset, blocks[-1].end), result.peer)
         stands = progress.stands and progress.request_id >= result.request_id
         if not stands or progress.fetch_from != blocks[0].leader.base_offset or not self._are_ours(blocks):
             self._host.serve_soon(self._replica)

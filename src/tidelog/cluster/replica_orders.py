@@ -64,6 +64,14 @@ class SweepLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtLog:
+    """Only tell the state: a read may have found damage."""
+
+    channel_id: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldLog:
     """Read the log from its last snapshot on and fold it; `hint` may know where that is."""
 
@@ -108,20 +116,31 @@ class ReadBlocks:
 
 
 StorageOrder: TypeAlias = (
-    OpenLog | AppendBlocks | TruncateLog | ResetLog | SweepLog | FoldLog | AlterLog | CloseLog | DeleteLog | ReadBlocks
+    OpenLog
+    | AppendBlocks
+    | TruncateLog
+    | ResetLog
+    | SweepLog
+    | LookAtLog
+    | FoldLog
+    | AlterLog
+    | CloseLog
+    | DeleteLog
+    | ReadBlocks
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReady:
-    """The log was opened, truncated, reset or swept: this is what it is now."""
+    """The log was opened, truncated, reset, swept or looked at: this is what it is now."""
 
     channel_id: int
     life: int
     state: LogState | None
     error: LogError | None = None
     swept: bool = False
-    """By retention, or mended: appends and truncations may have been ordered since, so its end is not the log's."""
+    """By retention, or mended, or only looked at: appends and truncations may have been ordered since, so its end is
+    not the log's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ RT2  A failure is a result like any other: nothing raises, nobody waits in vain.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -27,6 +28,7 @@ from tidelog.cluster.replica_orders import (
     Folded,
     FoldLog,
     LogReady,
+    LookAtLog,
     OpenLog,
     ReadBlocks,
     ResetLog,
@@ -36,7 +38,7 @@ from tidelog.cluster.replica_orders import (
     TruncateLog,
 )
 from tidelog.core.catalog import ChannelConfig, FsyncPolicy
-from tidelog.errors import LogError
+from tidelog.errors import DamagedRange, DiskError, LogError
 from tidelog.storage.channel_logs import ChannelLogConfig, ChannelLogs
 from tidelog.storage.options import Fsync, LogOptions, Retention
 from tidelog.units import KIB
@@ -57,6 +59,8 @@ class ReplicaStorage:
     def __init__(self, logs: ChannelLogs, *, options: LogOptions | None = None) -> None:
         self.logs = logs
         self._options = options or LogOptions()
+        self.unkept: dict[int, DiskError] = {}
+        """Channels whose retention failed, or whose files could not be removed, and why; until it could be done."""
 
     def carry_out(self, orders: Sequence[StorageOrder], now_us: int) -> list[StorageResult]:
         """Everything, in order; a result for each order that has one."""
@@ -110,8 +114,11 @@ class ReplicaStorage:
                     state = logs.reset(key, order.base_offset, now_us)
                 case SweepLog():
                     state = logs.sweep(key, now_us, floor=order.floor)
+                    self.unkept.pop(key, None)
                     if state is None:
                         return None
+                case LookAtLog():
+                    state = logs.state(key)
                 case FoldLog():
                     return Folded(channel_id=key, life=order.life, fold=self._fold(order))
                 case AlterLog():
@@ -122,16 +129,19 @@ class ReplicaStorage:
                     return None
                 case DeleteLog():
                     logs.delete(key, now_us)
+                    self.unkept.pop(key, None)
                     return None
                 case _:
                     raise AssertionError(f"{order} is no order of this kind")
         except LogError as error:
             if isinstance(order, FoldLog):
                 return Folded(channel_id=key, life=order.life, fold=None, error=error)
-            if isinstance(order, AlterLog | CloseLog | DeleteLog | SweepLog):
+            if isinstance(order, SweepLog | DeleteLog) and isinstance(error, DiskError):
+                self.unkept[key] = error
+            if isinstance(order, AlterLog | CloseLog | DeleteLog | SweepLog | LookAtLog):
                 return None  # a log that cannot be used says so with its next append
             return LogReady(channel_id=key, life=order.life, state=None, error=error)
-        return LogReady(channel_id=key, life=order.life, state=state, swept=isinstance(order, SweepLog))
+        return LogReady(channel_id=key, life=order.life, state=state, swept=isinstance(order, SweepLog | LookAtLog))
 
     def read(self, order: ReadBlocks) -> BlocksRead:
         """By any thread."""
@@ -155,7 +165,9 @@ class ReplicaStorage:
         log = self.logs.log(order.channel_id)
         start = log.log_start
         if order.hint is not None and log.log_start <= order.hint < log.log_end:
-            found = log.read(order.hint, bytes_max=1)
+            found: Sequence[Block] = ()
+            with suppress(DamagedRange):  # then the fold begins where the log does
+                found = log.read(order.hint, bytes_max=1)
             if found and found[0].offsets.start == order.hint and _holds_snapshot(found[0]):
                 start = order.hint
         fold = fold_blocks(log.blocks(start, skip_damaged=True))

@@ -25,7 +25,7 @@ from tidelog.cluster.replication_events import CHECKPOINT_FRAMES, stop_reason
 from tidelog.cluster.state_file import SavedState
 from tidelog.cluster.uplink_appends import BoatAppends
 from tidelog.cluster.uplink_channel import LogAppend, UplinkChannel
-from tidelog.cluster.uplink_refusals import RefusedError
+from tidelog.cluster.uplink_refusals import ROUTINE, RefusedError
 from tidelog.cluster.uplink_seat import ChannelSeat
 from tidelog.cluster.uplink_session import Session
 from tidelog.core.uplink.fold import LineageFold
@@ -148,7 +148,8 @@ class Instance:
     def refuse(self, session: Session, refusal: Refused) -> None:
         """End a session for a reason that the boat is told."""
         if not session.over:
-            self.watch.events.refused(wall_clock_us(), refusal.code)
+            if refusal.code not in ROUTINE:
+                self.watch.events.refused(wall_clock_us(), refusal.code)
             session.close(refusal)
 
     @property

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tidelog.cluster.uplink_refusals import ROUTINE
 from tidelog.core.uplink.messages import Refused
 
 NAMES_MAX: Final = 10_000
 """Boats whose refusals are remembered: a stranger may claim any name."""
-_QUIET: Final = frozenset({"session_fenced", "log_closed"})
-"""Said elsewhere: by the session that fenced it, and by the node that stops."""
 _DETAIL_CHARACTERS: Final = 300
 
 
@@ -45,8 +44,8 @@ class BoatLines:
 
     def refused(self, name: str, refusal: Refused, *, now_ms: int) -> None:
         """`name` may be what a stranger claims."""
-        if refusal.code in _QUIET:
-            return
+        if refusal.code in ROUTINE:
+            return  # said elsewhere, if at all: by the session that fenced it, and by the node that stops
         before = self._refused.get(name)
         if before is not None and before.code == refusal.code:
             before.count += 1

@@ -14,6 +14,10 @@ DETAIL_CHARACTERS_MAX: Final = 500
 LAST_ANSWER_S: Final = 1.0
 """Who does not read is not waited for."""
 
+ROUTINE: Final = frozenset({"session_fenced", "log_closed", "holes_left"})
+"""Ends of a session at which nothing is wrong: it was fenced by the boat's newer one, the node stops, or an lplex boat
+is to hear in a Handshake what is missing. No refusals of the boat."""
+
 _STATUS: Final = {
     "rate_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "lag_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,

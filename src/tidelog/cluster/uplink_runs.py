@@ -131,10 +131,12 @@ class RunJudge:
         home = self._placed.get(key) or self._judge(found)
         if isinstance(home, bytes):
             self.placed(key, home)
-        elif home is Verdict.UNDECIDED and len(self._undecided) < _REMEMBERED_MAX:
+        elif home is not Verdict.UNSEEN and len(self._undecided) < _REMEMBERED_MAX:
             self._undecided.add(key)
         # A restart is seen once; those that continue the block are of the same run, which nobody knows yet.
         self._last = found, Verdict.UNDECIDED if home is Verdict.RESTARTED else home
+        if home is Verdict.UNDECIDED and self._is_shown_by_live(found):
+            self._last = None  # those that continue the block can be told as soon as Live comes
         return home
 
     def placed(self, key: tuple[int, int, int, int], lineage: bytes) -> None:
@@ -234,6 +236,8 @@ class RunJudge:
     def _fits_current(self, current: bytes, found: _Found, matches: dict[bytes, Match]) -> bool | None:
         """RU3, for the lineage that speaks; None if nobody can tell."""
         below, above = self._neighbours(current, found.seqs, self._live)
+        if self._is_shown_by_live(found):
+            return None
         lineages = self._older_lineages(current)
         possible = [item for item in lineages if matches.get(item[1]) is Match.NOTHING]
         if below is not None and above is not None and below > above:
@@ -247,19 +251,34 @@ class RunJudge:
             is_beyond = found.seqs.start > self._receiver.head_said
             if self._receiver.asks.believes_files:
                 return not is_beyond
-            return False if is_beyond and current in self._receiver.asks.looked else None
+            return False if is_beyond and self._were_beginnings_seen(current, found) else None
         held = self._receiver.appended.lineage(current).held
         if span_us is not None and held.end_before(found.seqs.start):
             return found.last_us >= span_us[0]  # what is held below it is on its way, or trimmed
         if above is None:
-            return None
+            if span_us is None:
+                return None
+            above = span_us[0]  # it is on its way, or trimmed
         if found.last_us > above:
             return _within(possible, found) is None
         # It lies before all that is held of this run, in seqs and in time: so do the blocks of every older one.
         begun = self._has_begun(found.last_us, above)
         if begun or any(found.last_us <= newest_us for (_, newest_us), _ in lineages):
             return False
-        return True if begun is False and current in self._receiver.asks.looked else None
+        return True if begun is False and self._were_beginnings_seen(current, found) else None
+
+    def _is_shown_by_live(self, found: _Found) -> bool:
+        """Whether the block is newer than all that is held, and Live will show if that run goes on or a later one
+        counted past it."""
+        if self._live is not None or not self._receiver.asks.shows_run:
+            return False
+        span_us = self._span(self._receiver.lineage or b"")
+        return span_us is not None and found.last_us > span_us[1]
+
+    def _were_beginnings_seen(self, current: bytes, found: _Found) -> bool:
+        """Whether the boat has sent what its other runs have under these seqs: each that followed has such a block, or
+        one of seq 1, behind this one. A pass for other seqs shows none of a run that was short."""
+        return current in self._receiver.asks.looked or found.key in self._waited
 
     def _older_lineages(self, current: bytes) -> list[tuple[tuple[int, int], bytes]]:
         """Oldest and newest time, and name, of each lineage of older runs, the newest first."""

@@ -99,7 +99,8 @@ class UplinkService:
         except LogError as error:
             refusal = Refused(session=session.number, code=error.code, detail=str(error))
             instance.refuse(session, refusal)
-            self._lines.refused(instance.name, refusal, now_ms=steady_clock_ms())
+            if not session.live.in_use:  # else Live says it when it ends, as with any refusal
+                self._lines.refused(instance.name, refusal, now_ms=steady_clock_ms())
 
     def close(self) -> None:
         """End all streams and refuse new ones: the node is going down."""

@@ -141,13 +141,18 @@ def _take_made(instance: Instance, session: Session, found: codec.RawBlock) -> R
 def _unread(instance: Instance, session: Session, found: codec.LplexBlock, error: BadBlock) -> Refused | None:
     """Refusing a block that nobody can read would end Live as well, again and again: the boat sends it every time.
 
-    It fills nothing. The hole stays until F5 calls it lost.
+    It fills nothing. The hole stays until F5 calls it lost. A block whose seqs are none tells not even where it was.
     """
     instance.watch.events.refused(wall_clock_us(), error.code)
-    if not found.base_seq or not found.frame_count:
+    if not found.frame_count or not _are_seqs(found.base_seq, found.frame_count):
         return None
     seqs = range(found.base_seq, found.base_seq + found.frame_count)
     return instance.take(session, BackfillUnread(session=session.number, seqs=seqs, time_us=found.base_time_us))
+
+
+def _are_seqs(base_seq: int, count: int) -> bool:
+    """Seqs begin at 1, and end where no boat ever comes."""
+    return base_seq >= 1 and base_seq + count - 1 <= codec.SEQ_MAX
 
 
 def _lplex_data(instance: Instance, session: Session, message: codec.LplexBlock) -> ToCloud[MadeBlock]:
@@ -165,7 +170,9 @@ def _lplex_data(instance: Instance, session: Session, message: codec.LplexBlock)
             problem=f"the block holds {found.frame_count} frames from seq {found.base_seq}, "
             f"the message says {message.frame_count} from {message.base_seq}"
         )
-    if found.made is None:
+    if not _are_seqs(found.base_seq, found.frame_count):
+        raise BlockCorrupt(problem=f"{found.frame_count} frames from seq {found.base_seq} on: no boat has such seqs")
+    if found.made is None or not found.made.maker.seqs:
         raise BlockCorrupt(problem=found.problem or "the block holds no frames")
     return BackfillData(
         session=session.number,

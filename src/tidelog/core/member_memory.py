@@ -58,6 +58,8 @@ class MemberMemory:
         `match_index` is how far it agrees with a leader here, 0 without one. `registered` is the incarnation under
         which the catalog knows its disk, and the process that registered it.
         """
+        if standing.member not in self._members and len(self._members) >= _MEMBERS_MAX:
+            return ""  # MR2
         sequences = self._sequences.setdefault(standing.member, {})
         if standing.sequence <= sequences.get(standing.process, 0):
             return None
@@ -65,8 +67,6 @@ class MemberMemory:
         sequences[standing.process] = standing.sequence
         if len(sequences) > _PROCESSES_MAX:
             del sequences[next(iter(sequences))]
-        if standing.member not in self._members and len(self._members) >= _MEMBERS_MAX:
-            return ""
         memory = self._members.setdefault(standing.member, _Memory())
         problem = self._problem(memory, standing, match_index, registered)
         if not problem:

@@ -3,7 +3,8 @@
 LA1  A stream is created from its highest partition down to 0, and deleted from 0 up: it exists only while all of it
      does. A retry finishes what a crash left half done.
 LA2  Partitions that a deletion left behind are not made part of a new stream while they hold messages.
-LA3  Nothing is done before the caller's grants for every channel concerned were looked at.
+LA3  Nothing is done before the caller's grants for every channel concerned were looked at, in a newer catalog before
+     one is missed (LS5).
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Administration:
         nodes = [record for record in self._streams.catalog.nodes() if record.state is not NodeState.EXPECTED]
         configs = configs_of(_wanted(request), nodes=len(nodes), creation=secrets.token_hex(8))
         name = request.name
-        for partition in range(len(configs)):
-            self._access.require(principal, channel_of(name, partition), ADMIN)  # LA3
-        await self._node.doors.read_barrier()
+        names = [channel_of(name, partition) for partition in range(len(configs))]
+        await self._streams.judged(lambda: self._require_all(principal, names, ADMIN))  # LA3
+        await self._streams.catch_up()
         if self._streams.partitions(name):
             raise RefusedError(Status.ALREADY_EXISTS, f"stream {name!r} exists already")
         higher = [channel_of(name, number) for number in range(len(configs) - 1, 0, -1)]
@@ -103,7 +104,7 @@ class Administration:
         """As Liftbridge does: a while, until leaders are up; a client that comes too early asks again."""
         try:
             async with asyncio.timeout(_LEADERS_S):
-                await self._node.doors.read_barrier()
+                await self._streams.catch_up()
                 while not all(map(self._is_led, names)):  # noqa: ASYNC110 - the catalog has no event for it
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
@@ -119,10 +120,9 @@ class Administration:
     async def delete(self, request: pb.DeleteStreamRequest, principal: str) -> pb.DeleteStreamResponse:
         if request.name in RESERVED:
             raise RefusedError(Status.INVALID_ARGUMENT, f"{request.name} is reserved, and cannot be deleted")
-        await self._node.doors.read_barrier()
+        await self._streams.catch_up()
         names = self._all_of(request.name)
-        for name in names or [request.name]:
-            self._access.require(principal, name, ADMIN)
+        self._require_all(principal, names or [request.name], ADMIN)
         if not names:
             raise RefusedError(Status.NOT_FOUND, f"there is no stream {request.name[:80]!a}")
         for name in names:
@@ -152,11 +152,14 @@ class Administration:
         return pb.SetStreamReadonlyResponse()
 
     async def _chosen(self, stream: str, partitions: Sequence[int], principal: str) -> list[str]:
-        self._access.require(principal, stream, ADMIN)
-        records = await self._streams.require_partitions(stream, partitions)
-        for record in records:
-            self._access.require(principal, record.name, ADMIN)
-        return [record.name for record in records]
+        await self._streams.judged(lambda: self._require_all(principal, [stream], ADMIN))
+        names = [record.name for record in await self._streams.require_partitions(stream, partitions)]
+        self._require_all(principal, names, ADMIN)
+        return names
+
+    def _require_all(self, principal: str, names: Sequence[str], scope: str) -> None:
+        for name in names:
+            self._access.require(principal, name, scope)
 
     # --- cursors -------------------------------------------------------------------------------------
 
@@ -179,7 +182,8 @@ class Administration:
 
     async def _cursor_channel(self, stream: str, partition: int, cursor: str, principal: str) -> str:
         require_stream(stream)
-        self._access.require(principal, channel_of(stream, partition), READ)
+        name = channel_of(stream, partition)
+        await self._streams.judged(lambda: self._access.require(principal, name, READ))
         if not cursor or len(cursor) > _CURSOR_BYTES_MAX:
             raise RefusedError(Status.INVALID_ARGUMENT, f"a cursor id has 1 to {_CURSOR_BYTES_MAX} characters")
         return (await self._streams.require(Place(stream, partition))).name

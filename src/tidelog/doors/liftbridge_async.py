@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from tidelog.blocks.messages import Message
 from tidelog.doors.liftbridge_names import own_headers_left_out
-from tidelog.doors.liftbridge_producers import MESSAGE_BYTES_MAX, size_of
+from tidelog.doors.liftbridge_producers import MESSAGE_BYTES_MAX, RESENT_S, size_of
 from tidelog.doors.liftbridge_refusals import RefusedError, async_error_of
 from tidelog.errors import BadMessage, ChannelPaused, LogError
 from tidelog.http.grpc_call import Ended
@@ -42,7 +42,18 @@ _STILL_S: Final = 1.0
 class _Run:
     """Messages for one partition under one policy."""
 
-    __slots__ = ("correlations", "has_inbox", "inboxes", "policy", "received_ns", "rows", "target", "time_us", "values")
+    __slots__ = (
+        "correlations",
+        "has_inbox",
+        "inboxes",
+        "policy",
+        "received_ns",
+        "resent_until_s",
+        "rows",
+        "target",
+        "time_us",
+        "values",
+    )
 
     def __init__(self, policy: int, target: Target) -> None:
         self.policy = policy
@@ -55,6 +66,7 @@ class _Run:
         self.inboxes: list[str] = []
         self.has_inbox = False
         self.received_ns = 0
+        self.resent_until_s = time.monotonic() + RESENT_S
 
     def __len__(self) -> int:
         return len(self.correlations)
@@ -181,15 +193,15 @@ class AsyncStream:
         if run:
             self._send_values(run, run.target, range(len(run)))
 
-    def _send_values(self, run: _Run, target: Target, part: range, *, is_second: bool = False) -> None:
-        def refuse(numbers: range, error: LogError) -> None:
+    def _send_values(self, run: _Run, target: Target, part: range) -> None:
+        def refuse(numbers: range, error: LogError | RefusedError) -> None:
             for number in numbers:
                 self._refuse(run.correlations[number], error)
 
         def answered(places: range, offset: int, error: LogError | None) -> None:
             which = part[places.start : places.stop]
-            if isinstance(error, ChannelPaused) and not is_second:
-                again = partial(self._send_values, run, part=which, is_second=True)
+            if isinstance(error, ChannelPaused) and time.monotonic() < run.resent_until_s:
+                again = partial(self._send_values, run, part=which)
                 self._publishing.after_pause(target.place, self._principal, again, partial(refuse, which))
             elif error is not None:
                 refuse(which, error)
@@ -199,7 +211,8 @@ class AsyncStream:
                 self._answer(_acks(run, which, offset))
 
         try:
-            self._publishing.producers.send_run(target.record, run.policy, run.messages(part), answered)
+            producers, messages = self._publishing.producers, run.messages(part)
+            producers.send_run(target.record, run.policy, messages, answered, principal=self._principal)
             run.received_ns = time.time_ns()  # not before the time that the producer has given the records
         except LogError as error:
             refuse(part, error)
@@ -209,8 +222,8 @@ class AsyncStream:
         is_silent = request.ackPolicy == pb.NONE
         correlation = request.correlationId
 
-        def answered(outcome: pb.Ack | LogError) -> None:
-            if isinstance(outcome, LogError):
+        def answered(outcome: pb.Ack | LogError | RefusedError) -> None:
+            if not isinstance(outcome, pb.Ack):
                 self._refuse(correlation, outcome)
             elif is_silent:
                 self._settled(1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,12 @@ class LiftbridgeDoor:
         options = self._options
         return DOOR, options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
 
+    def _own_address(self, node: Node) -> str:
+        """Where clients find this door, whatever the catalog says of it."""
+        link = dict(own_addresses(node)).get("link")
+        host = split_address(link)[0] if link else ""
+        return self.address(host or socket.gethostname())[1]
+
     async def start(self, node: Node) -> None:
         """Serve in front of a node that was started (LD1)."""
         assert self._server is not None, "bind() first"
@@ -159,7 +166,7 @@ class LiftbridgeDoor:
         )
         client = self._client = self._connected(node)
         producers = self._producers = Producers(client, node=node.options.node)
-        streams = Streams(node)
+        streams = Streams(node, address=self._own_address(node))
         self._times = streams.times
         self._times.start()
         if node.nats is not None:

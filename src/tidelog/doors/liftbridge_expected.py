@@ -9,19 +9,23 @@ is the channel's own records alone, the message is sent again, for the log's end
 
 LE1  A message that expects N is in the log only if no other message lies at N or after, up to its own place.
 LE2  Messages of one stream partition go one by one, in the order they were given: the next may count on the one before.
+LE3  Whoever published is told when its message was last handed to the producer: not before the time that its record
+     bears.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.client import Client
 from tidelog.client.records import holds_data
 from tidelog.core.catalog import ChannelRecord
 from tidelog.doors.liftbridge_logs import log_of
-from tidelog.doors.liftbridge_producers import Answered, Outgoing, Producers
+from tidelog.doors.liftbridge_producers import Outgoing, Producers
 from tidelog.doors.liftbridge_refusals import RefusedError
 from tidelog.errors import LogError, OffsetConflict
 
@@ -36,11 +40,22 @@ _COMMITTED_S: Final = 5.0
 _LOOK_S: Final = 0.005
 
 
+class Placed(NamedTuple):
+    """Where a message is, and when it was last handed to its producer (LE3)."""
+
+    offset: int
+    received_ns: int
+
+
+Told = Callable[[Placed | LogError], None]
+
+
 class _Given(NamedTuple):
     record: ChannelRecord
     policy: int
     message: Outgoing
-    answered: Answered
+    told: Told
+    principal: str
 
 
 class ExpectedOffsets:
@@ -54,31 +69,31 @@ class ExpectedOffsets:
         """By channel; the task that carries them out takes the first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, record: ChannelRecord, policy: int, message: Outgoing, answered: Answered) -> None:
-        """Take one message; `answered` is called once, later. What waits is bounded by what may be unanswered."""
+    def send(self, record: ChannelRecord, policy: int, message: Outgoing, told: Told, *, principal: str) -> None:
+        """Take one message; `told` is called once, later. What waits is bounded by what may be unanswered."""
         waiting = self._waiting.get(record.channel_id)
         if waiting is None:
             waiting = self._waiting[record.channel_id] = deque()
             task = asyncio.get_running_loop().create_task(self._carry_out(record.channel_id, waiting))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        waiting.append(_Given(record, policy, message, answered))
+        waiting.append(_Given(record, policy, message, told, principal))
 
     async def _carry_out(self, channel_id: int, waiting: deque[_Given]) -> None:
         """LE2."""
         try:
             while waiting:
                 given = waiting.popleft()
-                offset, error = -1, None
+                outcome: Placed | LogError
                 try:
-                    offset = await self._placed(given)
+                    outcome = await self._placed(given)
                 except LogError as refusal:
-                    error = refusal
-                given.answered(offset, error)
+                    outcome = refusal
+                given.told(outcome)
         finally:
             del self._waiting[channel_id]
 
-    async def _placed(self, given: _Given) -> int:
+    async def _placed(self, given: _Given) -> Placed:
         record, expected = given.record, given.message.expected_offset
         if expected is None:
             return await self._sent(given, None)
@@ -99,7 +114,7 @@ class ExpectedOffsets:
             return expected
         return replica.log_end if replica.fold.data_end <= expected <= replica.log_end else expected
 
-    async def _sent(self, given: _Given, expected: int | None) -> int:
+    async def _sent(self, given: _Given, expected: int | None) -> Placed:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def answered(offset: int, error: LogError | None) -> None:
@@ -111,8 +126,9 @@ class ExpectedOffsets:
                 done.set_exception(error)
 
         message = given.message._replace(expected_offset=expected)
-        self._producers.send(given.record, given.policy, message, answered)
-        return await done
+        self._producers.send(given.record, given.policy, message, answered, principal=given.principal)
+        received_ns = time.time_ns()  # after the producer has given the record its time (LE3)
+        return Placed(await done, received_ns)
 
     async def _is_unwritten(self, record: ChannelRecord, low: int, high: int) -> bool:
         """Whether all of these offsets are the channel's own records (LE1). Also False where it cannot be told."""

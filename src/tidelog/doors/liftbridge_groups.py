@@ -13,6 +13,7 @@ LG3  Epochs are compared as Liftbridge does: whoever asks with another one than 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.cluster.client_access import READ, ClientAccess
@@ -48,7 +49,7 @@ class ConsumerGroups:
         if not request.streams:
             raise RefusedError(Status.INVALID_ARGUMENT, "a consumer reads at least one stream; name it")
         for stream in request.streams:
-            self._access.require(principal, stream, READ)
+            await self._streams.judged(partial(self._access.require, principal, stream, READ))
             for record in await self._streams.require_partitions(stream):
                 self._access.require(principal, record.name, READ)
         answer = await self._node.admin.ask(
@@ -150,7 +151,7 @@ class ConsumerGroups:
                 )
             self._require_assigned(consumer, record, life)
 
-        self._require_assigned(consumer, record, life)
+        await self._streams.judged(lambda: self._require_assigned(consumer, record, life))
         self._forget_gone()
         self._subscribed[key] = ticket
         return check

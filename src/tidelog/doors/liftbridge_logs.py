@@ -4,6 +4,7 @@ Both give verified blocks, control blocks too, and nothing beyond the committed 
 link; from afar (`readISRReplica` at a node without a replica) the native client reads from the nearest one.
 
 LG1  `read` ends within a moment, with what there is. It raises `RefusedError` where the log can no longer be read.
+LG2  Only the channel of one id is asked and read, and no other of its name.
 """
 
 from __future__ import annotations
@@ -148,13 +149,13 @@ class RemoteLog:
         self._next: asyncio.Future[Block] | None = None
 
     async def standing(self) -> Standing:
-        found = await self._client.offsets(self._channel)
+        found = await self._client.offsets(self._channel, channel_id=self._channel_id)
         return Standing(found.log_start, found.committed_end, found.committed_end)
 
     async def read(self, position: int) -> list[Block]:
         if self._blocks is None:
             # A position beyond the end is not one to read from yet; what comes before it is left out on the way.
-            start = min(position, (await self._client.offsets(self._channel)).committed_end)
+            start = min(position, (await self.standing()).committed_end)
             options = {"start": start, "nearest": True, "on_trim": "skip", "bytes_max": BYTES_MAX}
             self._reader = self._client.reader(self._channel, channel_id=self._channel_id, **options)
             self._blocks = self._reader.blocks()
@@ -170,7 +171,7 @@ class RemoteLog:
         return self._client.fetch(self._channel, range(low, high), channel_id=self._channel_id)
 
     async def first_from(self, time_us: int, end: int) -> int | None:
-        start = await self._client.offset_at(self._channel, Time(time_us))
+        start = await self._client.offset_at(self._channel, Time(time_us), channel_id=self._channel_id)
         if start >= end:
             return None
         async for block in self.blocks(start, end):

@@ -7,6 +7,8 @@ LP1  A message is answered once: with its offset when its ack policy is satisfie
 LP2  Messages of one connection with one ack policy are in a partition in the order they were sent. NONE shares the
      producer of LEADER; between that and ALL there is no order, as there is none between two connections.
 LP3  At most `producers_max` producers are open that have nothing to wait for; the one unused longest makes room.
+LP4  A block that a pause stopped half way may be in the log, so its messages cannot be sent anew: it waits in its
+     producer, and whoever published them is asked for the right to resume the partition.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -27,6 +30,8 @@ from tidelog.wire.proto import liftbridge_pb2 as pb
 
 MESSAGE_BYTES_MAX: Final = MIB
 """Liftbridge's own default: key, value and headers together."""
+RESENT_S: Final = 30.0
+"""How long a message is sent again each time its partition is paused while it is under way."""
 _RECORD_BYTES: Final = 128
 """More than a record costs beyond its bytes, so that the door's count is never below the producer's."""
 _TIMEOUT_MS: Final = 10_000
@@ -37,6 +42,10 @@ Answered = Callable[[int, LogError | None], None]
 """Told the offset, or why there is none."""
 RunAnswered = Callable[[range, int, LogError | None], None]
 """Told which messages of a run were answered, and the offset of the first of them, or why they have none."""
+
+
+OnPause = Callable[[int, list[str]], None]
+"""Told of a channel that is paused while messages of these principals wait for it (LP4)."""
 
 
 class Outgoing(NamedTuple):
@@ -70,7 +79,9 @@ class Producers:
         self._bytes_max = bytes_max
         self._producers_max = producers_max
         self._open: OrderedDict[tuple[int, str], Producer] = OrderedDict()
-        self._unanswered: Counter[Producer] = Counter()
+        self._unanswered: dict[Producer, Counter[str]] = {}
+        """Messages by principal."""
+        self.on_pause: OnPause | None = None
         self._room = asyncio.Event()
         self._room.set()
         self.bytes = 0
@@ -82,7 +93,9 @@ class Producers:
             self._room.clear()
             await self._room.wait()
 
-    def send(self, record: ChannelRecord, policy: int, message: Outgoing, answered: Answered) -> None:
+    def send(
+        self, record: ChannelRecord, policy: int, message: Outgoing, answered: Answered, *, principal: str = ""
+    ) -> None:
         """Take one message; `answered` is called once, later, unless this raises."""
         size = message.size
         if size > MESSAGE_BYTES_MAX:
@@ -91,10 +104,10 @@ class Producers:
         producer, receipt = self._given(
             record, policy, lambda producer: producer.send(value, key, headers, expected_offset=expected_offset)
         )
-        self._take(producer, 1, size)
+        self._take(producer, principal, 1, size)
 
         def done() -> None:
-            self._settled(producer, 1, size)
+            self._settled(producer, principal, 1, size)
             try:
                 offset = receipt.result()
             except LogError as error:
@@ -105,7 +118,13 @@ class Producers:
         receipt.when_done(done)
 
     def send_run(
-        self, record: ChannelRecord, policy: int, messages: list[bytes] | list[Message], answered: RunAnswered
+        self,
+        record: ChannelRecord,
+        policy: int,
+        messages: list[bytes] | list[Message],
+        answered: RunAnswered,
+        *,
+        principal: str = "",
     ) -> None:
         """Take messages that came together, values alone or with keys and headers, each at most `MESSAGE_BYTES_MAX`;
         every one is told of once, later, unless this raises. Cheaper by far than one by one."""
@@ -117,10 +136,10 @@ class Producers:
             rows = cast(list[Message], messages)
             producer, receipt = self._given(record, policy, lambda producer: producer.send_rows(rows))
             ends = list(accumulate(map(size_of, rows), initial=0))
-        self._take(producer, len(messages), ends[-1])
+        self._take(producer, principal, len(messages), ends[-1])
 
         def done(which: range, offset: int, error: LogError | None) -> None:
-            self._settled(producer, len(which), ends[which.stop] - ends[which.start])
+            self._settled(producer, principal, len(which), ends[which.stop] - ends[which.start])
             answered(which, offset, error)
 
         receipt.when_each_done(done)
@@ -140,16 +159,24 @@ class Producers:
             producer = self._producer(key, record.name)
             return producer, give(producer)
 
-    def _take(self, producer: Producer, count: int, size: int) -> None:
+    def _take(self, producer: Producer, principal: str, count: int, size: int) -> None:
         self.bytes += size + _RECORD_BYTES * count
-        self._unanswered[producer] += count
+        self._unanswered.setdefault(producer, Counter())[principal] += count
 
-    def _settled(self, producer: Producer, count: int, size: int) -> None:
+    def _settled(self, producer: Producer, principal: str, count: int, size: int) -> None:
         self.bytes -= size + _RECORD_BYTES * count
         self._room.set()
-        self._unanswered[producer] -= count
-        if not self._unanswered[producer]:
-            del self._unanswered[producer]
+        unanswered = self._unanswered[producer]
+        unanswered[principal] -= count
+        if not unanswered[principal]:
+            del unanswered[principal]
+            if not unanswered:
+                del self._unanswered[producer]
+
+    def _paused(self, key: tuple[int, str]) -> None:
+        producer = self._open.get(key)
+        if producer is not None and self.on_pause is not None:
+            self.on_pause(key[0], list(self._unanswered.get(producer, ())))
 
     def _producer(self, key: tuple[int, str], channel: str) -> Producer:
         producer = self._open.get(key)
@@ -167,6 +194,7 @@ class Producers:
             timeout_ms=_TIMEOUT_MS,
             # One of an older channel of this name must not follow into the new one: it would fence its successor.
             channel_id=key[0],
+            on_paused=partial(self._paused, key),
         )
         return producer
 

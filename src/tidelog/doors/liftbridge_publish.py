@@ -3,8 +3,10 @@
 LU1  A call waits for its ack only if its policy is not NONE and it has a deadline, as with Liftbridge:
      python-liftbridge sets none, and would wait for ever where nobody can write.
 LU3  A message that nobody is told about (NONE, or no deadline) is sent again like any other until its time is up.
-LU5  A partition that was paused after its messages left here resumes for them: they are sent once more, perhaps behind
-     others that came later. Who may not resume it is told that it is paused.
+LU5  A partition that was paused after its messages left here resumes for them: they are sent again, perhaps behind
+     others that came later, as often as it is paused within `RESENT_S` after they came. Who may not resume it is told
+     that it is paused; what went wrong meanwhile is told as it is.
+LU6  A refusal for a pause, a readonly partition or a missing grant is given only if a newer catalog confirms it (LS5).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -21,16 +23,18 @@ from tidelog.cluster.client_access import ADMIN, ALL_CHANNELS, WRITE, ClientAcce
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.subjects import subject_problem
 from tidelog.doors.liftbridge_async import AsyncStream
-from tidelog.doors.liftbridge_expected import ExpectedOffsets
+from tidelog.doors.liftbridge_expected import ExpectedOffsets, Placed
 from tidelog.doors.liftbridge_names import own_headers_left_out
-from tidelog.doors.liftbridge_producers import Outgoing, Producers
+from tidelog.doors.liftbridge_producers import RESENT_S, Outgoing, Producers
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
-from tidelog.doors.liftbridge_streams import Streams, require_stream
+from tidelog.doors.liftbridge_streams import Streams, no_partition, require_stream
 from tidelog.doors.liftbridge_subjects import SubjectPublishing, Told
 from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogError
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
-from tidelog.wire.stream_names import Place, channel_of
+from tidelog.wire.stream_names import Place
+
+Outcome = pb.Ack | LogError | RefusedError
 
 _NO_DEADLINE_S: Final = 1e9
 _TARGETS_MAX: Final = 10_000
@@ -85,6 +89,7 @@ class Publishing:
         """`subjects` and `namespace`: of the node's NATS, if it has one."""
         self._client = client
         self.producers = producers
+        producers.on_pause = self._resume_soon
         self._streams = streams
         self._access = access
         self._rng = rng
@@ -93,13 +98,14 @@ class Publishing:
         self._namespace = namespace
         self._targets: dict[Place, Target] = {}
         self._resuming: set[asyncio.Task[None]] = set()
+        self._resumed: set[int] = set()
+        """Channels that are being resumed for blocks that wait in their producers (LP4)."""
 
     # --- the calls -----------------------------------------------------------------------------------
 
     async def publish(self, request: pb.PublishRequest, context: Any, principal: str) -> pb.PublishResponse:
         require_stream(request.stream)
-        target = self._known(request.stream, request.partition) or await self._found(request.stream, request.partition)
-        target = await self._writable(target, principal)
+        target = await self._writable(Place(request.stream, request.partition), principal)
         ack = await self._sent([target], _wanted(request, target), context, principal)
         return pb.PublishResponse(ack=ack, correlationId=request.correlationId)
 
@@ -117,7 +123,7 @@ class Publishing:
         targets, refusal = [], None
         for place in self._chosen(request.subject) if subjects is None else self._streams.listening(request.subject):
             try:
-                targets.append(await self._writable(await self._found(*place), principal))
+                targets.append(await self._writable(place, principal))
             except (LogError, RefusedError) as error:
                 if subjects is not None and isinstance(error, AccessDenied):
                     raise  # over NATS nobody could be left out
@@ -178,51 +184,80 @@ class Publishing:
         self._targets[place] = target
         return target
 
-    async def _found(self, stream: str, partition: int) -> Target:
-        await self._streams.require(Place(stream, partition))
-        target = self._known(stream, partition)
-        if target is None:
-            raise RefusedError(Status.NOT_FOUND, f"there is no partition {partition} of {stream[:80]!a}")
-        return target
-
-    async def _writable(self, target: Target, principal: str) -> Target:
+    async def _writable(self, place: Place, principal: str) -> Target:
         """A paused partition is resumed, by whoever may resume it."""
+        await self._streams.require(place)
+        target = await self._streams.judged(lambda: self._judged(place, principal))
+        if not target.record.paused:
+            return target
+        await self._client.resume(target.record.name)
+        await self._streams.catch_up()
+        return self._here(place)
+
+    def _judged(self, place: Place, principal: str) -> Target:
+        """By the catalog as it is: raises what keeps the caller from writing there."""
+        target = self._here(place)
         record = target.record
-        if record.readonly or not self._access.allows(principal, record.name, WRITE):
-            # What is refused was perhaps allowed a moment ago, at another node.
-            await self._streams.catch_up()
-            target = await self._found(*target.place)
-            record = target.record
         self._access.require(principal, record.name, WRITE)
         if record.readonly:
             raise ChannelReadonly(channel=record.name)
-        if not record.paused:
-            return target
-        if not self._access.allows(principal, record.name, ADMIN):
+        if record.paused and not self._access.allows(principal, record.name, ADMIN):
             raise ChannelPaused(channel=record.name)
-        await self._client.resume(record.name)
-        await self._streams.catch_up()
-        return await self._found(*target.place)
+        return target
+
+    def _here(self, place: Place) -> Target:
+        target = self._known(*place)
+        if target is None:
+            raise no_partition(place)
+        return target
 
     def after_pause(
-        self, place: Place, principal: str, send: Callable[[Target], None], refuse: Callable[[LogError], None]
+        self,
+        place: Place,
+        principal: str,
+        send: Callable[[Target], None],
+        refuse: Callable[[LogError | RefusedError], None],
     ) -> None:
-        """Messages met a pause of which this node had not heard: resume, and `send` them once more (LU5)."""
+        """Messages met a pause of which this node had not heard: resume, and `send` them again (LU5)."""
+        self._begin(self._resume_and(place, principal, send, refuse))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         # Kept in `_resuming` until it is done; bounded by what may be unanswered at all.
-        task = asyncio.get_running_loop().create_task(self._resume_and(place, principal, send, refuse))
+        task = asyncio.get_running_loop().create_task(work)
         self._resuming.add(task)
         task.add_done_callback(self._resuming.discard)
 
     async def _resume_and(
-        self, place: Place, principal: str, send: Callable[[Target], None], refuse: Callable[[LogError], None]
+        self,
+        place: Place,
+        principal: str,
+        send: Callable[[Target], None],
+        refuse: Callable[[LogError | RefusedError], None],
     ) -> None:
         try:
             await self._streams.catch_up()
-            send(await self._writable(await self._found(*place), principal))
-        except LogError as error:
+            send(await self._writable(place, principal))
+        except (LogError, RefusedError) as error:
             refuse(error)
-        except RefusedError:
-            refuse(ChannelPaused(channel=channel_of(*place)))
+
+    def _resume_soon(self, channel_id: int, principals: list[str]) -> None:
+        """A block waits in its producer for its channel to be resumed (LP4)."""
+        if channel_id not in self._resumed:
+            self._resumed.add(channel_id)
+            self._begin(self._resume_if_allowed(channel_id, principals))
+
+    async def _resume_if_allowed(self, channel_id: int, principals: list[str]) -> None:
+        try:
+            await self._streams.catch_up()
+            record = self._streams.catalog.channel(channel_id)
+            if record is None or not record.paused:
+                return
+            if any(self._access.allows(principal, record.name, ADMIN) for principal in principals):
+                await self._client.resume(record.name)
+        except LogError:
+            return  # the block meets the pause again, and this is tried again
+        finally:
+            self._resumed.discard(channel_id)
 
     def _chosen(self, subject: str) -> list[Place]:
         groups: dict[str, list[Place]] = {}
@@ -253,16 +288,11 @@ class Publishing:
             return None
         return target
 
-    async def take(self, request: pb.PublishRequest, principal: str, answered: Any) -> None:
+    async def take(self, request: pb.PublishRequest, principal: str, told: Callable[[Outcome], None]) -> None:
         """One message of PublishAsync: waits only for room, or where something is out of the ordinary."""
-        target = self._known(request.stream, request.partition)
-        if target is None:
-            target = await self._found(request.stream, request.partition)
-        record = target.record
-        if record.paused or record.readonly or not self._access.allows(principal, record.name, WRITE):
-            target = await self._writable(target, principal)
+        target = await self._writable(Place(request.stream, request.partition), principal)
         await self.producers.wait_room()
-        self._send(target, _wanted(request, target), principal, answered)
+        self._send(target, _wanted(request, target), principal, told)
 
     # --- and off it goes -----------------------------------------------------------------------------
 
@@ -281,7 +311,7 @@ class Publishing:
         first: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
         left = len(targets) + (carry is not None)
 
-        def told(outcome: pb.Ack | LogError | RefusedError) -> None:
+        def told(outcome: Outcome) -> None:
             nonlocal left
             left -= 1
             if first.done():
@@ -311,23 +341,31 @@ class Publishing:
         target: Target,
         wanted: Wanted,
         principal: str,
-        told: Callable[[pb.Ack | LogError], None],
+        told: Callable[[Outcome], None],
         *,
-        is_second: bool = False,
+        until_s: float | None = None,
     ) -> None:
+        """`until_s`: of a message that is sent again, when there is no more of that (LU5)."""
+        give_up_s = time.monotonic() + RESENT_S if until_s is None else until_s
         received_ns = 0
 
-        def answered(offset: int, error: LogError | None) -> None:
-            if isinstance(error, ChannelPaused) and not is_second:
-                send = partial(self._send, wanted=wanted, principal=principal, told=told, is_second=True)
+        def answered(outcome: Placed | LogError) -> None:
+            if isinstance(outcome, Placed):
+                told(_ack(target, wanted, outcome))
+            elif isinstance(outcome, ChannelPaused) and time.monotonic() < give_up_s:
+                send = partial(self._send, wanted=wanted, principal=principal, told=told, until_s=give_up_s)
                 self.after_pause(target.place, principal, send, told)
             else:
-                told(error if error is not None else _ack(target, wanted, offset, received_ns))
+                told(outcome)
 
         if target.checks_offsets:
-            self._expected.send(target.record, wanted.policy, wanted.outgoing, answered)
-        else:
-            self.producers.send(target.record, wanted.policy, wanted.outgoing, answered)
+            self._expected.send(target.record, wanted.policy, wanted.outgoing, answered, principal=principal)
+            return
+
+        def produced(offset: int, error: LogError | None) -> None:
+            answered(Placed(offset, received_ns) if error is None else error)
+
+        self.producers.send(target.record, wanted.policy, wanted.outgoing, produced, principal=principal)
         received_ns = time.time_ns()  # not before the time that the producer has given the record
 
 
@@ -349,7 +387,7 @@ def _require_policy(policy: int) -> None:
         raise RefusedError(Status.INVALID_ARGUMENT, f"ack policy {policy} is not known; choose LEADER, ALL or NONE")
 
 
-def _ack(target: Target, wanted: Wanted, offset: int, received_ns: int) -> pb.Ack:
-    ack = target.ack(wanted.policy, received_ns=received_ns)
-    ack.offset, ack.ackInbox, ack.correlationId = offset, wanted.inbox, wanted.correlation
+def _ack(target: Target, wanted: Wanted, placed: Placed) -> pb.Ack:
+    ack = target.ack(wanted.policy, received_ns=placed.received_ns)
+    ack.offset, ack.ackInbox, ack.correlationId = placed.offset, wanted.inbox, wanted.correlation
     return ack

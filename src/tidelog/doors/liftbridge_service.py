@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tidelog.cluster.client_access import ANY_OF_THEM
+from tidelog.core.catalog import ChannelRecord
 from tidelog.doors.liftbridge_admin import Administration
 from tidelog.doors.liftbridge_callers import Callers
 from tidelog.doors.liftbridge_groups import ConsumerGroups
@@ -139,14 +140,19 @@ class LiftbridgeService:
         self, request: pb.FetchPartitionMetadataRequest, context: Any, principal: str
     ) -> pb.FetchPartitionMetadataResponse:
         place = Place(request.stream, request.partition)
+        record = await self._streams.judged(lambda: self._led_here(place, principal))
+        return pb.FetchPartitionMetadataResponse(metadata=self._streams.partition(place.partition, record))
+
+    def _led_here(self, place: Place, principal: str) -> ChannelRecord:
+        """By the catalog as it is; raises what keeps the caller from being told of it here."""
         if not self._callers.access.allows(principal, channel_of(*place), *ANY_OF_THEM):
             raise AccessDenied(principal=principal, scope=" or ".join(ANY_OF_THEM), channel=channel_of(*place))
-        record = await self._streams.require(place)
+        record = self._streams.found(place)
         if record.leader != self._node.doors.node:
             raise RefusedError(
                 Status.FAILED_PRECONDITION, f"this node does not lead it; ask {record.leader or 'later'}"
             )
-        return pb.FetchPartitionMetadataResponse(metadata=self._streams.partition(place.partition, record))
+        return record
 
     # --- streams -------------------------------------------------------------------------------------
 

@@ -8,20 +8,25 @@ LS2  Nobody is shown a stream on which it has no grant at all.
 LS3  Every node that a partition names is among the brokers: Go clients crash otherwise.
 LS4  Every broker's address is one that answers: Go clients dial all of them and give up if one does not. A node that
      is fenced, that this one has no link to, or that has no door, is shown at the address of the node that was asked,
-     which takes every call but Subscribe for a partition that it does not lead.
+     which takes every call but Subscribe for a partition that it does not lead. As long as that node's address is not
+     in the catalog, it is the one where its own door listens.
+LS5  Nobody is refused for what an old catalog says: it is asked for what was committed meanwhile, once, and the caller
+     is judged again. If nobody can tell within `RECHECK_MS`, the refusal stands.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from tidelog.cluster.client_rechecks import RECHECK_MS, SharedBarrier
 from tidelog.config import split_address
 from tidelog.core.catalog import Catalog, ChannelRecord, NodeRecord, NodeState
 from tidelog.doors.liftbridge_names import CURSORS_STREAM, PARTITION, StreamFacts, facts_of
 from tidelog.doors.liftbridge_refusals import RefusedError, Status
 from tidelog.doors.liftbridge_times import PartitionTimes
+from tidelog.errors import LogError
 from tidelog.wire.nats_subjects import attached_subject
 from tidelog.wire.proto import liftbridge_pb2 as pb
 from tidelog.wire.stream_names import PARTITIONS_MAX, Place, channel_of, place_of
@@ -38,12 +43,17 @@ _KNOWN_MAX: Final = 10_000
 Seen = Callable[[str], bool]
 """Whether the caller may know of a channel."""
 
+T = TypeVar("T")
+
 
 class Streams:
     """Over one node's catalog."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, address: str) -> None:
+        """`address`: where clients reach this node's door, for as long as the catalog does not say it (LS4)."""
         self._node = node
+        self._address = address
+        self.barrier = SharedBarrier(lambda: node.doors.read_barrier())
         self.times = PartitionTimes(node)
         self._known_index = -1
         self._known: dict[Place, ChannelRecord] = {}
@@ -77,15 +87,34 @@ class Streams:
 
     async def catch_up(self) -> None:
         """After it everything that was committed before is seen here."""
-        await self._node.doors.read_barrier()
+        await self.barrier.wait()
+
+    async def judged(self, judge: Callable[[], T]) -> T:
+        """What `judge` gives. If it refuses, it is asked once more with a newer catalog (LS5)."""
+        try:
+            return judge()
+        except (LogError, RefusedError):
+            await self.look_again()
+            return judge()
+
+    async def look_again(self) -> None:
+        """As `catch_up`, if that can be had in time."""
+        try:
+            async with asyncio.timeout(RECHECK_MS / 1000):
+                await self.catch_up()
+        except (LogError, TimeoutError):
+            return  # what is known has to do
 
     async def require(self, place: Place) -> ChannelRecord:
+        if self.find(place) is None:
+            await self.catch_up()
+        return self.found(place)
+
+    def found(self, place: Place) -> ChannelRecord:
+        """As this node's catalog has it now; refused if it has none."""
         record = self.find(place)
         if record is None:
-            await self.catch_up()
-            record = self.find(place)
-        if record is None:
-            raise RefusedError(Status.NOT_FOUND, f"there is no partition {place.partition} of {place.stream[:80]!a}")
+            raise no_partition(place)
         return record
 
     def partitions(self, stream: str) -> list[ChannelRecord]:
@@ -98,7 +127,7 @@ class Streams:
 
     async def require_partitions(self, stream: str, wanted: Iterable[int] = ()) -> list[ChannelRecord]:
         """All partitions of a stream that must exist, or those that are wanted."""
-        await self._node.doors.read_barrier()
+        await self.catch_up()
         records = self.partitions(stream)
         if not records:
             raise RefusedError(Status.NOT_FOUND, f"there is no stream {stream[:80]!a}")
@@ -144,8 +173,11 @@ class Streams:
         response = pb.FetchMetadataResponse()
         names = list(dict.fromkeys(request.streams)) or [*self._names(), CURSORS_STREAM]
         unknown = [group for group in request.groups if self.catalog.group(group) is None]
-        if unknown or (request.streams and any(not self.partitions(name) for name in names if name != CURSORS_STREAM)):
-            await self._node.doors.read_barrier()
+        if request.streams:
+            streams = [name for name in names if name != CURSORS_STREAM]
+            unknown += [name for name in streams if not self.partitions(name) or not sees(name)]
+        if unknown:
+            await self.catch_up()
         for number, name in enumerate(names):
             if number % _PER_TURN == _PER_TURN - 1:
                 await asyncio.sleep(0)  # thousands of streams would hold up heartbeats
@@ -198,19 +230,19 @@ class Streams:
         catalog = self.catalog
         here = (NodeState.ACTIVE, NodeState.FENCED)
         own = catalog.node(self._node.doors.node)
-        fallback = None if own is None else _door_of(own)
+        fallback = (None if own is None else _door_of(own)) or self._address
         return [
             self._broker(record, fallback)
             for record in catalog.nodes()
             if record.state in here or catalog.replica_count(record.node)
         ]
 
-    def _broker(self, record: NodeRecord, fallback: str | None) -> pb.Broker:
+    def _broker(self, record: NodeRecord, fallback: str) -> pb.Broker:
         """At its own door if that answers, as far as this node can tell, else at this node's (LS4)."""
         catalog, node = self.catalog, self._node
         is_reached = record.node == node.doors.node or node.pool.link_to(record.node) is not None
         door = _door_of(record) if record.state is NodeState.ACTIVE and is_reached else None
-        host, port = split_address(door or fallback or f"{record.host or record.node}:0")
+        host, port = split_address(door or fallback)
         return pb.Broker(
             id=record.node,
             host=host,
@@ -222,6 +254,10 @@ class Streams:
 
 def _door_of(record: NodeRecord) -> str | None:
     return dict(record.addresses).get(DOOR)
+
+
+def no_partition(place: Place) -> RefusedError:
+    return RefusedError(Status.NOT_FOUND, f"there is no partition {place.partition} of {place.stream[:80]!a}")
 
 
 def require_stream(name: str) -> None:

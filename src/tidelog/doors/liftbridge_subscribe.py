@@ -10,6 +10,8 @@ LQ3  It ends in words: NOT_FOUND when the stream was deleted, FAILED_PRECONDITIO
      at its end or at the end of a readonly partition, DATA_LOSS where messages are damaged or were lost.
 LQ4  Grants and certificates are looked at again with every read: who loses them is given nothing more.
 LQ5  At most `subscriptions_max` at once.
+LQ6  A subscription is refused at its begin, or ended for a readonly partition, only if a newer catalog confirms why
+     (LS5).
 """
 
 from __future__ import annotations
@@ -113,17 +115,30 @@ class Subscriptions:
         return await self._groups.subscribed(request.consumer, record, principal)
 
     async def _admitted(self, place: Place, request: pb.SubscribeRequest, principal: str) -> ChannelRecord:
-        self._access.require(principal, channel_of(*place), READ)
         _require_known(request)
         if request.HasField("consumer") and request.readISRReplica:
             raise RefusedError(Status.INVALID_ARGUMENT, "a consumer of a group reads from the leader alone")
-        record = await self._streams.require(place)
-        if record.paused and request.resume:
-            if not self._access.allows(principal, record.name, ADMIN):
-                raise ChannelPaused(channel=record.name)
+        record = await self._streams.judged(lambda: self._judged(place, request, principal))
+        if self._node.doors.channel_here(record.channel_id) is None:
+            # Other nodes are asked for this very channel. If it was created again they know it no more.
+            await self._streams.look_again()
+            record = self._judged(place, request, principal)
+        if record.paused:
             await self._client.resume(record.name)
             await self._streams.catch_up()
             record = await self._streams.require(place)
+        return record
+
+    def _judged(self, place: Place, request: pb.SubscribeRequest, principal: str) -> ChannelRecord:
+        """By the catalog as it is: raises what keeps the caller from reading here. Of paused partitions only one that
+        it wants to resume, and may, is let through."""
+        self._access.require(principal, channel_of(*place), READ)
+        record = self._streams.found(place)
+        may_resume = request.resume and self._access.allows(principal, record.name, ADMIN)
+        if record.paused and not may_resume:
+            raise ChannelPaused(channel=record.name)
+        if not request.readISRReplica and record.leader != self._node.doors.node:
+            raise RefusedError(Status.FAILED_PRECONDITION, _not_led(place, record))
         return record
 
 
@@ -169,7 +184,7 @@ class _Subscription:
             if not blocks:
                 standing = await self._standing()
                 if record.readonly and position >= standing.log_end:
-                    raise RefusedError(Status.RESOURCE_EXHAUSTED, f"the end of a readonly partition, {record.name!r}")
+                    await self._streams.judged(self._require_growing)
                 position = max(position, standing.log_start)
 
     async def _standing(self) -> Standing:
@@ -188,12 +203,17 @@ class _Subscription:
         if record.paused:
             raise ChannelPaused(channel=record.name)
         if self._is_leaders and record.leader != self._node:
-            words = f"this node does not lead partition {self._place.partition} of {self._place.stream!r}"
-            words += f"; ask {record.leader}" if record.leader else "; nobody does right now"
-            raise RefusedError(Status.UNAVAILABLE if self._has_begun else Status.FAILED_PRECONDITION, words)
+            status = Status.UNAVAILABLE if self._has_begun else Status.FAILED_PRECONDITION
+            raise RefusedError(status, _not_led(self._place, record))
         if record.unclean != self._record.unclean:
             raise RefusedError(Status.DATA_LOSS, "an election lost committed messages; subscribe again where you want")
         return record
+
+    def _require_growing(self) -> None:
+        """Once all of a partition was given: does anything come after it?"""
+        record = self._check()
+        if record.readonly:
+            raise RefusedError(Status.RESOURCE_EXHAUSTED, f"the end of a readonly partition, {record.name!r}")
 
     async def _give(self, block: Block, position: int, span: Span, context: Any) -> None:
         kind = block.maker.kind
@@ -248,6 +268,11 @@ class _Subscription:
 
     def _stopped(self, span: Span) -> NoReturn:
         raise RefusedError(Status.RESOURCE_EXHAUSTED, f"the subscription stopped at offset {span.stop}, as asked")
+
+
+def _not_led(place: Place, record: ChannelRecord) -> str:
+    words = f"this node does not lead partition {place.partition} of {place.stream!r}"
+    return words + (f"; ask {record.leader}" if record.leader else "; nobody does right now")
 
 
 def _require_known(request: pb.SubscribeRequest) -> None:

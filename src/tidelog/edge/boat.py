@@ -97,6 +97,8 @@ class Boat:
         """Why the last frame was dropped; None while they are taken."""
         self._stuck_since_ms: int | None = None
         """When writing began to fail."""
+        self._upkeep_failed_ms: int | None = None
+        """When sealing, retention, leasing or Backfill's reading began to fail."""
         self._heard_ms = steady_clock_ms()
         self._bus_us = wall_clock_us()
         """The newest frame's time."""
@@ -171,6 +173,7 @@ class Boat:
             sessions=SessionBook(buffer_ms_max=options.buffer_ms_max),
             sender=Sender(options.send, transmit=lambda: getattr(self._source, "send", None)),
             problem=self._what_is_wrong,
+            trouble=self._what_is_left_undone,
             extra=self._metering,
         )
         self.http = BoatHttp(view, options.http, log=self._log)
@@ -190,6 +193,16 @@ class Boat:
             return f"no frame came from the bus for {silent_ms // 1000} s"
         return self._source_problem
 
+    def _what_is_left_undone(self) -> str | None:
+        problem = self.journal.upkeep.problem
+        if problem is None:
+            return None
+        since_ms = steady_clock_ms() if self._upkeep_failed_ms is None else self._upkeep_failed_ms
+        return (
+            f"{problem}; so for {(steady_clock_ms() - since_ms) // 1000} s. Frames are recorded all the same; free "
+            "space or repair the disk, and it goes on by itself"
+        )
+
     def _memory_in_words(self) -> str:
         held, most = self.journal.statistics().frames_buffered, self._options.journal.buffer_frames_max
         return f"{held} frames are in memory only (at most {most})"
@@ -205,6 +218,17 @@ class Boat:
             self._stuck_since_ms = None
             durable = self.journal.durable_head
             self._log(f"the disk takes frames again after_s={stuck_s:.0f} durable_head={durable}")
+        self._look_at_upkeep()
+
+    def _look_at_upkeep(self) -> None:
+        """The same of what the journal does besides (UK1): it could grow without a word until the disk is full."""
+        problem, since_ms = self.journal.upkeep.problem, self._upkeep_failed_ms
+        if problem is not None and since_ms is None:
+            self._upkeep_failed_ms = steady_clock_ms()
+            self._log(f"the journal is not kept in order reason={problem!r} do='free space, or repair the disk'")
+        elif problem is None and since_ms is not None:
+            self._upkeep_failed_ms = None
+            self._log(f"the journal is kept in order again after_s={(steady_clock_ms() - since_ms) / 1000:.0f}")
 
     def _metering(self) -> dict[str, Any]:
         if self.uplink is None:
@@ -293,7 +317,7 @@ class Boat:
         except SyncFailed:
             raise  # what the disk holds is unknown until the journal was opened anew
         except DiskError:
-            pass  # it is tried again, and `_look_at_journal` says so
+            pass  # it is tried again; the journal remembers it and `_look_at_journal` says so
         self._look_at_journal()
 
     def _all_said(self) -> bool:

@@ -84,6 +84,8 @@ class BoatView:
     """What puts frames on the bus; by default nothing does."""
     problem: Callable[[], str | None] = lambda: None
     """What keeps the boat from recording, in words; None when it records."""
+    trouble: Callable[[], str | None] = lambda: None
+    """What will keep it from recording if nobody acts, in words."""
     extra: Callable[[], Mapping[str, Any]] = dict
     """More keys for /replication/status, metering for one."""
 
@@ -290,7 +292,7 @@ class _Pages:
 
     async def healthz(self, call: Call) -> web.StreamResponse:
         view = self._view
-        uplink, problem = view.uplink(), view.problem()
+        uplink, problem = view.uplink(), view.problem() or view.trouble()
         if problem is not None:
             status = "unhealthy"
         else:
@@ -359,6 +361,8 @@ class _Pages:
         most = view.journal.options.buffer_frames_max
         gauge("tidelog_journal_frames_buffered_max", "Frames in memory at which more are dropped.", most)
         gauge("tidelog_journal_writable", "Whether frames reach the disk.", int(view.journal.refusal is None))
+        in_order = int(view.journal.upkeep.problem is None)
+        gauge("tidelog_journal_in_order", "Whether the journal is sealed, trimmed, leased ahead and read.", in_order)
         lost = sum(map(len, journal.forced_lost))
         counter("tidelog_journal_lost_seqs_total", "Frames removed before the cloud had them.", lost)
         counter(

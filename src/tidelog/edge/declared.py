@@ -10,10 +10,14 @@ journal that knows of no such life in its own past is another one, however far i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from tidelog.core.ranges import RangeSet
+from tidelog.errors import NotALog
+from tidelog.storage.atomic import read_mark
+from tidelog.storage.disk import Disk
 
+META_NAME: Final = "journal.meta"
 LIVES_MAX = 1_000
 """Lives without a word from the cluster that are remembered."""
 
@@ -66,3 +70,11 @@ class Declared:
         declared.life = bytes.fromhex(meta.get("life", ""))
         declared.earlier = [(bytes.fromhex(life), int(head)) for life, head in meta.get("earlier", [])]
         return declared
+
+
+def read_meta(disk: Disk, folder: str) -> dict[str, Any] | None:
+    """What the meta file of the journal in `folder` says; None when there is none."""
+    meta = read_mark(disk, f"{folder}/{META_NAME}")
+    if meta is not None and meta.get("format") != 1:
+        raise NotALog(path=folder, problem=f"journal format {meta.get('format')} needs a newer Tidelog")
+    return meta

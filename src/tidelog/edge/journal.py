@@ -29,27 +29,27 @@ from tidelog.blocks.control import ControlRecord, LineageOpened, RangeLost, Rang
 from tidelog.blocks.frames import CAN_ID_MAX, FrameBuilder, codec_for, encode_frames
 from tidelog.blocks.header import Path
 from tidelog.edge import sealing
-from tidelog.edge.declared import Declared
+from tidelog.edge.declared import META_NAME as META_NAME
+from tidelog.edge.declared import Declared, read_meta
 from tidelog.edge.journal_options import JournalOptions as JournalOptions
 from tidelog.edge.journal_options import JournalStatistics as JournalStatistics
+from tidelog.edge.upkeep import Upkeep, Work
 from tidelog.errors import (
     DiskError,
     DiskFull,
     InvalidRecord,
     LogClosed,
-    NotALog,
     OffsetOutOfRange,
     SeqExhausted,
     SyncFailed,
 )
-from tidelog.storage.atomic import read_mark, write_mark
+from tidelog.storage.atomic import write_mark
 from tidelog.storage.disk import Disk
 from tidelog.storage.log import READ_BYTES, Log
 from tidelog.storage.reading import Search
 from tidelog.storage.recovery import open_log
 from tidelog.units import US_PER_MS
 
-META_NAME = "journal.meta"
 FRESH = "fresh"
 SEALED = "sealed"
 SEQ_MAX = 2**63 - 1
@@ -86,6 +86,8 @@ class Journal:
         """Control records that wait for room, to be written before any later frame."""
         self.refusal: DiskError | None = None
         """Why the last flush failed; None while what is recorded reaches the disk."""
+        self.upkeep = Upkeep()
+        """Why it could not be sealed, trimmed or leased ahead, though what is recorded may reach the disk."""
         self._closed = False
         self._next_seq = 1
         self._durable_head = 0
@@ -198,8 +200,10 @@ class Journal:
         leased_end = self._next_seq + max(self.options.lease_seqs, at_least)
         if leased_end > SEQ_MAX:
             raise SeqExhausted(head=self.head)
-        self._save_meta(leased_end=leased_end)
+        with self.upkeep.attempt(Work.LEASE):
+            self._save_meta(leased_end=leased_end)
         self._leased_end = leased_end
+        self.upkeep.done(Work.LEASE)
 
     def _save_meta(self, *, leased_end: int, clean: bool = False, kept: dict[str, Any] | None = None) -> None:
         self.declared.forget_through(self.acked)
@@ -311,17 +315,20 @@ class Journal:
     # --- time passes -----------------------------------------------------------------------------
 
     def wake(self, now_us: int) -> None:
-        """Flush, seal and trim when due."""
+        """Flush, seal and trim when due. What fails is kept, in `refusal` or `upkeep`, and tried again."""
         try:
             if self._is_flush_due(now_us):
                 self.flush(now_us)
-            sealing.seal(self, now_us)
+            with self.upkeep.attempt(Work.SEAL):
+                sealing.seal(self, now_us)
         finally:
             # On a full disk too: retention is what makes room.
             interval_us = self.options.retention_interval_ms * US_PER_MS
             if not self._sweep_due_us - interval_us <= now_us < self._sweep_due_us:
                 self._sweep_due_us = now_us + interval_us
-                self.sweep_retention(now_us)
+                with self.upkeep.attempt(Work.SWEEP):
+                    self.sweep_retention(now_us)
+                self.upkeep.done(Work.SWEEP)
 
     def _is_flush_due(self, now_us: int) -> bool:
         # A clock that was set back must not keep frames in memory until it has caught up.
@@ -553,7 +560,7 @@ def open_journal(
     """Open the journal in `folder`, making it if there is none. `new_lineage` gives 16 random bytes."""
     options = options or JournalOptions()
     disk.make_folder(folder)
-    _read_meta(disk, folder)  # a format that is not ours is refused before anything is touched
+    read_meta(disk, folder)  # a format that is not ours is refused before anything is touched
     fresh = open_log(disk, f"{folder}/{FRESH}", now_us=now_us, options=options.fresh_log())
     try:
         # Fresh segments go only after their sealed form was durable, so the sealed log reached here once.
@@ -573,7 +580,7 @@ def open_journal(
             )
         sealing.settle(sealed, fresh, now_us)
         # Read again under the locks: the last owner may have written it since.
-        meta = _read_meta(disk, folder)
+        meta = read_meta(disk, folder)
         journal = Journal(
             disk=disk,
             folder=folder,
@@ -591,10 +598,3 @@ def open_journal(
             fresh.close(now_us)
         raise
     return journal
-
-
-def _read_meta(disk: Disk, folder: str) -> dict[str, Any] | None:
-    meta = read_mark(disk, f"{folder}/{META_NAME}")
-    if meta is not None and meta.get("format") != 1:
-        raise NotALog(path=folder, problem=f"journal format {meta.get('format')} needs a newer Tidelog")
-    return meta

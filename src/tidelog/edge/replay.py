@@ -10,6 +10,8 @@ R2  No frame comes out before its time; at speed 0 every frame is due at once.
 R3  At most one chunk of frames (of an .lpj file: one block) is in memory, however long the file is.
 R4  Where a file cannot be read on, the chunks before that place come out first; then `read` raises once. Of
     text, the lines of the chunk with the bad one are not given; with `on_damage="skip"` only bad ones are not.
+R5  A block of an .lpj file with a bad record under a good checksum, as lplex's own writer makes them, gives the records
+    before it, and the file is read on. It counts as damaged; with `on_damage="raise"` the end of that file raises.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy.typing as npt
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import CaptureReader, SkipReason, read_canboat_raw, read_candump, sniff
 from tidelog.compat.lpj import LpjReader
-from tidelog.errors import BadBlock, BadJournalFile, InvalidConfig, LogError, NotALog
+from tidelog.errors import BadJournalFile, InvalidConfig, LogError, NotALog
 from tidelog.nmea.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.units import US_PER_S
 
@@ -75,7 +77,7 @@ class ReplayStatistics:
     skipped: dict[SkipReason, int]
     """Lines of captures that gave no frame."""
     damaged_blocks: int
-    """Blocks of .lpj files that were left out."""
+    """Blocks of .lpj files that were left out, in whole or in part (R5)."""
     assembler: AssemblerStatistics
     """Of the candump file that is being read, or the last one."""
 
@@ -234,15 +236,17 @@ class ReplaySource:
         return self._candump_parts(path)
 
     def _lpj_parts(self, path: str) -> Iterator[FrameColumns]:
+        first: BadJournalFile | None = None
         with LpjReader(path, on_damage=self._options.on_damage) as reader:
-            for block in reader.blocks():
-                try:
-                    yield block.decode().frames
-                except BadBlock as error:
-                    if self._options.on_damage == "raise":
-                        raise BadJournalFile(path=path, position=block.position, problem=error.problem) from error
+            for stored in reader.blocks():
+                block = stored.decode(salvage=True)
+                yield block.frames
+                if block.damage is not None:
                     self._damaged_blocks += 1
+                    first = first or BadJournalFile(path=path, position=stored.position, problem=block.damage)
             self._damaged_blocks += len(reader.damaged)
+        if first is not None and self._options.on_damage == "raise":
+            raise first
 
     def _capture_parts(self, reader: CaptureReader) -> Iterator[FrameColumns]:
         with reader:

@@ -12,6 +12,7 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import LineageOpened, decode_control
 from tidelog.blocks.frames import decode_frames, encode_frames
 from tidelog.blocks.header import BlockKind, Codec
+from tidelog.edge.upkeep import Work
 from tidelog.errors import DamagedRange
 from tidelog.storage.log import Log
 from tidelog.units import MIB, US_PER_MS
@@ -44,6 +45,7 @@ def seal(journal: Journal, now_us: int, *, everything: bool = False) -> int:
     if everything:
         fresh.roll(now_us)
     fresh.trim(sealed.durable_end, now_us)
+    journal.upkeep.done(Work.SEAL)
     return written
 
 

@@ -41,6 +41,7 @@ from tidelog.edge.journal import Journal
 from tidelog.edge.lplex_cloud import NO_FRAMES_MAX, lplex_blocks, no_frames, without_gaps
 from tidelog.edge.recorded import recorded_runs
 from tidelog.edge.ring import Ring
+from tidelog.edge.upkeep import Work
 from tidelog.errors import DiskError, LogError, NameInUse
 from tidelog.wire.uplink_codec import LplexBlock
 
@@ -206,13 +207,17 @@ class BoatUplink:
 
     def _carry_some(self, now_ms: int, now_us: int) -> None:
         """Frames of an older lineage get new numbers, a few at a time and only while Live has nothing to send."""
+        if not self._carry.pending:
+            self._journal.upkeep.done(Work.CARRY)  # nobody wants it any more
         if not self._may_carry() or now_ms < self._carry_at_ms:
             return
         self._carry_at_ms = now_ms + _CARRY_INTERVAL_MS
         try:
-            carried = self._carry.step(now_us)
+            with self._journal.upkeep.attempt(Work.CARRY):
+                carried = self._carry.step(now_us)
         except DiskError:
             return  # they are safe where they are; the next step tries again
+        self._journal.upkeep.done(Work.CARRY)
         if carried is not None:
             seqs, frames = carried
             for seq, row in zip(seqs, frames.rows(), strict=True):
@@ -318,16 +323,20 @@ class BoatUplink:
         out: list[Out] = []
         if self._disk_retry_ms is not None and now_ms >= self._disk_retry_ms:
             self._disk_retry_ms = None
+        if not self.sender.is_missing_any():
+            self._journal.upkeep.done(Work.READ)  # nobody wants it any more
         while self.sender.is_missing_any() and self._backfill_is_affordable(now_ms, now_us):
             hole = self._next_hole(now_ms, now_us)
             if hole is None:
                 break
             try:
-                block = self._first_in(hole)
+                with self._journal.upkeep.attempt(Work.READ):
+                    block = self._first_in(hole)
             except DiskError:
                 # What cannot be read now is not gone.
                 self._disk_retry_ms = now_ms + _DISK_RETRY_MS
                 break
+            self._journal.upkeep.done(Work.READ)
             start = min(block.maker.seqs.start, hole.stop) if block else hole.stop
             if self.sender.speaks_lplex:
                 sent = self._lplex_backfill(block, hole, now_ms, now_us)

@@ -22,11 +22,13 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import grpc
 
 from tidelog.http.grpc_call import Ended, GrpcCall, GrpcOptions, timeout_of
+from tidelog.http.tls_accept import TlsAccept
 from tidelog.wire.hpack import Header, encode_headers
 from tidelog.wire.http2_connection import Failed, Http2Connection, Opened, Received, Reset
 from tidelog.wire.http2_frames import Code
@@ -83,9 +85,10 @@ class GrpcServer:
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         assert self._socket is not None, "bind() first"
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: GrpcConnection(self), sock=self._socket, ssl=tls, backlog=_BACKLOG
-        )
+        accept: Callable[[], asyncio.BaseProtocol] = partial(GrpcConnection, self)
+        if tls is not None:
+            accept = TlsAccept(tls, partial(GrpcConnection, self), handshakes_max=self.options.connections_max)
+        self._server = await loop.create_server(accept, sock=self._socket, backlog=_BACKLOG)
 
     async def stop(self, grace_s: float) -> None:
         """No new calls; those that run may end within `grace_s`, then they end with UNAVAILABLE."""

@@ -43,6 +43,7 @@ from tidelog.http.routes import (
 )
 from tidelog.http.streams import wants_gzip
 from tidelog.http.tls import ServerTls
+from tidelog.http.tls_accept import TlsAccept
 from tidelog.units import KIB
 from tidelog.wire.revocation import RevocationList
 
@@ -54,7 +55,7 @@ _REFUSED_CONNECTIONS_MAX: Final = 64
 """How many connections over the limit are told so; those beyond are closed without a word."""
 _LEFT: Final = 499
 """Counted, never sent: the client left before there was an answer."""
-_TLS_HANDSHAKE_S: Final = 10.0
+_TLS_HANDSHAKE_S: Final = 10
 _BACKLOG: Final = 128
 
 
@@ -144,11 +145,13 @@ class HttpServer:
         self._site = _Site(self._answer, options)
         listening = open_listener(options.listen)
         self.port = listening.getsockname()[1]
-        secure: dict[str, Any] = (
-            {"ssl": self.tls.context, "ssl_handshake_timeout": _TLS_HANDSHAKE_S} if self.tls is not None else {}
-        )
+        accept: Callable[[], asyncio.BaseProtocol] = self._site
+        if self.tls is not None:
+            accept = TlsAccept(
+                self.tls.context, self._site, handshakes_max=options.connections_max, handshake_s=_TLS_HANDSHAKE_S
+            )
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._site, sock=listening, backlog=_BACKLOG, **secure)
+        self._listener = await loop.create_server(accept, sock=listening, backlog=_BACKLOG)
         self._log(f"http up port={self.port} tls={self.tls is not None} anonymous={options.access.anonymous}")
 
     async def stop(self) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from tidelog.blocks.block import Block
+from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.decode import counted_frames
-from tidelog.blocks.foreign import wrap_foreign
+from tidelog.blocks.foreign import Salvaged, salvage_foreign
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import decode_messages
 from tidelog.compat.lpj import LpjReader
@@ -375,13 +375,21 @@ class _LpjChannelFiles:
                 if not count or offset + count <= start:
                     offset += count
                     continue
+                found: Salvaged | None = None
                 try:
-                    run.append(self._wrapped(reader, number, offset, append_time_us))
+                    found = self._salvaged(reader, number)
+                    kept, problem = len(found.frames), found.problem
                 except (BadBlock, BadJournalFile) as error:
+                    kept, problem = 0, str(error)
+                good_end = offset + kept
+                if found is not None and found.made is not None and good_end > start:
+                    run.append(self._stamped(found.made, offset, append_time_us))
+                offset += count
+                # A record that cannot be read costs those behind it in its block, too.
+                if good_end < min(offset, end):
                     if run:
                         yield run
-                    raise DamagedRange(start=offset, end=offset + count, problem=str(error)) from error
-                offset += count
+                    raise DamagedRange(start=max(start, good_end), end=offset, problem=problem)
                 run_bytes += run[-1].size
                 if run_bytes >= READ_BYTES:
                     yield run
@@ -390,12 +398,15 @@ class _LpjChannelFiles:
             yield run
 
     @staticmethod
-    def _wrapped(reader: LpjReader, number: int, offset: int, append_time_us: int) -> Block:
+    def _salvaged(reader: LpjReader, number: int) -> Salvaged:
         stored = reader.block_at(number)
         stored.check()
-        made = wrap_foreign(
+        return salvage_foreign(
             stored.stored, version=stored.version, compression=stored.compression, block_size=stored.block_size
         )
+
+    @staticmethod
+    def _stamped(made: MadeBlock, offset: int, append_time_us: int) -> Block:
         return made.stamp(
             base_offset=offset,
             channel_id=0,

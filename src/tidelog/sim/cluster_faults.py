@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.core.catalog import Basis, ChangeLeader, RemoveNode
 from tidelog.sim import metadata_faults
 from tidelog.sim.cluster_admin import random_change
-from tidelog.sim.lying import Lie, tell_lie
+from tidelog.sim.cluster_liars import copy_store, lie, lie_to_all, lying_syncs, restore_store
 from tidelog.sim.metadata_faults import _later, _switch_off
 
 if TYPE_CHECKING:
@@ -119,31 +119,6 @@ def rot_in_log(world: ClusterWorld, node: ClusterNode) -> None:
         world.counters["log_rot"] += 1
 
 
-def lie(world: ClusterWorld, node: ClusterNode) -> None:
-    """A disk loses what it had synced to a write-ahead file, while its node is down; before or after the power went."""
-    if not world.may_lie(node.name) or node.core is None:
-        return
-    (node.crash if world.rng.random() < 0.5 else node.kill)()
-    _switch_off(node)
-    node.disk.crash()  # what was not synced is gone as well, so the lie is about what was
-    kind = world.rng.choice(list(Lie))
-    if tell_lie(node.disk, world.rng, ".tidelog/wal", kind) is not None:
-        node.tampered = True
-        node.rotten |= kind in (Lie.FLIPPED, Lie.ZEROED)  # in the middle of a file that is rot, and is mended as such
-        world.counters["lied"] += 1
-        world.counters[f"lied_{kind}"] += 1
-
-
-def lie_to_all(world: ClusterWorld, node: ClusterNode) -> None:
-    """The power of the whole site goes, and one disk comes back with less than it had synced."""
-    if not world.may_lie(node.name):
-        return
-    for other in world.nodes.values():
-        if other is not node and other.core is not None:
-            other.crash()
-    lie(world, node)
-
-
 def wipe(world: ClusterWorld, node: ClusterNode) -> None:
     if world.may_tamper(node.name) and node.member and world.may_lose(node.member):
         whole = world.rng.random() < 0.5
@@ -208,6 +183,9 @@ FAULTS: Final[dict[str, tuple[int, Callable[[Any, Any], None]]]] = {
     "rot_in_log": (1, rot_in_log),
     "lie": (4, lie),
     "lie_to_all": (2, lie_to_all),
+    "lying_syncs": (2, lying_syncs),
+    "copy_store": (4, copy_store),
+    "restore_store": (3, restore_store),
     "wipe": (1, wipe),
     "rot": (1, metadata_faults.rot),
     "administer": (10, administer),

@@ -30,12 +30,15 @@ from tidelog.cluster.replica_orders import (
 )
 from tidelog.cluster.replica_statistics import Storage
 from tidelog.cluster.replica_storage import ReplicaStorage
+from tidelog.cluster.replica_trouble import compare_damage
 from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.cluster.replication_transport import ask_again
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
 from tidelog.errors import LogError, LogPoisoned
 from tidelog.sim.cluster_account import Entry, entry_of
+from tidelog.sim.cluster_liars import power_is_gone
+from tidelog.sim.lying import Picture
 from tidelog.sim.metadata_model import Broken
 from tidelog.sim.metadata_node import BACKLOG_MAX, SimNode
 from tidelog.sim.nats_server import NAMESPACE, NatsArrival, SimNatsClient
@@ -71,6 +74,9 @@ class ClusterNode(SimNode):
         """Its disk was wiped, or bits of a log were flipped."""
         self.rotten = False
         """Bits of a log were flipped."""
+        self.store_copy: tuple[str, Picture] | None = None
+        """A backup of its folder, and of whose disk it is."""
+        self.disk.before_crash = lambda: power_is_gone(world, self)
         self._orders_due = False
         self.nats: SimNatsClient | None = None
         self.exchange: NatsExchange | None = None
@@ -423,7 +429,7 @@ class ClusterNode(SimNode):
         core.channels.replicas.apply_retention(self.clock_ms())
         if self.world.boats is not None:
             self.world.boats.tick(self)
-        if self.rotten and not self.orders:
+        if (self.rotten or self.tampered) and not self.orders:
             self._mend(core)
         if self.rng.random() < 0.3:
             self._save_watermarks(core)
@@ -446,6 +452,7 @@ class ClusterNode(SimNode):
             if replica is None or replica.storage is not Storage.READY:
                 continue
             log = self.logs.log(channel_id)
+            compare_damage(replica, log.damaged())
             for gap in log.damaged()[:2]:
                 blocks = self._fetch(replica, gap)
                 if not blocks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from tidelog.core.liveness import LivenessConfig
 from tidelog.sim.cluster_schedule import ClusterSchedule
 from tidelog.sim.metadata_model import Broken
@@ -127,9 +129,20 @@ def two_of_three_gone() -> ClusterSchedule:
     return plan
 
 
-def leader_cut_from_its_followers(min_isr: int = 2, lag_ms: int | None = None) -> ClusterSchedule:
-    """14, R6: the metadata leader hears a channel's leader and its followers do not. Another one leads within the
-    failover bar, and stays: who was deposed does not come back while it is cut off, and does once it is not."""
+class Way(StrEnum):
+    """Which messages of a pair are lost."""
+
+    BOTH = "both"
+    MUTE = "mute"
+    """Those that the leader sends."""
+    DEAF = "deaf"
+    """Those that are sent to the leader."""
+
+
+def leader_cut_from_its_followers(min_isr: int = 2, lag_ms: int | None = None, way: Way = Way.BOTH) -> ClusterSchedule:
+    """14, R6: the metadata leader hears a channel's leader and its followers do not, or it does not hear them. Another
+    one leads and serves within the failover bar, and stays: who was deposed does not come back while it is cut off, and
+    does once it is not."""
     plan = ClusterSchedule(
         5,
         leader="n3",
@@ -141,9 +154,20 @@ def leader_cut_from_its_followers(min_isr: int = 2, lag_ms: int | None = None) -
     )
     producer = plan.producer()
     plan.written(producer, 3)
-    plan.cut("n3", off={"n4", "n5"})
+    followers = ("n4", "n5")
+    if way is not Way.DEAF:
+        plan.world.cuts |= {("n3", other) for other in followers}
+    if way is not Way.MUTE:
+        plan.world.cuts |= {(other, "n3") for other in followers}
     began_ms = plan.world.scheduler.now_ms
-    plan.written(producer)
+    plan.write(producer)
+    if plan.transport == "link":
+        # (Over NATS the leader and its followers reach each other all the same.)
+        plan.until(lambda: any(plan.leads_channel(one) and plan.replica(one).serves for one in followers), "one serves")
+        took_ms = plan.world.scheduler.now_ms - began_ms
+        if took_ms > FAILOVER_MS:
+            raise Broken(f"14: the next leader serves {took_ms} ms after the leader was cut off")
+    plan.until(lambda: not producer.pending, "the block is acked")
     took_ms = plan.world.scheduler.now_ms - began_ms
     # (The producer's patience is in it: what it sent to the old leader it sends again only after that.)
     if took_ms > FAILOVER_MS + 1_500:

@@ -32,6 +32,7 @@ from tidelog.sim import cluster_faults
 from tidelog.sim.cluster_admin import CHANNELS, create
 from tidelog.sim.cluster_boats import ClusterBoats
 from tidelog.sim.cluster_clients import Producer, Producers, Reader
+from tidelog.sim.cluster_liars import forgive
 from tidelog.sim.cluster_model import ClusterModel, ClusterViolation, NatsClusterViolation
 from tidelog.sim.cluster_node import ClusterNode
 from tidelog.sim.metadata_model import Broken
@@ -81,10 +82,16 @@ SOMETIMES: Final = (
     "isr_shrink",
     "kill",
     "lied",
+    "lied_flipped",
+    "lied_gone",
+    "lied_removed",
+    "lied_zeroed",
     "link_reset",
     "log_rot",
     "lost_by_policy",
+    "lying_syncs",
     "old_blocks_read",
+    "old_copy",
     "one_way",
     "pause",
     "read_at_leader",
@@ -99,6 +106,7 @@ SOMETIMES: Final = (
     "store_stopped",
     "swept",
     "truncated",
+    "whole_again",
     "wiped",
     "wiped_metadata",
     "withdrawn",
@@ -298,6 +306,7 @@ class ClusterWorld(MetadataWorld):
 
     def may_tamper(self, name: str) -> bool:
         """Whether what this node holds may be harmed: of every channel somebody else holds everything, now."""
+        forgive(self)
         if any(node.tampered for node in self.nodes.values() if node.name != name):
             return False
         for channel in self.model.channels.values():
@@ -305,17 +314,6 @@ class ClusterWorld(MetadataWorld):
             if record.member(name) is None and record.eligible_member(name) is None:
                 continue
             if len(record.isr) < 2:
-                return False
-        return True
-
-    def may_lie(self, name: str) -> bool:
-        """Whether a disk may lose what it had synced: of every channel more than half of those in sync are whole, or
-        both of two (the other is then waited for)."""
-        liars = {node.name for node in self.nodes.values() if node.tampered} | {name}
-        for channel in self.model.channels.values():
-            record = channel.record
-            holders = {member.node for member in (*record.isr, *record.eligible)}
-            if name in holders and (len(record.isr) < 2 or 2 * len(holders & liars) > len(holders)):
                 return False
         return True
 

@@ -86,6 +86,9 @@ class DiskFaults:
     """So many file syncs from now report success and make nothing durable: what they should have saved is read until
     the next crash takes it, as M4 says of failed ones."""
 
+    lying_folder: str = ""
+    """Only syncs of files below it lie."""
+
     stall_ms: int = 0
     """Simulated time that each sync takes, added to `SimDisk.stalled_ms`."""
 
@@ -145,7 +148,7 @@ class SimFile:
         except SyncFailed:
             node.lose_pending()
             raise
-        if disk.faults.lying_syncs and node.pending:
+        if disk.faults.lying_syncs and node.pending and self._path.startswith(disk.faults.lying_folder):
             disk.faults.lying_syncs -= 1
             node.lose_pending()
         else:

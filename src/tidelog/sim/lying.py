@@ -131,6 +131,20 @@ def end_process(disk: SimDisk) -> None:
                 child.settle()
 
 
+def write_all(disk: SimDisk) -> None:
+    """All that can be read is durable, also what a sync lied about."""
+    waiting = [disk._root]
+    while waiting:
+        folder = waiting.pop()
+        settle_folder(folder, disk._dirty)
+        for child in folder.names.values():
+            if isinstance(child, FolderNode):
+                waiting.append(child)
+            else:
+                child.pending.clear()
+                child.durable[:] = child.content
+
+
 def tell_lie(
     disk: SimDisk, rng: random.Random, folder: str, lie: Lie, *, choose: Callable[[str], bool] | None = None
 ) -> str | None:

@@ -70,6 +70,9 @@ class Durable:
         """The disk was wiped or rots."""
         self.is_old = False
         """The folder was put back as it was earlier: whoever opens it is not that member any more (NC3)."""
+        self.before: Durable | None = None
+        """What an old copy was put in the place of. Its leader may still count what that disk once said that it held,
+        as it counts a disk that was wiped since."""
         self._doing: list[Ready] | Snapshot | None = None
 
     @property
@@ -79,6 +82,12 @@ class Durable:
     @property
     def last_index(self) -> int:
         return self.snapshot.head.index + len(self.entries)
+
+    @property
+    def members(self) -> Members:
+        """The newest membership on the disk, committed or not."""
+        changed = (entry.members for entry in reversed(self.entries) if entry.members is not None)
+        return next(changed, self.snapshot.head.members)
 
     def term_at(self, index: int) -> int | None:
         place = index - self.snapshot.head.index
@@ -163,6 +172,8 @@ class MetadataModel:
         self._memberships: list[tuple[int, Members]] = []
         self._registered: dict[str, tuple[str, str]] = {}
         """Node to the disk and the process that last registered."""
+        self._kept: dict[str, tuple[tuple[str, str], tuple[int, int, int]]] = {}
+        """Node to the disk and the process of its record, and since when the catalog trusts it."""
         self._snapshots: dict[int, bytes] = {}
         self._histories: dict[str, list[tuple[int, int]]] = {}
         self.on_fence: Callable[[str, int], None] = lambda node, incarnation: None
@@ -199,6 +210,7 @@ class MetadataModel:
             # Its peers must notice before it says anything; see `check_message`.
             self.durable[member] = old = Durable(found)
             old.is_old = old.is_gone = True
+            old.before = known.before or known
             return
         possible = known.possible or [known.state]
         if found not in possible:
@@ -328,6 +340,7 @@ class MetadataModel:
         holders = 0
         for voter in members.voters:
             durable = self.durable.get(voter)
+            durable = durable and (durable.before or durable)
             if durable is not None and durable.last_index >= index and durable.term_at(index) in (None, term):
                 holders += 1
         if holders < members.quorum:
@@ -382,6 +395,7 @@ class MetadataModel:
                 self.on_fence(change.node, change.expected_incarnation)
             elif isinstance(change, RemoveNode):
                 self.counters["node_removed"] += 1
+                self._kept.pop(change.node, None)
         for name in {channel.name for channel in self.reference.channels()} | self._histories.keys():
             channel = self.reference.channel(name)
             epoch = 0 if channel is None else channel.channel_epoch
@@ -394,6 +408,20 @@ class MetadataModel:
         self.counters["disk_replaced"] += disk != change.disk_id
         self.counters["fenced_and_back"] += process == change.process_id
         self._registered[change.node] = (change.disk_id, change.process_id)
+        self._check_kept(change)
+
+    def _check_kept(self, change: RegisterNode) -> None:
+        """R5: who registers again without having stopped, after a lost session, has lost nothing."""
+        record = self.reference.node(change.node)
+        if record is None or record.incarnation != change.incarnation:
+            return  # what came of it is undone in the same step
+        self.checks += 1
+        life = change.disk_id, change.process_id
+        kept = record.memory_since, record.written_since, record.synced_since
+        before = self._kept.get(change.node)
+        if before is not None and before[0] == life and before[1] != kept:
+            raise Broken(f"R5: {change.node} lost its session, and the catalog takes it for one that lost records")
+        self._kept[change.node] = life, kept
 
     def check_applied(self, member: str, applied: Applied) -> None:
         """RA3: every catalog gives every change the same answer."""

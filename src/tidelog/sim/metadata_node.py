@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cluster.metadata_member import Result, SaveOrder
@@ -17,9 +18,9 @@ from tidelog.cluster.node_core import METADATA_FOLDER, QUARANTINE_FOLDER, NodeCo
 from tidelog.cluster.node_file import NODE_FILE
 from tidelog.cluster.replicas import ReplicasOutput
 from tidelog.core.liveness import SessionRenewed
-from tidelog.core.membership import member_name
-from tidelog.core.node_messages import ForMember, NodeMessage, Register
-from tidelog.core.raft import HardState, Ready, SnapshotChunk
+from tidelog.core.membership import member_name, node_of
+from tidelog.core.node_messages import ForMember, NodeMessage, Register, Standing
+from tidelog.core.raft import Ready, SnapshotChunk, VoteAnswer, VoteRequest
 from tidelog.errors import DiskError, LogPoisoned, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.lying import Picture, put_back, take_picture
 from tidelog.sim.metadata_clients import ClientMessage
@@ -38,6 +39,20 @@ QUARANTINE: Final = f"{FOLDER}/{QUARANTINE_FOLDER}"
 BACKLOG_MAX: Final = 200
 """Messages that wait for a node that is paused; its peers' buffers hold no more."""
 POLLS_MAX: Final = 1_000
+LINES_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class OldCopy:
+    """A copy of a node's folder, and what the disk knew when it was made."""
+
+    picture: Picture
+    member: str
+    term: int
+    last_index: int
+    incarnation: int | None
+    asks: frozenset[str]
+    """The nodes that a process will ask that finds this copy."""
 
 
 class SimNode:
@@ -71,8 +86,11 @@ class SimNode:
         self._wake_ms = -1
         self._quarantined: set[str] = set()
         self._damage_seen: str | None = None
-        self.picture: tuple[Picture, HardState] | None = None
-        """An older copy of its folder, and what the disk knew then."""
+        self.lines: deque[str] = deque(maxlen=LINES_MAX)
+        """What it said last in its log."""
+        self.old_copy: OldCopy | None = None
+        self.heard: dict[str, tuple[int, int]] = {}
+        """Member to the newest term, and the newest committed index, that this process heard from it."""
         self._noted = False
         """The model knows of the storage of this process."""
 
@@ -94,6 +112,7 @@ class SimNode:
             return False
         self.process += 1
         self.view = View()
+        self.heard.clear()
         self._disk_due = False
         try:
             core = NodeCore(
@@ -256,8 +275,25 @@ class SimNode:
         if isinstance(message, ClientMessage):
             self._guarded(self.world.clients.arrived, self, sender, message)
         else:
+            if type(message) is ForMember or type(message) is Standing:
+                self._note_heard(core, message)
             self._guarded(core.receive, sender, message, self.clock_ms())
         return True
+
+    def _note_heard(self, core: NodeCore, message: ForMember | Standing) -> None:
+        """What this process can hold against an older copy of the sender's disk, by the world's own account."""
+        if isinstance(message, Standing):
+            member, term, committed = message.member, message.term, message.committed
+        else:
+            said, member, committed = message.message, message.sender, 0
+            if core.member is None or message.target != core.member.member:
+                return
+            if isinstance(said, VoteRequest | VoteAnswer) and said.pre:
+                return
+            term = said.term
+        known_term, known_index = self.heard.get(member, (0, 0))
+        if term > known_term or committed > known_index:
+            self.heard[member] = max(term, known_term), max(committed, known_index)
 
     def wake(self) -> bool:
         core = self.core
@@ -307,6 +343,7 @@ class SimNode:
             polls += 1
             if polls > POLLS_MAX:
                 raise Broken(f"12: {self.name} has no end of things to do")
+            self.lines.extend(output.lines)
             if output.replicas is not None:
                 self._channels_said(core, output.replicas)
             for target, message in output.messages:
@@ -435,22 +472,49 @@ class SimNode:
             storage.settle()
 
     def copy_folder(self, *, whole: bool) -> None:
-        """A backup, or a snapshot of the virtual machine."""
-        hard_state = self.world.model.durable[self.member].hard_state
-        self.picture = take_picture(self.disk, FOLDER if whole else METADATA), hard_state
+        """A backup, or a snapshot of the virtual machine. The node is on and has metadata."""
+        assert self.core is not None
+        assert self.core.storage is not None
+        durable = self.world.model.durable[self.member]
+        voters = durable.members.voters
+        others = {node_of(voter) for voter in voters} - {self.name}
+        self.old_copy = OldCopy(
+            picture=take_picture(self.disk, FOLDER if whole else METADATA),
+            member=self.member,
+            term=durable.hard_state.term,
+            last_index=durable.last_index,
+            incarnation=self.core.storage.incarnation,
+            asks=frozenset(others or set(self.peers) - {self.name}),
+        )
+
+    def remembers_more(self, copy: OldCopy) -> bool:
+        """Whether this process knows that the disk of the copy held more than the copy does."""
+        core = self.core
+        if core is None or self.name not in copy.asks:
+            return False
+        term, committed = self.heard.get(copy.member, (0, 0))
+        node, _, disk = copy.member.partition("/")
+        record = None if core.catalog is None else core.catalog.node(node)
+        registered = record.incarnation if record is not None and record.disk_id == disk else 0
+        return (
+            term > copy.term
+            or committed > copy.last_index
+            or (copy.incarnation is not None and registered > copy.incarnation)
+        )
 
     def restore_folder(self) -> None:
         """It is off, and its folder is what it was when it was copied."""
         assert self.core is None
-        assert self.picture is not None
-        picture, _ = self.picture
-        put_back(self.disk, picture)
-        if picture.path == FOLDER:
+        copy = self.old_copy
+        assert copy is not None
+        assert copy.member == self.member
+        put_back(self.disk, copy.picture)
+        if copy.picture.path == FOLDER:
             self.forget_quarantine()
             self.world.model.forget_incarnations(self.name)
         durable = self.world.model.durable[self.member]
         durable.is_old = durable.is_gone = True
-        self.picture = None
+        self.old_copy = None
 
     def forget_quarantine(self) -> None:
         """The whole disk was replaced."""

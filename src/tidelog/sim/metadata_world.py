@@ -26,6 +26,7 @@ from tidelog.core.raft import Members, RaftConfig, SnapshotChunk
 from tidelog.errors import LogError
 from tidelog.sim.metadata_clients import OPEN_MAX, Clients
 from tidelog.sim.metadata_faults import FAULTS
+from tidelog.sim.metadata_lies import LIES
 from tidelog.sim.metadata_model import Broken, MetadataModel, MetadataViolation
 from tidelog.sim.metadata_node import SimNode
 from tidelog.sim.network import Scheduler
@@ -54,9 +55,15 @@ SOMETIMES: Final = (
     "fenced_and_back",
     "full",
     "kill",
+    "lied",
+    "lied_flipped",
+    "lied_gone",
+    "lied_removed",
+    "lied_zeroed",
     "log_cut",
     "lost_message",
     "node_removed",
+    "old_copy_noticed",
     "one_way",
     "outcome_unknown",
     "pause",
@@ -65,6 +72,7 @@ SOMETIMES: Final = (
     "read_at_follower",
     "read_waited",
     "removed_leader",
+    "restored",
     "rot",
     "session_grace",
     "slow_disk",
@@ -312,7 +320,7 @@ class MetadataWorld:
         self.check_end()
 
     def _faults(self) -> dict[str, tuple[int, Callable[[Any, Any], None]]]:
-        return FAULTS
+        return FAULTS | LIES
 
     def _start_clients(self) -> None:
         pause_ms = self.rng.choice((20, 60, 200))
@@ -334,14 +342,25 @@ class MetadataWorld:
             node.retired = node.retired and record is not None and record.state is NodeState.REMOVED
             node.disk.faults.capacity_bytes = node.disk.faults.fail_after = node.disk.cut_after = None
             node.disk_ms = node.disk_usual_ms
-            if node.core is not None and not node.core.is_registered:
-                # Whoever it was told to ask may have left the cluster; its operator corrects that, and starts it again.
+            if node.core is None or not node.core.is_registered:
+                # Whoever it was told to ask may have left the cluster, or it was alone when it was set up and finds now
+                # that its metadata is damaged. Its operator corrects that, and starts it again.
                 node.peers = tuple(self.nodes)
                 node.stop()
             node.start()
 
+    def _start_those_taken_back(self) -> None:
+        """What was asked for before the faults stopped may have been done since: a removed node is let in again."""
+        for node in self.nodes.values():
+            record = self.model.reference.node(node.name)
+            if node.retired and record is not None and record.state is not NodeState.REMOVED:
+                node.retired = False
+                node.peers = tuple(self.nodes)
+                node.start()
+
     def at_rest(self) -> bool:
         """Nobody leads and nobody is unsettled any more; then one more change must go through."""
+        self._start_those_taken_back()
         if self.unrest():
             return False
         if not self._after_rest:

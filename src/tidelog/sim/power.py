@@ -6,6 +6,8 @@ is different: the sync simply never returns, and each un-synced write meets its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tidelog.sim.disk import SimDisk
 
 
@@ -20,6 +22,8 @@ class PluggedDisk(SimDisk):
     """Pull the plug at the n-th call from now; 1 is the next one."""
     cut_in_sync: bool = False
     """Count only syncs: the moment when most is at stake."""
+    before_crash: Callable[[], None] | None = None
+    """Called when the power goes, before anything is lost."""
 
     def _step(self, operation: str, path: str, position: int, length: int) -> None:
         if self.cut_after is not None:
@@ -34,4 +38,6 @@ class PluggedDisk(SimDisk):
 
     def crash(self) -> None:
         self.cut_after = None
+        if self.before_crash is not None:
+            self.before_crash()
         super().crash()

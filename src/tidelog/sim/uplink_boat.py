@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tidelog.blocks.columns import FrameColumns
 from tidelog.core.uplink.messages import BackfillAck, BackfillData, BackfillGone, LiveAck, LiveData, LiveStatus, Welcome
@@ -22,7 +22,7 @@ from tidelog.edge.uplink import BoatUplink, Connect, Disconnect, Out
 from tidelog.errors import DiskFull
 from tidelog.sim.network import Connection, Link, Scheduler, Way
 from tidelog.sim.power import PluggedDisk, PowerCut
-from tidelog.sim.uplink_cloud import START_US, SimCloud
+from tidelog.sim.uplink_cloud import START_US, SimChannel
 from tidelog.sim.uplink_model import Broken, Frame, UplinkModel
 
 FOLDER: Final = "boat"
@@ -31,7 +31,19 @@ DIAL_WINDOWS_MS: Final = (20_000, 40_000)
 Owned = dict[bytes, set[int]]
 
 
+class Cloud(Protocol):
+    """Whom a boat speaks with."""
+
+    channels: dict[str, SimChannel]
+
+    def receive(self, name: str, connection: Connection, message: Any) -> bool:
+        """False when nobody is there."""
+
+
 class SimBoat:
+    live_messages: tuple[type, ...] = (LiveData, LiveStatus)
+    backfill_messages: tuple[type, ...] = (BackfillData, BackfillGone)
+
     def __init__(
         self,
         *,
@@ -39,7 +51,7 @@ class SimBoat:
         scheduler: Scheduler,
         rng: random.Random,
         link: Link,
-        cloud: SimCloud,
+        cloud: Cloud,
         model: UplinkModel,
         counters: Counter[str],
         journal_options: JournalOptions,
@@ -306,9 +318,9 @@ class SimBoat:
                     self._dial(hello)
                 case Disconnect(reason):
                     self._hang_up(reason)
-                case LiveData() | LiveStatus():
+                case _ if isinstance(out, self.live_messages):
                     self._send("live", out)
-                case BackfillData() | BackfillGone():
+                case _ if isinstance(out, self.backfill_messages):
                     self._send("backfill", out)
                 case _:
                     raise Broken(f"the boat wants to send {type(out).__name__}")

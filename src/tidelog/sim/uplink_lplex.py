@@ -2,8 +2,9 @@
 
 It cannot say what is gone and counts from 1 again after every restart; each *run* from one restart to the next is a
 history of its own. Its files stay over a restart, and are sent for whatever run has their seqs. Its bus speaks before
-the Handshake, its clock is set back and forth, its newest frames lie in a ring and in a block that is not written yet,
-and its writer spoils a block now and then. Some keep no journal; some write blocks that nobody can read but lplex.
+the Handshake, its largest lag is a setting of its own, its clock is set back and forth, its newest frames lie in a
+ring and in a block that is not written yet, and its writer spoils a block now and then. Some keep no journal; some
+write blocks that nobody can read but lplex.
 
 What must hold: a lineage of the cloud never mixes two runs; a frame is in one lineage, once; nothing is called lost
 that the boat can still send; and once the world has healed, all that the boat has of runs that the cloud has heard of
@@ -42,8 +43,11 @@ from tidelog.sim.uplink_cloud import START_US, SimCloud
 from tidelog.sim.uplink_model import Broken, Frame, Held, Issued, UplinkModel
 
 _SILENCE_MS: Final = 30_000
+_ARRIVES_MS: Final = 400
+"""What is sent has arrived by then."""
 _LAG_RECONNECT_MS: Final = 30_000
-_LAG_CHECK_FRAMES: Final = 10
+_LAG_AT_LEAST: Final = 64
+"""A boat that leaves sooner would never bring a block that it has not written yet, and the 16 frames before it."""
 _GATHERED_FRAMES: Final = 16
 _LPJ_BYTES: Final = 4_096
 _CAN_ID: Final = 0x09F80100
@@ -150,6 +154,7 @@ class LplexBoat:
         cloud: SimCloud,
         model: LplexModel,
         counters: Counter[str],
+        settings: random.Random,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
@@ -162,7 +167,9 @@ class LplexBoat:
         self.files: list[FileBlock] = []
         """Blocks on disk, in the order in which they were written, of all runs."""
         limits = cloud.limits
-        self._max_lag = limits.max_live_lag
+        self._max_lag = max(_LAG_AT_LEAST, int(limits.max_live_lag * settings.choice((1 / 8, 1 / 2, 1))))
+        self.counters["lplex_short_lag"] += self._max_lag < limits.max_live_lag
+        self._lag_check_frames = settings.choice((10, 40))
         self._ring_frames = 40 if rng.random() < 0.1 else limits.ring_frames + 100
         self._journal = rng.choice(("plain", "plain", "plain", "plain", "none", "dictionaries"))
         model.keeps_journal = self._journal != "none"
@@ -375,12 +382,12 @@ class LplexBoat:
                 self._dial_at_ms = self.scheduler.now_ms + self.rng.randrange(1_000, 4_000)
                 self._hang_up()
                 return
-            to_check = _LAG_CHECK_FRAMES - self._live_sent % _LAG_CHECK_FRAMES
+            to_check = self._lag_check_frames - self._live_sent % self._lag_check_frames
             stop = min(self._live_next + min(_GATHERED_FRAMES, to_check), self.head + 1)
             self._connection.send(Way.UP, "live", range(self._live_next, stop))
             self._live_sent += stop - self._live_next
             self._live_next = stop
-            if self._live_sent % _LAG_CHECK_FRAMES == 0 and self.head - self._live_next > self._max_lag:
+            if self._live_sent % self._lag_check_frames == 0 and self.head - self._live_next > self._max_lag:
                 self._leave_for_lag()
                 return
 
@@ -388,7 +395,7 @@ class LplexBoat:
         """What was sent arrives: the call ends behind it."""
         self.counters["lplex_lag_exit"] += 1
         now_ms, connection = self.scheduler.now_ms, self._connection
-        self._dial_at_ms = max(now_ms + 100, self._lag_exit_ms + _LAG_RECONNECT_MS)
+        self._dial_at_ms = max(now_ms + _ARRIVES_MS, self._lag_exit_ms + _LAG_RECONNECT_MS)
         self._lag_exit_ms = self._dial_at_ms
         self._welcomed = False
 

@@ -18,19 +18,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.journal import JournalOptions
 from tidelog.errors import LogError
 from tidelog.sim.network import Connection, Link, Scheduler, Way, Weather
 from tidelog.sim.power import PluggedDisk
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.sim.uplink_boat import FOLDER, SimBoat
+from tidelog.sim.uplink_choices import random_journal, random_protocol
 from tidelog.sim.uplink_cloud import SimCloud
+from tidelog.sim.uplink_fed import FedBoat, fed_boat
 from tidelog.sim.uplink_hostile import HostileBoat, HostileModel
 from tidelog.sim.uplink_lplex import LplexBoat, LplexModel
 from tidelog.sim.uplink_model import Broken, UplinkModel, UplinkViolation
-from tidelog.storage.options import Retention
 
 DURATION_MS: Final = 232_000
 SHORT_MS: Final = 100_000
@@ -51,6 +49,11 @@ SOMETIMES: Final = (
     "cloud_lag",
     "cloud_restart",
     "dead_link",
+    "fed_crash",
+    "fed_gone",
+    "fed_hole",
+    "fed_session",
+    "fed_void",
     "fence",
     "flapping",
     "fork",
@@ -72,6 +75,7 @@ SOMETIMES: Final = (
     "lplex_old_files",
     "lplex_restart",
     "lplex_session",
+    "lplex_short_lag",
     "lplex_step",
     "lplex_switch",
     "name_in_use",
@@ -108,7 +112,7 @@ def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResul
     return WorldResult(
         seed=seed,
         events=world.scheduler.events,
-        checks=sum(model.checks for model in world.models.values()),
+        checks=sum(model.checks for model in world.models.values()) + (world.fed.model.checks if world.fed else 0),
         simulated_ms=world.scheduler.now_ms,
         counters=world.counters,
     )
@@ -132,12 +136,13 @@ def run_short_uplink_seeds(first: int, count: int) -> dict[str, Any]:
 
 class _World:
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler()
         self.counters: Counter[str] = Counter()
         self.last_fault = "none"
         self.healed = False
-        self.sender_config, limits = _random_protocol(rng)
+        self.sender_config, limits = random_protocol(rng)
         names = [f"boat-{number}" for number in range(1, rng.choice((1, 1, 1, 2, 3)) + 1)]
         self.models: dict[str, UplinkModel] = {name: UplinkModel(self.counters) for name in names}
         has_hostile, has_lplex = rng.random() < 0.25, rng.random() < 0.35
@@ -158,6 +163,8 @@ class _World:
             boat.open()
         self.hostile = self._hostile() if has_hostile else None
         self.lplex = self._lplex(lplex_model) if has_lplex else None
+        self.fed: FedBoat | None = fed_boat(seed, self.scheduler, self.counters)
+        """A boat of ours whose cloud is an lplex one; nothing that happens to the others touches it."""
 
     def _link(self) -> Link:
         rng = self.rng
@@ -183,6 +190,7 @@ class _World:
             cloud=self.cloud,
             model=model,
             counters=self.counters,
+            settings=random.Random(f"lplex boat {self.seed}"),
         )
 
     def _guests(self) -> list[HostileBoat | LplexBoat]:
@@ -198,7 +206,7 @@ class _World:
             cloud=self.cloud,
             model=self.models[name],
             counters=self.counters,
-            journal_options=_random_journal(rng),
+            journal_options=random_journal(rng),
             sender_config=self.sender_config,
             ring_frames=rng.choice((450, 800, 2_000)),
             disk=disk,
@@ -245,8 +253,12 @@ class _World:
             boat.open()
         for guest in self._guests():
             guest.heal()
+        if self.fed is not None:
+            self.fed.heal()
 
     def at_rest(self) -> bool:
+        if self.fed is not None and self.fed.is_restless():
+            return False
         if self.lplex is not None and self.lplex.is_restless():
             return False
         return not any(self._restless(boat) for boat in self.boats)
@@ -268,6 +280,8 @@ class _World:
 
     def _unrest(self) -> str:
         boat = next((boat for boat in self.boats if self._restless(boat)), None)
+        if boat is None and self.fed is not None and self.fed.is_restless():
+            return self.fed.unrest()
         if boat is None:
             return self.lplex.unrest() if self.lplex is not None else "nobody"
         if not boat.running or not self.cloud.running:
@@ -279,6 +293,8 @@ class _World:
         )
 
     def check_end(self) -> None:
+        if self.fed is not None:
+            self.fed.check_end()
         if self.lplex is not None:
             self.lplex.check_end()
         for boat in self.boats:
@@ -554,43 +570,3 @@ def _copy(disk: PluggedDisk, rng: random.Random) -> PluggedDisk:
     twin._root = disk.clone(random.Random(0))._root
     twin._boot(twin._root)
     return twin
-
-
-def _random_protocol(rng: random.Random) -> tuple[SenderConfig, ReceiverLimits]:
-    """The seed's numbers, scaled down, so that a short life meets every limit."""
-    lag = rng.choice((60, 150, 400))
-    sender = SenderConfig(
-        max_live_lag=lag,
-        lag_check_interval=rng.choice((10, 40)),
-        min_lag_reconnect_interval_ms=rng.choice((3_000, 30_000)),
-        live_window_blocks=rng.choice((1, 2, 4)),
-        live_block_frames_max=rng.choice((10, 40, 400)),
-        backfill_window_blocks=rng.choice((1, 8)),
-        backfill_bytes_per_s=rng.choice((None, None, 20_000)),
-    )
-    limits = ReceiverLimits(
-        rate_frames_per_s=rng.choice((100, 300, 2_000)),
-        burst_frames=rng.choice((20, 60, 500)),
-        max_live_lag=rng.choice((lag // 2, lag, 4 * lag)),
-        holes_told_max=rng.choice((1, 3, 1_000)),
-        ring_frames=rng.choice((100, 400)),
-    )
-    return sender, limits
-
-
-def _random_journal(rng: random.Random) -> JournalOptions:
-    flush_frames = rng.choice((16, 64))
-    limited = rng.random() < 0.3
-    return JournalOptions(
-        flush_frames_max=flush_frames,
-        buffer_frames_max=flush_frames * rng.choice((1, 8)),
-        seal_frames=rng.choice((80, 250, 1_000)),
-        seal_age_ms=rng.choice((5_000, 60_000)),
-        lease_seqs=rng.choice((40, 100, 400)),
-        zstd_level=1,
-        disk_bytes_max=16_384 if limited else None,
-        retention=Retention(max_age_ms=rng.choice((None, 30_000)), max_bytes=rng.choice((None, 10_000))),
-        fresh_segment_bytes=4_096,
-        sealed_segment_bytes=4_096,
-        reserve_bytes=0,
-    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind
-from tidelog.errors import ChannelExists, DiskFull, LogClosed, LogError
+from tidelog.errors import ChannelExists, DiskError, DiskFull, LogClosed, LogError
 from tidelog.storage.log import READ_BYTES, Log
 from tidelog.storage.memory_log import MemoryLog
 from tidelog.storage.options import MEMORY_LOG_BYTES_MAX, Fsync, LogOptions, Retention
@@ -254,6 +254,12 @@ class ChannelLogs:
             del self._channels[channel_id], self._ids[channel.name]
         else:
             self.close(channel_id, now_us)
+
+    def unkept(self) -> list[DiskError]:
+        """Why channels could not be written back to their segments, or the store not tidied; until it could be done.
+        The write-ahead files have what is not written back. By any thread."""
+        errors = [channel.relogged for channel in list(self._channels.values())]
+        return [error for error in (self._store.trouble, *errors) if isinstance(error, DiskError)]
 
     def maintain(self, now_us: int) -> int:
         """Sync, checkpoint, roll and scrub what is due; returns when to call again, in microseconds."""

@@ -144,16 +144,20 @@ class _Handshake:
         try:
             return await self._run()
         except PeerRefused:
-            self._connection.close()
+            self._close()
             raise
         except LogError as error:
             if not isinstance(error, TlsFailed):
                 await self._refuse(error)
-            self._connection.close()
+            self._close()
             raise
         except BaseException:
-            self._connection.close()
+            self._close()
             raise
+
+    def _close(self) -> None:
+        self._connection.close()
+        self._mux.close()
 
     async def _run(self) -> Link:
         tls = self._end.tls

@@ -229,6 +229,7 @@ class Link:
         self._set_reading(False)
         self._loop.remove_writer(self._descriptor)
         self._connection.close()
+        self._mux.close()
         self._writing.clear()
         for task in self._tasks.values():
             task.cancel()

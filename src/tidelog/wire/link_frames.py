@@ -114,6 +114,12 @@ class FrameReader:
             end -= start
         return self._buffer[end:]
 
+    def close(self) -> None:
+        """Nothing more is received: the buffer goes now. What holds this reader may live until a collection."""
+        self._buffer = EMPTY
+        self._target = None
+        self._start = self._end = 0
+
     @property
     def is_direct(self) -> bool:
         """Whether `room()` is a part of a large body, and all of it is welcome."""

@@ -251,6 +251,10 @@ class LinkMux:
             self._is_draining = True
             self._put_control(frame(FrameType.DRAIN))
 
+    def close(self) -> None:
+        """The link has ended; nothing is received any more."""
+        self._reader.close()
+
     def _say(self, frame_type: int, peer: str, kind: int, number: int, body: Buffers) -> None:
         if self._is_draining or not self._is_open:
             raise LinkClosed(peer=peer, reason="it is being closed" if self._is_draining else "it is not open yet")

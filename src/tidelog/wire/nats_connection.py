@@ -22,6 +22,8 @@ NX4  Messages of one subscription come in the order of the server, those that ar
 NX5  A server that is away, refuses us or complains is logged once while it says the same, counted, and tried again;
      it never ends a task of this process.
 NX6  Where TLS is asked for (a `tls://` server or a TLS file) no password is sent and nothing goes on without it.
+NX7  Waits between tries double, and start over only after a connection that lasted: a server that lets everybody in and
+     breaks a moment later is not dialed without end.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import random
 import re
 import secrets
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +58,8 @@ MAX_PAYLOAD: Final = 1 * MIB
 CONNECT_S: Final = 5
 BACKOFF_S: Final = (0.05, 1.0)
 """Between two tries: the first and the longest wait."""
+LASTED_S: Final = 1.0
+"""A connection that stood for less is no better than a try that failed: the waits go on growing (NX7)."""
 PING_S: Final = 2
 """A server that does not answer three of these in a row is lost."""
 CLOSE_S: Final = 2.0
@@ -261,27 +266,27 @@ class NatsConnection:
         wait_s = BACKOFF_S[0]
         while not self._is_closing:
             servers.append(servers.pop(0))
-            was_up = await self._live(servers[-1])
-            wait_s = BACKOFF_S[0] if was_up else min(2 * wait_s, BACKOFF_S[1])
+            wait_s = wait_after(wait_s, stood_s=await self._live(servers[-1]))
             await asyncio.sleep(wait_s * rng.uniform(0.5, 1.0))
 
-    async def _live(self, server: str) -> bool:
-        """One connection from its making to its end. True if it was good."""
+    async def _live(self, server: str) -> float:
+        """One connection from its making to its end; returns for how long it stood, 0 if it never did."""
         client = self._nats.Client()
         self._has_ended = asyncio.Event()
         self._end_error = None
-        was_up = False
+        up_since_s: float | None = None
         problem = "we were told to close"
         try:
             problem = await self._problem_of_making(client, server)
             if not problem and not self._is_closing:
-                was_up = True
+                up_since_s = time.monotonic()
                 self._stand_up(client)
                 problem = await self._serve(client)
         finally:
-            self._fall(problem, was_up=was_up, server=server)
+            stood_s = 0.0 if up_since_s is None else time.monotonic() - up_since_s
+            self._fall(problem, was_up=up_since_s is not None, server=server)
             await self._discard(client)
-        return was_up
+        return stood_s
 
     async def _problem_of_making(self, client: Client, server: str) -> str:
         """Connected, and all subscriptions confirmed by the server (NX3); or why not."""
@@ -485,6 +490,11 @@ class NatsConnection:
         if problem not in self._complaints and len(self._complaints) < _COMPLAINTS_MAX:
             self._complaints.add(problem)
             self._log(f"nats problem={problem!r}; it is tried again")
+
+
+def wait_after(wait_s: float, *, stood_s: float) -> float:
+    """The longest wait before the next try, after one whose connection stood for so long (NX7)."""
+    return BACKOFF_S[0] if stood_s >= LASTED_S else min(2 * wait_s, BACKOFF_S[1])
 
 
 def _nats_py(*, needs_nkeys: bool) -> Any:

@@ -152,6 +152,8 @@ def _standing(value: dict[str, Any]) -> Standing:
             continue
         if type(number) is not int or not 0 <= number < NUMBER_MAX:
             raise BadMessage(problem=f"{name} of a member's standing is out of range")
+    if not value["committed"] <= value["held_index"] <= value["last_index"]:
+        raise BadMessage(problem="a member's standing promises entries that it does not hold")
     member, process, asks = value["member"], value["process"], value["asks"]
     if not isinstance(member, str) or not isinstance(process, str) or type(asks) is not bool:
         raise BadMessage(problem="a member's standing cannot be read")

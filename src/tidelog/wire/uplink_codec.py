@@ -31,7 +31,8 @@ LINEAGE_BYTES = 16
 LIFE_BYTES_MAX = 64
 LIVES_MAX = 10_000
 ORPHANS_MAX = 1_000
-_SEQ_MAX = 2**63 - 1
+SEQ_MAX = 2**63 - 1
+"""The largest seq that a boat can use."""
 _ADDRESS_CHARACTERS_MAX = 262
 _MAKER_BYTES = 64
 
@@ -51,7 +52,7 @@ class LplexFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LplexBlock:
-    """One journal block of an lplex boat, as it lies in its file (lplex.md 2.6). Its counts are claims."""
+    """One journal block of an lplex boat, as it lies in its file (lplex.md 2.6). Its numbers are claims."""
 
     base_seq: int
     base_time_us: int
@@ -249,7 +250,7 @@ def decode_backfill(data: bytes, *, session: int) -> list[BackfillIn]:
         block = message.block
         found.append(
             LplexBlock(
-                base_seq=_seq(block.base_seq),
+                base_seq=block.base_seq,
                 base_time_us=block.base_time_us,
                 frame_count=block.frame_count,
                 data=block.data,
@@ -305,7 +306,7 @@ def _raw_block(data: bytes, file_offset: int | None = None) -> RawBlock:
 
 
 def _seq(number: int) -> int:
-    if number > _SEQ_MAX:
+    if number > SEQ_MAX:
         raise BadMessage(problem=f"seq {number} is beyond 2^63: no boat counts that far")
     return number
 

@@ -138,12 +138,13 @@ class ProximityGraph:
 
     def is_cut(self, a: str, b: str, now_ms: int) -> bool:
         """Whether one of the two is known not to hear the other (G1)."""
-        for node, other in ((a, b), (b, a)):
-            ears = self._ears.get(node)
-            ear = None if ears is None else ears.by_node.get(other)
-            if ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms):
-                return True
-        return False
+        return self.is_deaf(a, b, now_ms) or self.is_deaf(b, a, now_ms)
+
+    def is_deaf(self, node: str, other: str, now_ms: int) -> bool:
+        """Whether `node` is known not to hear `other` (G1)."""
+        ears = self._ears.get(node)
+        ear = None if ears is None else ears.by_node.get(other)
+        return ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms)
 
     def silence_ms(self, node: str, now_ms: int) -> int | None:
         """How old the freshest sign of `node` is that anybody has had, its own reports included; None if nobody knows.

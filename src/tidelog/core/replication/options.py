@@ -15,7 +15,8 @@ class ReplicationOptions:
     replica_max_lag_ms: int = 5_000
     """(replica.max.lag.time) How long an in-sync replica may be behind before its leader goes on without it."""
     replica_max_leader_timeout_ms: int = 5_000
-    """(replica.max.leader.timeout) Reports of a silent leader count together within so long (R6)."""
+    """(replica.max.leader.timeout) Reports of a silent leader count together within so long, or within two heartbeats
+    of the channel if they take longer (R6)."""
     replica_max_idle_wait_ms: int = 10_000
     """(replica.max.idle.wait) A replica repeats its request after so long, even if nothing happens."""
     chunk_bytes_max: int = 1 * MIB

@@ -33,6 +33,7 @@ class Progress:
         "request_id",
         "seen_ms",
         "sent_end",
+        "shrunk_ms",
         "since_ms",
         "stands",
         "wait_until_ms",
@@ -57,6 +58,8 @@ class Progress:
         self.since_ms = now_ms
         """Since when it is not known, if it is not."""
         self.notified_ms = now_ms
+        self.shrunk_ms = 0
+        """When it was last proposed that it leaves the ISR because it lost records."""
         self.wait_until_ms = 0
         """Its last request was pushed back until then."""
 

@@ -12,16 +12,18 @@ node, which has stopped claiming, it says True (R7).
 
 WI1  Only members of the ISR count, other than the leader, for the present leader in its present epoch, as the catalog
      has both when the count is taken; and only reports of who knew the channel's present epoch when it spoke.
-WI2  A report counts for `leader_timeout_ms`, then it is forgotten.
+WI2  A report counts for `leader_timeout_ms`, or for two heartbeats of its channel if they take longer, then it is
+     forgotten: it is repeated once in each heartbeat, and those of several witnesses must meet.
 WI3  More than half of the ISR without the leader must have reported; with two in sync that is the one other, with one
      nobody can depose the leader.
 WI4  Witnesses alone never depose a leader of which there is a fresh sign at the metadata leader.
 WI5  Memory is bounded: at most `channels_max` channels, of each at most its ISR. The one that was reported longest ago
      makes room; its witnesses will speak again.
 WI6  A leader that is cut off is deposed all the same: more than half of the other holders (ISR and eligible) report it,
-     and one of them is in contact with at least `min_isr` of them, itself included, and with more than the leader is.
-     So a leader is never deposed for one that is no better off, and leadership does not go to and fro while the
-     network stays as it is.
+     or are known not to be heard by it (a way that is lost in one direction: they hear it, and it gets none of their
+     requests), and one of them is in contact with at least `min_isr` of them, itself included, and with more than the
+     leader is. So a leader is never deposed for one that is no better off, and leadership does not go to and fro while
+     the network stays as it is.
 """
 
 from __future__ import annotations
@@ -48,13 +50,15 @@ class WitnessStatistics:
 class _Reports:
     """About one channel's leader in one epoch."""
 
-    __slots__ = ("at_ms", "leader", "leader_epoch")
+    __slots__ = ("at_ms", "leader", "leader_epoch", "window_ms")
 
     def __init__(self, leader: str, leader_epoch: int) -> None:
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.at_ms: dict[str, int] = {}
         """By witness: when it last spoke."""
+        self.window_ms = 0
+        """How long each counts."""
 
 
 class Witnesses:
@@ -98,6 +102,7 @@ class Witnesses:
         for other in [node for node in held.at_ms if not _is_holder(channel, node)]:
             del held.at_ms[other]
         held.at_ms[witness] = now_ms
+        held.window_ms = self._window_ms(channel)
         self._counted += 1
         return True
 
@@ -110,13 +115,15 @@ class Witnesses:
         held = self._reports.get(channel.channel_id)
         if held is None or (held.leader, held.leader_epoch) != (channel.leader, channel.leader_epoch):
             return ()
+        window_ms = self._window_ms(channel)
         return tuple(
             sorted(
-                node
-                for node, at_ms in held.at_ms.items()
-                if now_ms - at_ms < self._timeout_ms and _is_holder(channel, node)
+                node for node, at_ms in held.at_ms.items() if now_ms - at_ms < window_ms and _is_holder(channel, node)
             )
         )
+
+    def _window_ms(self, channel: ChannelRecord) -> int:
+        return max(self._timeout_ms, 2 * channel.config.heartbeat_ms)
 
     def deposes(self, channel: ChannelRecord, *, is_silent: Callable[[str], bool], now_ms: int) -> bool:
         """Whether the channel's leader is to be replaced now (WI3, WI4)."""
@@ -125,18 +132,27 @@ class Witnesses:
         count = len(self.witnesses(channel, now_ms))
         return count >= needed(channel) and is_silent(channel.leader)
 
-    def is_cut_off(self, channel: ChannelRecord, *, hears: Callable[[str, str], bool], now_ms: int) -> bool:
+    def is_cut_off(
+        self,
+        channel: ChannelRecord,
+        *,
+        hears: Callable[[str, str], bool],
+        is_deaf: Callable[[str, str], bool],
+        now_ms: int,
+    ) -> bool:
         """Whether the channel's leader, though it is alive, is to be replaced by one who reaches more (WI6).
 
-        `hears(one, other)` is False where the two are known not to hear each other, one way or both, or one is gone.
+        `hears(one, other)` is False where the two are known not to hear each other, one way or both, or one is gone;
+        `is_deaf(one, other)` is True where the first is known not to hear the second.
         """
-        if channel.leader is None:
+        leader = channel.leader
+        if leader is None:
             return False
-        reporting = self._reporting(channel, now_ms)
-        others = [member.node for member in (*channel.isr, *channel.eligible) if member.node != channel.leader]
+        others = [member.node for member in (*channel.isr, *channel.eligible) if member.node != leader]
+        reporting = set(self._reporting(channel, now_ms)) | {node for node in others if is_deaf(leader, node)}
         if 2 * len(reporting) <= len(others):
             return False
-        reached = 1 + sum(hears(channel.leader, node) for node in others if node not in reporting)
+        reached = 1 + sum(hears(leader, node) for node in others if node not in reporting)
         best = max(1 + sum(hears(node, other) for other in others if other != node) for node in reporting)
         return best >= channel.config.effective_min_isr and best > reached
 
@@ -162,8 +178,8 @@ class Witnesses:
 
     def _forget_old(self, now_ms: int) -> None:
         while self._reports:
-            channel_id = next(iter(self._reports))
-            if now_ms - max(self._reports[channel_id].at_ms.values()) < self._timeout_ms:
+            channel_id, oldest = next(iter(self._reports.items()))
+            if now_ms - max(oldest.at_ms.values()) < oldest.window_ms:
                 return
             del self._reports[channel_id]
 

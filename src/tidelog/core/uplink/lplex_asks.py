@@ -8,12 +8,16 @@ Nothing here does I/O. All of it is in memory: after a change of leader the boat
 
 LA1  Live is asked from a few frames before the end of what is held, wherever the ring reaches: they show whether the
      run goes on, and what the boat has not written to its files yet comes along. Where it reaches the first seq that is
-     missing, it is asked from there.
+     missing, it is asked from as many frames before that.
 LA2  Where the boat would leave for its lag, that is done once, for the proof; then Live is asked from nearer the head.
+     Of a boat without a journal, what is not asked for is lost: there it is done for as long as each session comes
+     nearer to the head.
 LA3  Where the ring does not reach, only the block at the end of what is held is asked for first: a later run has
      another one there.
 LA4  Holes that are left are asked for again in a later session, at growing distances: the boat hears of them in a
      Handshake only.
+LA5  How far behind a boat may be before it leaves is a setting of the boat that nobody tells. A session that it ended
+     before all came that was asked for shows that it is less, one that brought all that it is as much.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ _SILENT_SESSIONS: Final = 2
 _SILENT_SESSIONS_NO_JOURNAL: Final = 5
 """Sessions without a frame on Live until the ring is believed to be smaller. What a boat without a journal is not asked
 for is lost, so there it takes more of them."""
+_EARLY_SESSIONS_NO_JOURNAL: Final = 2
+_LAG_GROWS_BY: Final = 8
+"""An eighth: so seldom is a boat asked for more than it stays for."""
 _AGAIN_SOON_MS: Final = 1_000
 _AGAIN_FIRST_MS: Final = 60_000
 _AGAIN_MAX_MS: Final = 960_000
@@ -56,22 +63,37 @@ class LplexAsks:
     max_live_lag: int
     reach: int = -1
     """How far back the boat's ring is believed to serve Live."""
+    lag: int = -1
+    """How far behind its head the boat is believed to stay on Live; at most the cloud's own limit (LA5)."""
     credit: int = 0
     """Frames that were asked for on Live and have not come: the rate limit is not for them."""
     probe: range | None = None
     """Only the block with this seq was asked for, to see whose it is (LA3)."""
     older: dict[bytes, OlderAsked] = field(default_factory=dict)
     """What was asked for in this session of older lineages."""
+    shows_run: bool = False
+    """Live was asked from before the end of what is held: it shows whether the run goes on (LA1)."""
     undecided: bool = False
     """A block came of which nobody can tell the run yet: this pass counts for nothing."""
+    left_out: bool = False
+    """A block came for which there was no room: what is missing is not lost for that, and is asked for later."""
     looked: set[bytes] = field(default_factory=set)
-    """Lineages for which the boat has shown how its runs begin."""
+    """Lineages for which the boat has shown how its runs begin: it went through its files for seq 1, which each has."""
     again_at_ms: int | None = None
     """When this session is to end so that the boat hears of the holes that are left (LA4)."""
+    _names_all: bool = True
+    """The Handshake named something of every older lineage that may lack something."""
+    _names_first: bool = False
+    """The Handshake named seq 1."""
     _probe_until_ms: int = 0
     _start: int = 1
     _depth: int = 0
+    _is_deep: bool = False
+    """Live was asked from so far back that the boat leaves for its lag (LA2)."""
+    _is_ours: bool = False
+    """The cloud ends this session, or must: it shows nothing of the boat's lag."""
     _silent: int = 0
+    _early: int = 0
     _sure: tuple[bytes, int, int] | None = None
     _again_wait_ms: int = _AGAIN_FIRST_MS
     _brought: set[bytes] = field(default_factory=set)
@@ -79,6 +101,7 @@ class LplexAsks:
 
     def __post_init__(self) -> None:
         self.reach = self.ring_frames
+        self.lag = self.max_live_lag
 
     @property
     def believes_files(self) -> bool:
@@ -93,7 +116,10 @@ class LplexAsks:
     ) -> int:
         """A session begins: the seq from which Live is asked."""
         self._learn_reach(has_journal=has_journal, live_came=live_came)
-        self.undecided, self.again_at_ms, self.probe = False, None, None
+        self._learn_lag(has_journal=has_journal, live_came=live_came)
+        before, self._is_deep, self._is_ours = self._depth if self._is_deep else 0, False, False
+        self.undecided, self.left_out, self.again_at_ms, self.probe = False, False, None, None
+        self._names_first, self._names_all, self.shows_run = False, True, False
         self.older.clear()
         self._brought.clear()
         newest = max(1, head)
@@ -102,23 +128,28 @@ class LplexAsks:
             self.looked.add(lineage)
             return newest
         wanted = min(newest, max(1, fold.held.end - OVERLAP_FRAMES))
-        reach = min(self.reach, self.max_live_lag)
-        if newest - fold.cursor - 1 <= reach:
-            wanted = min(wanted, fold.cursor + 1)
+        reach = min(self.reach, self.lag)
+        missing = fold.cursor + 1
+        if has_journal and fold.held.overlap(range(max(1, missing - OVERLAP_FRAMES), missing)):
+            missing = max(1, missing - OVERLAP_FRAMES)  # else those in the hole came before the proof
+        if newest - missing <= reach:
+            wanted = min(wanted, missing)
         depth = newest - wanted
-        is_sure = self._is_sure(lineage, head, now_ms)
+        # A proof that was asked for, and did not come, is none.
+        is_sure = (live_came or not before or not fold.held) and self._is_sure(lineage, head, now_ms)
         start = wanted
         self._sure = None
         if depth > reach:
-            if depth <= self.reach and not is_sure:
-                self._sure = lineage, head, now_ms  # LA2
+            comes_nearer = not has_journal and depth < before
+            if depth <= self.reach and (not is_sure or comes_nearer):
+                self._sure, self._is_deep = (lineage, head, now_ms), True  # LA2
             else:
                 start = max(1, newest - reach)
                 if not is_sure and has_journal:
                     at = max(1, fold.held.end)
                     self.probe = range(at, at + 1)
                     self._probe_until_ms = now_ms + _PROBE_MS if fold.held else 0
-        self._start, self._depth = start, newest - start
+        self._start, self._depth, self.shows_run = start, newest - start, start == wanted and bool(fold.held)
         self.credit = newest + 1 - start
         return start
 
@@ -132,6 +163,21 @@ class LplexAsks:
         if self._silent >= (_SILENT_SESSIONS if has_journal else _SILENT_SESSIONS_NO_JOURNAL):
             self._silent, self.reach = 0, max(self._depth // 4, OVERLAP_FRAMES)
 
+    def _learn_lag(self, *, has_journal: bool, live_came: bool) -> None:
+        """LA5. A link that broke looks the same, and costs little: what Live is not asked for goes by Backfill. Of a
+        boat without a journal it is lost, so there it takes one session more, and a proof in vain (LA2)."""
+        if not self._depth or not live_came:
+            return
+        if self.credit <= OVERLAP_FRAMES:
+            self._early = 0
+            if self._depth >= self.lag:
+                self.lag = min(self.max_live_lag, self._depth + self._depth // _LAG_GROWS_BY)
+        elif not self._is_deep and not self._is_ours:
+            self._early += 1
+            if self._early >= (1 if has_journal else _EARLY_SESSIONS_NO_JOURNAL):
+                self._early = 0
+                self.lag = min(self.max_live_lag, max(min(self.lag, self.reach) // 2, OVERLAP_FRAMES))
+
     def _is_sure(self, lineage: bytes, head: int, now_ms: int) -> bool:
         if self._sure is None:
             return False
@@ -141,19 +187,24 @@ class LplexAsks:
     def holes_named(self, holes: tuple[range, ...], fold: ChannelFold, *, has_journal: bool, count: int) -> list[range]:
         """What the Handshake names: the holes given, and what older runs lack that the boat's files may hold."""
         if self.probe is not None:
+            self._names_first = 1 in self.probe
             return [self.probe]
         named = RangeSet(range(hole.start, min(hole.stop, self._start)) for hole in holes if hole.start < self._start)
         left = count
         for lineage in reversed(fold.lineages) if has_journal else ():
             known = fold.lineages[lineage]
-            if lineage == fold.current or known.closed or known.life or not known.held or left <= 0:
+            if lineage == fold.current or known.closed or known.life or not known.held:
                 continue
+            if left <= 0:
+                self._names_all = False
+                break
             missing = known.newest_holes(count + 1)
             parts = [*missing[-count:], range(known.head + 1, known.head + 1 + _TAIL_SEQS)]
             self.older[lineage] = OlderAsked(RangeSet(parts), is_whole=len(missing) <= count)
             for part in parts:
                 named.add(part)
             left -= len(parts)
+        self._names_first = 1 in named
         return list(named)
 
     # --- what comes ------------------------------------------------------------------------------
@@ -161,6 +212,11 @@ class LplexAsks:
     def leaves_live_out(self, now_ms: int) -> bool:
         """Whether nobody knows yet if Live goes on with the lineage that is held (LA3)."""
         return self.probe is not None and now_ms < self._probe_until_ms
+
+    @property
+    def shows_what_is_lost(self) -> bool:
+        """Whether this pass says something of the holes that it leaves."""
+        return self.probe is None and not self.undecided and not self.left_out
 
     def take_credit(self, frames: int) -> int:
         """How many of these frames the rate limit is for."""
@@ -176,20 +232,31 @@ class LplexAsks:
         """The boat has to hear of something soon."""
         self.again_at_ms = min(self.again_at_ms or now_ms + _AGAIN_SOON_MS, now_ms + _AGAIN_SOON_MS)
 
-    def pass_ended(self, lineage: bytes, head: int, *, holes_left: bool, now_ms: int) -> list[tuple[bytes, OlderAsked]]:
-        """The boat went through its files once. What was asked for of older lineages, and is not to be expected."""
+    def came_due(self) -> None:
+        """This session ends now, so that the boat comes again."""
+        self.again_at_ms, self._is_ours = None, True
+
+    def pass_ended(
+        self, lineage: bytes, head: int, *, holes_left: bool, settled: bool, now_ms: int
+    ) -> list[tuple[bytes, OlderAsked]]:
+        """The boat went through its files once. What was asked for of older lineages, and is not to be expected.
+
+        `settled`: some hole is lost from now on, so others may be named in its place."""
         if self.probe is not None or self.undecided:
-            self.looked.add(lineage)
+            if self._names_first:
+                self.looked.add(lineage)
             self._sure = lineage, head, now_ms
             self.come_again(now_ms)
             return []
         done = []
-        for older, asked in self.older.items():
+        for older, asked in self.older.items() if self.shows_what_is_lost else ():
             self._passes[older] = 0 if older in self._brought else self._passes.get(older, 0) + 1
             if self._passes[older] >= _PASSES_BEFORE_CLOSED:
                 self._passes[older] = 0
                 done.append((older, asked))
-        if holes_left or sum(asked.is_whole for _, asked in done) < len(self.older):
+        if settled or done or self._brought:
+            self._again_wait_ms = _AGAIN_FIRST_MS
+        if holes_left or not self._names_all or sum(asked.is_whole for _, asked in done) < len(self.older):
             if self.again_at_ms is None:
                 self.again_at_ms = now_ms + self._again_wait_ms
             self._again_wait_ms = min(2 * self._again_wait_ms, _AGAIN_MAX_MS)
@@ -200,5 +267,5 @@ class LplexAsks:
     def restarted(self, now_ms: int) -> None:
         """A new lineage began within the session: nothing that was asked for is known to be of it."""
         self.older.clear()
-        self.probe = None
+        self.probe, self._is_ours = None, True
         self.come_again(now_ms)

@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeAlias
 
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.budget import TokenBucket
+from tidelog.core.uplink.checks import SEQ_END, check_hello, check_seqs
 from tidelog.core.uplink.facts import (
     CloseLineage,
     DeclareLost,
@@ -54,7 +55,6 @@ from tidelog.errors import (
     ConflictingFrames,
     HolesLeft,
     InvalidConfig,
-    InvalidRecord,
     LagExceeded,
     RateExceeded,
     SessionFenced,
@@ -66,8 +66,6 @@ _NOTHING_CAME = "two passes over the boat's journal brought nothing"
 _FACTS_PER_NOTE = 1_000
 _ACK_HOLES_MAX = 64
 """Holes named in an ack, the newest: a boat has only a few blocks on their way, and every block costs an ack."""
-_SEQ_END = 2**63
-"""One past the largest seq a boat can use."""
 
 
 class Via(Enum):
@@ -234,7 +232,7 @@ class UplinkReceiver(Generic[BlockT]):
 
         `new_lineage` is used for a boat that brings none of its own and does not fit the one known.
         """
-        _check_hello(hello, ranges_max=self._limits.hello_ranges_max)
+        check_hello(hello, ranges_max=self._limits.hello_ranges_max)
         effects: list[Effect[BlockT]] = []
         known = self._appended.current is not None
         lineage = self._choose_lineage(hello, new_lineage, effects)
@@ -365,7 +363,7 @@ class UplinkReceiver(Generic[BlockT]):
         """A run of frames on Live."""
         self.check_session(message.session)
         assert self._bucket is not None
-        _check_seqs(message.seqs, head=_SEQ_END - 1)
+        check_seqs(message.seqs, head=SEQ_END - 1)
         charged = len(message.seqs) if self.can_say_gone else self.asks.take_credit(len(message.seqs))
         if charged and not self._bucket.take(charged, now_ms):
             raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=self._limits.burst_frames)
@@ -384,12 +382,15 @@ class UplinkReceiver(Generic[BlockT]):
     def backfill(self, message: BackfillData[BlockT]) -> list[Effect[BlockT]]:
         """A block from the boat's journal, whole: what is held already lies outside its windows."""
         self.check_session(message.session)
-        _check_seqs(message.seqs, head=_SEQ_END - 1)
+        check_seqs(message.seqs, head=SEQ_END - 1)
         speaking = self._speaking()
         lineage = speaking if message.lineage is None else message.lineage
         fold = self._appended.lineage(lineage)
         if not self._has_room(lineage, message.seqs):
-            raise TooManyHoles(holes_max=self._limits.holes_max)
+            if self.can_say_gone:
+                raise TooManyHoles(holes_max=self._limits.holes_max)
+            self.asks.left_out = True  # refusing would end Live at every pass: an lplex boat sends what its files have
+            return self._settle_answer(Via.BACKFILL, range(0))
         if lineage == speaking:
             self._backfilled_through = max(self._backfilled_through, message.seqs.stop - 1)
         elif fold.missing_in(message.seqs):
@@ -402,7 +403,7 @@ class UplinkReceiver(Generic[BlockT]):
     def unread(self, message: BackfillUnread, *, is_current: bool) -> list[Effect[BlockT]]:
         """An lplex boat sent a block that nobody can read: its pass came by there (F5)."""
         self.check_session(message.session)
-        _check_seqs(message.seqs, head=_SEQ_END - 1)
+        check_seqs(message.seqs, head=SEQ_END - 1)
         if is_current:
             head = self._appended.lineages[self._speaking()].head
             self._backfilled_through = max(self._backfilled_through, min(head, message.seqs.stop - 1))
@@ -417,7 +418,7 @@ class UplinkReceiver(Generic[BlockT]):
     def gone(self, message: BackfillGone) -> list[Effect[BlockT]]:
         """The boat says it can no longer supply these: they are lost, and the cursor may pass them."""
         self.check_session(message.session)
-        _check_seqs(message.seqs, head=self._appended.lineages[self._speaking()].head)
+        check_seqs(message.seqs, head=self._appended.lineages[self._speaking()].head)
         effects: list[Effect[BlockT]] = []
         self._note_missing(self._speaking(), [message.seqs], "the boat no longer has it", effects)
         return effects + self._settle_answer(Via.BACKFILL, range(0))
@@ -429,7 +430,8 @@ class UplinkReceiver(Generic[BlockT]):
         if self.can_say_gone:
             return effects
         asks, speaking = self.asks, self._speaking()
-        if asks.probe is None and not asks.undecided:
+        lost: list[range] = []
+        if asks.shows_what_is_lost:
             # Only those that the Handshake named: it was not asked for the others yet.
             named, through = self._holes_named, self._backfilled_through
             holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
@@ -437,7 +439,8 @@ class UplinkReceiver(Generic[BlockT]):
             lost = [hole for hole in holes if self._passes[hole.stop] >= _PASSES_BEFORE_LOST]
             self._note_missing(speaking, lost, _NOTHING_CAME, effects)
         head = self._appended.lineages[speaking].head
-        for older, asked in asks.pass_ended(speaking, head, holes_left=bool(self.holes()), now_ms=now_ms):
+        left, settled = bool(self.holes()), bool(lost)
+        for older, asked in asks.pass_ended(speaking, head, holes_left=left, settled=settled, now_ms=now_ms):
             lost = [hole for hole in self._appended.lineages[older].holes() if asked.seqs.covers(hole)]
             self._note_missing(older, lost, _NOTHING_CAME, effects)
             if asked.is_whole:
@@ -562,7 +565,7 @@ class UplinkReceiver(Generic[BlockT]):
         """An ack is due even when nothing moved: a quiet bus must not look like a dead link."""
         again_at_ms = self.asks.again_at_ms
         if again_at_ms is not None and now_ms >= again_at_ms and not self.can_say_gone:
-            self.asks.again_at_ms = None
+            self.asks.came_due()
             error = HolesLeft()
             return [Reply(Refused(session=self._session, code=error.code, detail=str(error)))]
         if self._ack_due_ms is None or now_ms < self._ack_due_ms:
@@ -581,17 +584,3 @@ class UplinkReceiver(Generic[BlockT]):
         if session == self._session:
             self._ack_due_ms = self.asks.again_at_ms = None
             self._bucket = None
-
-
-def _check_hello(hello: Hello, *, ranges_max: int) -> None:
-    if len(hello.lost) + len(hello.void) > ranges_max:
-        raise TooManyHoles(holes_max=ranges_max)
-    if not 0 <= hello.head < _SEQ_END or hello.journal_bytes < 0:
-        raise InvalidRecord(problem=f"a head of {hello.head} is no seq")
-    for seqs in (*hello.lost, *hello.void):
-        _check_seqs(seqs, head=hello.head)
-
-
-def _check_seqs(seqs: range, *, head: int) -> None:
-    if seqs.step != 1 or not 1 <= seqs.start < seqs.stop <= head + 1:
-        raise InvalidRecord(problem=f"[{seqs.start}, {seqs.stop}) is no range of seqs up to the head {head}")

@@ -13,7 +13,7 @@ Live is held, and the cloud told how far it came.
 What a caller must keep: call `wake` when `wake_at_ms` says so; after `Hangup` close the connection and
 report `disconnected`; pass in only answers of the current connection.
 
-US1  At most one session at a time, and at most one dial per back-off (BO1-BO3), except when Live fell behind.
+US1  At most one session at a time, and at most one dial per back-off (BO1-BO4), except when Live fell behind.
 US2  Live sends each seq of a session once, in order, without gaps.
 US3  Live is never refused for its rate (U4), however the link delays and bunches it: what is not acked yet
      and what may leave now are together never above the burst that came with the Welcome.
@@ -269,17 +269,20 @@ class UplinkSender:
         """The connection is gone, or could not be made. The next dial waits for the back-off."""
         if self.link is Link.DOWN:
             return
+        self._end_session()
+        self._dial_at_ms = now_ms + self._backoff.wait_ms()
+
+    def _end_session(self) -> None:
         if self.link is Link.UP and self.last_ack_ms is not None:
             self._backoff.session_was_acked(self.last_ack_ms - self._welcomed_ms)
         self.link = Link.DOWN
         self._statuses_unheard.clear()
         self.reconnects += 1
         self._holes = RangeSet()
-        self._dial_at_ms = now_ms + self._backoff.wait_ms()
 
     def rest_until(self, at_ms: int, *, now_ms: int) -> None:
-        """Hang up, and do not dial before then: the day's bytes are used up."""
-        self.disconnected(now_ms=now_ms)
+        """Hang up, and do not dial before then: the day's bytes are used up. Nothing failed (BO4)."""
+        self._end_session()
         self._dial_at_ms = max(at_ms, now_ms)
 
     def refused(self, refusal: Refused) -> Hangup:
@@ -341,7 +344,7 @@ class UplinkSender:
         wait_until_ms = now_ms
         if previous is not None:
             wait_until_ms = max(now_ms, previous + self._config.min_lag_reconnect_interval_ms)
-        self.disconnected(now_ms=now_ms)
+        self._end_session()  # our own choice, and no failed dial: the back-off stays as it is (BO4)
         self._dial_at_ms = wait_until_ms
         return Hangup("Live fell behind; the gap goes by Backfill")
 
