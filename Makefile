@@ -70,7 +70,7 @@ fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60
 
 proto: setup ## Write the Python of the wire messages anew from their .proto
-	cd src/tidelog/wire/proto && ../../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. *.proto
+	cd src/tidelog/codecs/proto && ../../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. *.proto
 
 lock: ## Refresh requirements/*.txt from pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lock

@@ -26,7 +26,7 @@ watch_over_this_run()
 
 def pytest_collection_finish() -> None:
     """The kit of real nodes lies beside the benchmarks, which have no patience."""
-    kit = sys.modules.get("tidelog.bench.cluster_kit")
+    kit = sys.modules.get("tidelog.bench.kits.cluster_kit")
     if kit is not None:
         kit.patience = patient
 

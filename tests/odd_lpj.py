@@ -7,7 +7,7 @@ from typing import Final
 
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.lpj import LpjWriter
-from tidelog.sim.lplex_blocks import overwritten_lpj_block
+from tidelog.sim.uplink.lplex_blocks import overwritten_lpj_block
 
 START_US: Final = 1_750_000_000_000_000
 BLOCK_BYTES: Final = 4096

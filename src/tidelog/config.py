@@ -38,7 +38,7 @@ class _Unusable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """How a value is written, and the function that reads it or raises `ValueError`."""
 
     name: str
@@ -102,23 +102,23 @@ def _target(value: str) -> str:
     return value
 
 
-TEXT: Final = Kind("text", str)
-ANYTHING: Final = Kind("anything", str)
+TEXT: Final = ValueKind("text", str)
+ANYTHING: Final = ValueKind("anything", str)
 """For settings that are accepted and not used: lists and tables of a file too."""
-INTEGER: Final = Kind("a whole number", int)
-NUMBER: Final = Kind("a number", float)
-SWITCH: Final = Kind("true or false", _switch)
-DURATION: Final = Kind("a duration such as 30s, 1h30m or PT1H30M", _milliseconds)
-SIZE: Final = Kind("a size such as 64MiB", parse_bytes)
-NAMES: Final = Kind("a list separated by commas", _names)
-PORT: Final = Kind("a port", _port)
-LISTEN: Final = Kind("an address to listen on, such as :8080", _listen)
-TARGET: Final = Kind("host:port", _target)
-FILE: Final = Kind("a file", str)
-FOLDER: Final = Kind("a folder", str)
+INTEGER: Final = ValueKind("a whole number", int)
+NUMBER: Final = ValueKind("a number", float)
+SWITCH: Final = ValueKind("true or false", _switch)
+DURATION: Final = ValueKind("a duration such as 30s, 1h30m or PT1H30M", _milliseconds)
+SIZE: Final = ValueKind("a size such as 64MiB", parse_bytes)
+NAMES: Final = ValueKind("a list separated by commas", _names)
+PORT: Final = ValueKind("a port", _port)
+LISTEN: Final = ValueKind("an address to listen on, such as :8080", _listen)
+TARGET: Final = ValueKind("host:port", _target)
+FILE: Final = ValueKind("a file", str)
+FOLDER: Final = ValueKind("a folder", str)
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> ValueKind:
     """A kind with a few values, each a word."""
 
     def parse(value: str) -> str:
@@ -126,7 +126,7 @@ def one_of(*choices: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind("one of " + ", ".join(choices), parse)
+    return ValueKind("one of " + ", ".join(choices), parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class Setting:
     """Where it stands in a HOCON file; empty for what only a command line may say."""
     aliases: tuple[str, ...] = ()
     """Further keys that mean the same."""
-    kind: Kind = TEXT
+    kind: ValueKind = TEXT
     default: Any = None
     help: str = ""
     group: str = ""

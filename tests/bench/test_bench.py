@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.bench import append_bench, journal_bench, log_bench, measure, recovery_bench, size_bench
-from tidelog.bench.traffic import bus_frames
+from tidelog.bench.kits import measure
+from tidelog.bench.kits.traffic import bus_frames
+from tidelog.bench.log import append_bench, journal_bench, log_bench, recovery_bench, size_bench
 from tidelog.errors import InvalidConfig
 from tidelog.units import MIB
 
@@ -36,7 +37,7 @@ AT_MOST = {"open_ms": 300.0, "bytes_vs_lpj": 0.70}
 JOURNAL_AT_MOST = {"cpu_fraction": 0.05, "rss_mb": 80.0, "seconds_lost": 1.0, "seq_reused": 0.0}
 JOURNAL_COUNTS = ("frames", "fsyncs", "sealed_blocks", "lost_after_kill")
 
-TINY = log_bench.Sizes(
+TINY = log_bench.LogSizes(
     rounds=1,
     disk_rounds=1,
     codec_rounds=1,
@@ -87,7 +88,7 @@ def test_log_bench_answers_with_every_named_key(tmp_path: Path) -> None:
 
 
 def test_journal_bench_answers_with_every_named_key(tmp_path: Path) -> None:
-    sizes = journal_bench.Sizes(seconds=2.0, kill_after_s=(1.3,))
+    sizes = journal_bench.JournalSizes(seconds=2.0, kill_after_s=(1.3,))
     results = journal_bench.run(folder=str(tmp_path), sizes=sizes)
     assert_flat_and_finite(results)
     assert {*JOURNAL_AT_MOST, *JOURNAL_COUNTS} <= results.keys()
@@ -152,7 +153,7 @@ def test_traffic_is_valid_and_repeatable() -> None:
 
 
 def test_the_boat_does_not_import_pyarrow() -> None:
-    check = "import sys, tidelog.bench.journal_boat; sys.exit('pyarrow' in sys.modules)"
+    check = "import sys, tidelog.bench.log.journal_boat; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench import client_bench
-from tidelog.bench.client_floor import connect_floor, floor_serving, receive_floor
-from tidelog.bench.link_bench import write_certificates
-from tidelog.bench.link_server import CLIENT, SERVER
+from tidelog.bench.clients import client_bench
+from tidelog.bench.cluster.link_bench import write_certificates
+from tidelog.bench.cluster.link_server import CLIENT, SERVER
+from tidelog.bench.kits.client_floor import connect_floor, floor_serving, receive_floor
 from tidelog.units import MIB
 
 KEYS = {"produce_records_per_s", "produce_many_records_per_s", "fetch_vs_socket", "p50_ms", "p99_ms"}
-TINY = client_bench.Sizes(rounds=1, produce_s=0.2, fetch_bytes=2 * MIB, follow_s=0.3)
+TINY = client_bench.ClientSizes(rounds=1, produce_s=0.2, fetch_bytes=2 * MIB, follow_s=0.3)
 
 
 @pytest.mark.slow

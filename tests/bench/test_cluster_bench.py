@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench import catchup_bench, cluster_bench
-from tidelog.bench.channel_kit import WrongRecords, create_channel, require_records
-from tidelog.bench.cluster_client import ProducePump, PublishPump, PumpLink
-from tidelog.bench.cluster_kit import ClusterKit
+from tidelog.bench.cluster import catchup_bench, cluster_bench
+from tidelog.bench.kits.channel_kit import WrongRecords, create_channel, require_records
+from tidelog.bench.kits.cluster_client import ProducePump, PublishPump, PumpLink
+from tidelog.bench.kits.cluster_kit import ClusterKit
 from tidelog.errors import LogError, NotChannelLeader
 from tidelog.units import MIB
 
@@ -25,8 +25,8 @@ KEYS = {
     "single_records_per_s",
     "nats_single_records_per_s",
 }
-TINY = cluster_bench.Sizes(rounds=1, seconds=1.0, warm_up_s=0.2)
-CATCH_UP_TINY = catchup_bench.Sizes(
+TINY = cluster_bench.ClusterSizes(rounds=1, seconds=1.0, warm_up_s=0.2)
+CATCH_UP_TINY = catchup_bench.CatchupSizes(
     backlog_bytes=4 * MIB, budget_bytes=8 * MIB, peak_bytes_per_s=4_000_000, alone_s=0.3
 )
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench import failover_bench
-from tidelog.bench.cluster_kit import ClusterKit
-from tidelog.bench.node_fronts import NodeFronts
+from tidelog.bench.cluster import failover_bench
+from tidelog.bench.kits.cluster_kit import ClusterKit
+from tidelog.bench.kits.node_fronts import NodeFronts
 
 KEYS = {"p50_s", "max_s", "vs_nats", "fast_p50_s", "kill_p50_s", "stop_p50_s", "partition_p50_s", "nats_p50_s"}
-TINY = failover_bench.Sizes(rounds=1, nats_rounds=1)
+TINY = failover_bench.FailoverSizes(rounds=1, nats_rounds=1)
 
 
 @pytest.mark.slow

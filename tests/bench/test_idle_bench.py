@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench import idle_bench
+from tidelog.bench.cluster import idle_bench
 
-TINY = idle_bench.Sizes(channels=30, settle_s=0.2, seconds=0.5)
+TINY = idle_bench.IdleSizes(channels=30, settle_s=0.2, seconds=0.5)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench import link_bench
+from tidelog.bench.cluster import link_bench
 
 KEYS = {
     "small_messages_per_s",
@@ -21,7 +21,9 @@ KEYS = {
     "bulk_vs_socket",
     "heartbeat_p99_ms",
 }
-TINY = link_bench.Sizes(messages=2_000, message_rounds=1, requests=200, bodies=8, bulk_rounds=1, heartbeat_bodies=20)
+TINY = link_bench.LinkSizes(
+    messages=2_000, message_rounds=1, requests=200, bodies=8, bulk_rounds=1, heartbeat_bodies=20
+)
 
 
 def test_link_bench_answers_with_every_named_key(tmp_path: Path) -> None:

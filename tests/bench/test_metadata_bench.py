@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench import metadata_bench
+from tidelog.bench.cluster import metadata_bench
 
 KEYS = {
     "commit_p50_ms",
@@ -24,7 +24,7 @@ KEYS = {
     "read_follower_p50_ms",
     "failover_ms",
 }
-TINY = metadata_bench.Sizes(changes=200, single_changes=20, rounds=1, reads=10, failovers=1)
+TINY = metadata_bench.MetadataSizes(changes=200, single_changes=20, rounds=1, reads=10, failovers=1)
 
 
 def test_metadata_bench_answers_with_every_named_key(tmp_path: Path) -> None:

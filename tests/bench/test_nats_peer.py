@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.patience import patient
-from tidelog.bench import nats_load, nats_peer
-from tidelog.bench.nats_client import (
+from tidelog.bench.nats import load as nats_load
+from tidelog.bench.nats import peer as nats_peer
+from tidelog.bench.nats.client import (
     AtomicPump,
     FastPump,
     NatsClient,
@@ -28,8 +29,8 @@ from tidelog.bench.nats_client import (
     Rate,
     SinglePump,
 )
-from tidelog.bench.nats_load import NatsBatched, Strike, Way
-from tidelog.bench.nats_peer import NatsPeer, ServerEnded
+from tidelog.bench.nats.load import NatsBatched, Strike, Way
+from tidelog.bench.nats.peer import NatsPeer, ServerEnded
 from tidelog.errors import InvalidConfig, WaitTimedOut
 
 GONE_S = 30.0
@@ -37,7 +38,7 @@ GONE_S = 30.0
 ORPHANS = """
 import sys, time
 from pathlib import Path
-from tidelog.bench.nats_peer import NatsPeer
+from tidelog.bench.nats.peer import NatsPeer
 
 with NatsPeer(Path(sys.argv[1])) as peer:
     peer.start_all()

@@ -18,14 +18,16 @@ import pytest
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
 from tests.patience import patient
-from tidelog.bench import fleet_bench, uplink_backfill, uplink_bench, uplink_wire
-from tidelog.bench.size_bench import find_captures
-from tidelog.bench.uplink_link import open_link
-from tidelog.bench.uplink_parties import HOST, percentile
+from tidelog.bench.kits.uplink_parties import HOST, percentile
+from tidelog.bench.log.size_bench import find_captures
+from tidelog.bench.uplink import backfill as uplink_backfill
+from tidelog.bench.uplink import fleet_bench, uplink_bench
+from tidelog.bench.uplink import wire as uplink_wire
+from tidelog.bench.uplink.link import open_link
 from tidelog.blocks.decode import check_block_frames
-from tidelog.edge.journal import open_journal
+from tidelog.edge.journal.journal import open_journal
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.writer import wall_clock_us
 from tidelog.units import MIB
 
 LIVE_KEYS = {"live_vs_grpc", "live_frames_per_s", "grpc_frames_per_s", "live_spread"}
@@ -35,7 +37,7 @@ BACKFILL_KEYS = {"backfill_vs_rsync", "backfill_mb_per_s", "backfill_mib", "back
 FLEET_KEYS = {"boats", "frames_per_s", "disconnects", "holes", "ack_p99_ms", "cloud_cpu_fraction", "cloud_rss_mb"}
 IDLE_KEYS = {"idle_boats", "idle_rss_mb", "idle_rss_kb_per_boat", "idle_cpu_fraction", "idle_disconnects"}
 
-TINY = uplink_bench.Sizes(
+TINY = uplink_bench.UplinkSizes(
     live_blocks=8,
     live_rounds=1,
     ack_seconds=0.5,
@@ -67,7 +69,7 @@ def test_uplink_bench_without_rsync_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_fleet_bench_answers_with_every_named_key(tmp_path: Path) -> None:
-    sizes = fleet_bench.Sizes(boats=3, frames_per_s=200, seconds=1.0, idle_boats=5, idle_seconds=0.5)
+    sizes = fleet_bench.FleetSizes(boats=3, frames_per_s=200, seconds=1.0, idle_boats=5, idle_seconds=0.5)
     results = fleet_bench.run(folder=str(tmp_path), sizes=sizes)
     assert_flat_and_finite(results)
     assert results.keys() >= FLEET_KEYS | IDLE_KEYS

@@ -11,7 +11,7 @@ from tidelog.blocks.foreign import ForeignForm, salvage_foreign, wrap_foreign
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.lpj import LpjCompression, encode_lpj_block
 from tidelog.errors import BlockCorrupt
-from tidelog.sim.lplex_blocks import overwritten_lpj_block
+from tidelog.sim.uplink.lplex_blocks import overwritten_lpj_block
 
 ROWS = [(1_750_000_000_000_000 + 5_000 * place, 0x09F80100, place.to_bytes(8, "little")) for place in range(60)]
 FRAMES = FrameColumns.from_rows(ROWS)

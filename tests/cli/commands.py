@@ -16,10 +16,10 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Codec
 from tidelog.cli.main import run
-from tidelog.storage.log import Log
-from tidelog.storage.options import LogOptions
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.recovery import open_log
 
 CAPTURES = Path(__file__).parents[3] / "shared" / "data" / "nmea2000"
 LINEAGE = bytes(range(16))

@@ -13,11 +13,11 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.cli.commands import Tidelog, snapshot
-from tests.wire.certificates import Files, contexts, handshake
+from tests.pki.certificates import Files, contexts, handshake
 from tidelog.errors import CertificateRevoked
-from tidelog.wire.certificates import server_names_of
-from tidelog.wire.identity import Identity, identity_of, parse_certificate
-from tidelog.wire.revocation import RevocationList
+from tidelog.pki.certificates import server_names_of
+from tidelog.pki.identity import Identity, identity_of, parse_certificate
+from tidelog.pki.revocation import RevocationList
 
 NOW_US = 1_900_000_000_000_000
 CLOUD = ("cloud", "--node", "--server-name", "localhost", "--server-name", "127.0.0.1")

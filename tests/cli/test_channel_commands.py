@@ -17,16 +17,16 @@ import pytest
 from tests.cli.commands import Tidelog
 from tests.client.fake_cluster import FakeCluster, cluster_in_a_thread
 from tests.patience import patient
-from tidelog.cli import pub_sub
-from tidelog.cli.channel_standing import shortfall
+from tidelog.cli.channels import pub_sub
+from tidelog.cli.channels.standing import shortfall
 from tidelog.cli.lazy import LazyCommand
 from tidelog.cli.main import cli
 
 DEADLINE_S = 60.0
 COMMANDS = {
-    "channel": LazyCommand("tidelog.cli.channel_commands", "channel", "Create and change channels."),
-    "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write to a channel."),
-    "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read from a channel."),
+    "channel": LazyCommand("tidelog.cli.channels.commands", "channel", "Create and change channels."),
+    "pub": LazyCommand("tidelog.cli.channels.pub_sub", "pub", "Write to a channel."),
+    "sub": LazyCommand("tidelog.cli.channels.pub_sub", "sub", "Read from a channel."),
 }
 
 
@@ -335,7 +335,7 @@ def test_terminals_get_words_and_nothing_they_would_obey(
 def test_sub_follows_until_it_is_interrupted(cluster: FakeCluster, tidelog: Tidelog, tmp_path: Path) -> None:
     script = (
         "import sys; from tidelog.cli.main import cli, main; from tidelog.cli.lazy import LazyCommand; "
-        "cli.lazy['sub'] = LazyCommand('tidelog.cli.pub_sub', 'sub', ''); main()"
+        "cli.lazy['sub'] = LazyCommand('tidelog.cli.channels.pub_sub', 'sub', ''); main()"
     )
     command = [sys.executable, "-X", "faulthandler", "-c", script, "sub", "a", "--from", "earliest", "--insecure-dev"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

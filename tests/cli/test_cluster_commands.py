@@ -20,10 +20,10 @@ import pytest
 from tests.cli.commands import Tidelog
 from tests.cluster.test_node_http import standing_well
 from tests.patience import patient
-from tidelog.cli import cluster_actions
+from tidelog.cli.cluster import actions as cluster_actions
 from tidelog.cli.main import run
 from tidelog.errors import LogError, NodeHolds, NotLeader, PeerUnreachable, UnknownNode, WaitTimedOut
-from tidelog.wire.link_tls import LinkTls
+from tidelog.transports.link.tls import LinkTls
 
 REACH = ("--node", "h1:9500", "--insecure-dev")
 DEADLINE_S = 60.0

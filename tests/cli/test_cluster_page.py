@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_node_http import standing_well
-from tidelog.cli.cluster_page import print_status
+from tidelog.cli.cluster.page import print_status
 
 
 def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:

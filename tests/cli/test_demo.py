@@ -23,19 +23,19 @@ from tests.cli.commands import Tidelog
 from tests.patience import patient
 from tests.pipeline.folders import put, small_store
 from tidelog.blocks.frames import encode_frames
-from tidelog.cli.demo import tell
-from tidelog.cli.demo_answers import WIND_PGN, Position, max_wind_in_bytes, wrong_winds
-from tidelog.cli.demo_link import HOST, Link
-from tidelog.cli.demo_parties import BOATS, NODES, Parties, PartyFailed
-from tidelog.cli.demo_sea import check_backfill
-from tidelog.cli.demo_sight import Sight, Watch
-from tidelog.cli.demo_story import QUICK, Stage, Story, some
-from tidelog.cli.demo_tables import check_audit
-from tidelog.edge.voyage import Voyage
+from tidelog.cli.demo.answers import WIND_PGN, BoatPosition, max_wind_in_bytes, wrong_winds
+from tidelog.cli.demo.link import HOST, DemoLink
+from tidelog.cli.demo.parties import BOATS, NODES, DemoPartyFailed, Parties
+from tidelog.cli.demo.run import tell
+from tidelog.cli.demo.sea import check_backfill
+from tidelog.cli.demo.sight import Sight, Watch
+from tidelog.cli.demo.story import QUICK, Stage, Story, some
+from tidelog.cli.demo.tables import check_audit
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline import engine as engine_module
 from tidelog.pipeline.audit import AuditResult, Difference
-from tidelog.pipeline.frames_tasks import FramesOrder, write_pieces
-from tidelog.pipeline.logs import LogsAddress, Piece
+from tidelog.pipeline.jobs.frames_tasks import FramesOrder, write_pieces
+from tidelog.pipeline.sources.logs import LogsAddress, Piece
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles
@@ -117,7 +117,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_folder(tmp_path: Pa
 ENGINE_SCRIPT = """
 import signal, sys, time
 from pathlib import Path
-from tidelog.cli.demo_engine import DemoEngine
+from tidelog.cli.demo.engine import DemoEngine
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 engine = DemoEngine(Path(sys.argv[1]))
 try:
@@ -218,23 +218,23 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def link(echo: Echo) -> Iterator[Link]:
-    made = Link([echo.port])
+def link(echo: Echo) -> Iterator[DemoLink]:
+    made = DemoLink([echo.port])
     yield made
     made.close()
 
 
-def dial(link: Link) -> socket.socket:
+def dial(link: DemoLink) -> socket.socket:
     return socket.create_connection((HOST, link.port), timeout=patient(DEADLINE_S))
 
 
-def test_link_carries_bytes_both_ways(link: Link) -> None:
+def test_link_carries_bytes_both_ways(link: DemoLink) -> None:
     with dial(link) as boat:
         boat.sendall(b"hello")
         assert boat.recv(100) == b"hello"
 
 
-def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_mended(link: Link) -> None:
+def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_mended(link: DemoLink) -> None:
     with dial(link) as before:
         before.sendall(b"x")
         assert before.recv(1) == b"x"
@@ -248,14 +248,14 @@ def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_mended(link
         assert after.recv(1) == b"y"
 
 
-def test_link_goes_to_the_next_node_when_one_is_down(link: Link, echo: Echo) -> None:
+def test_link_goes_to_the_next_node_when_one_is_down(link: DemoLink, echo: Echo) -> None:
     link.target_ports = (port_of_nobody(), echo.port)
     with dial(link) as boat:
         boat.sendall(b"z")
         assert boat.recv(1) == b"z"
 
 
-def test_link_closes_what_nobody_answers(link: Link) -> None:
+def test_link_closes_what_nobody_answers(link: DemoLink) -> None:
     link.target_ports = (port_of_nobody(),)
     with dial(link) as boat:
         assert boat.recv(1) == b""
@@ -272,7 +272,7 @@ def parties(tmp_path: Path) -> Iterator[Parties]:
 
 
 def test_a_process_that_ends_by_itself_is_told_with_its_last_words(parties: Parties) -> None:
-    with pytest.raises(PartyFailed, match=r"n1 ended by itself: .*-tls-ca"):
+    with pytest.raises(DemoPartyFailed, match=r"n1 ended by itself: .*-tls-ca"):
         parties.start_nodes("n1")  # there are no certificates yet
 
 
@@ -449,8 +449,8 @@ def test_an_answer_that_is_not_what_the_sensor_said_is_a_failure() -> None:
 
 
 def test_a_position_is_told_as_sailors_do() -> None:
-    assert str(Position(time_us=0, latitude=-33.5, longitude=151.25)) == "33.50000 S, 151.25000 E"
-    assert str(Position(time_us=0, latitude=1.0, longitude=-2.0)) == "1.00000 N, 2.00000 W"
+    assert str(BoatPosition(time_us=0, latitude=-33.5, longitude=151.25)) == "33.50000 S, 151.25000 E"
+    assert str(BoatPosition(time_us=0, latitude=1.0, longitude=-2.0)) == "1.00000 N, 2.00000 W"
 
 
 def test_long_lists_are_told_by_a_few_lines_with_both_ends() -> None:

@@ -14,10 +14,10 @@ from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.lpj import LpjDevice
 from tidelog.compat.lpj import CompressionName, LpjReader, LpjWriter
 from tidelog.nmea.devices import Name, Product, introductions
-from tidelog.storage.log import Log
-from tidelog.storage.options import LogOptions
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.recovery import open_log
 
 OTHER = bytes(range(16, 32))
 SOUNDER = Name(

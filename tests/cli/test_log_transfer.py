@@ -12,11 +12,11 @@ from tidelog.blocks.control import LineageOpened, encode_control
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.lpj import LpjDevice
 from tidelog.blocks.messages import Message, encode_messages
-from tidelog.cli.log_dump import run_dump
+from tidelog.cli.log.dump import run_dump
 from tidelog.compat.lpj import CompressionName, LpjReader, LpjWriter
-from tidelog.sim.lplex_blocks import overwritten_lpj_block
+from tidelog.sim.uplink.lplex_blocks import overwritten_lpj_block
+from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.recovery import open_log
 
 
 def data_of(rows: list[dict[str, object]]) -> list[tuple[object, ...]]:

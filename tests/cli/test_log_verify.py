@@ -14,12 +14,12 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.messages import Message, encode_messages
 from tidelog.compat.lpj import LpjWriter
-from tidelog.edge.journal import open_journal
-from tidelog.storage.options import LogOptions
+from tidelog.edge.journal.journal import open_journal
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
+from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.recovery import open_log
-from tidelog.storage.store import StoreOptions, open_store
-from tidelog.storage.writer import Append
+from tidelog.storage.store.store import StoreOptions, open_store
 
 
 def make_journal(folder: Path, *, close: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -15,14 +16,26 @@ import pytest
 from tests.cli.commands import Tidelog, in_subprocess, make_log
 from tidelog import __version__
 from tidelog.cli import main as main_module
+from tidelog.cli.bench_commands import _BENCHES
 from tidelog.cli.lazy import LazyCommand
-from tidelog.cli.sim_commands import merge_results
+from tidelog.cli.sim_commands import _WORLDS, merge_results
 
 
 def test_help_lists_the_commands() -> None:
     done = in_subprocess("--help")
     assert done.returncode == 0
     assert all(f"\n  {name} " in done.stdout for name in ("log", "bench", "sim"))
+
+
+@pytest.mark.parametrize("world", sorted(_WORLDS))
+def test_every_simulated_world_runs_by_its_name(tidelog: Tidelog, world: str) -> None:
+    assert json.loads(tidelog("sim", world, "--seed", "1", "--json").out)["violations"] == 0
+
+
+@pytest.mark.parametrize("name", sorted(_BENCHES))
+def test_every_benchmark_is_found_by_its_name(name: str) -> None:
+    module, _ = _BENCHES[name]
+    assert callable(importlib.import_module(f"tidelog.bench.{module}").run)
 
 
 def test_version_is_the_package_version(tidelog: Tidelog) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_node_settings import good, loaded, problems
-from tidelog.cli.node_settings import node_options
-from tidelog.wire.nats_connection import NatsOptions
-from tidelog.wire.nats_subjects import DEFAULT_NAMESPACE
+from tidelog.cli.settings.node import node_options
+from tidelog.codecs.nats_subjects import DEFAULT_NAMESPACE
+from tidelog.transports.nats.connection import NatsOptions
 
 SERVERS = ("-nats-servers", "nats://h1:4222,tls://h2:4222")
 

@@ -18,11 +18,11 @@ from tests.patience import patient
 from tidelog import __version__
 from tidelog.cli.disk_trouble import EXIT_CODES
 from tidelog.cli.main import EXIT_DISK, run
-from tidelog.cli.node_settings import NODE_SETTINGS, check_node, node_options
-from tidelog.cluster import node as node_module
-from tidelog.cluster.node import INTERNAL_FOLDER, NodeProcessOptions
-from tidelog.cluster.node_core import NodeOptions
-from tidelog.cluster.node_file import NodeFile
+from tidelog.cli.settings.node import NODE_SETTINGS, check_node, node_options
+from tidelog.cluster.node import process as node_module
+from tidelog.cluster.node.core import NodeOptions
+from tidelog.cluster.node.node_file import NodeFile
+from tidelog.cluster.node.process import INTERNAL_FOLDER, NodeProcessOptions
 from tidelog.config import Loaded, load_settings
 from tidelog.errors import LogError, MetadataPoisoned
 from tidelog.storage.os_disk import OsDisk

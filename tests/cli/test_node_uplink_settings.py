@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.cli.main import run
-from tidelog.cli.node_settings import NODE_SETTINGS, check_node, node_options
+from tidelog.cli.settings.node import NODE_SETTINGS, check_node, node_options
 from tidelog.config import Loaded, load_settings
 
 PEERS = ("-id", "n1", "-peers", "n1=127.0.0.1:9500", "-insecure-dev")

@@ -17,15 +17,15 @@ import pytest
 from tests.cli.commands import Tidelog, in_subprocess
 from tests.patience import patient
 from tidelog import __version__
-from tidelog.cli.boat_settings import BOAT_SETTINGS, boat_options, check_boat, interfaces, send_options
-from tidelog.cli.cloud_settings import CLOUD_SETTINGS, check_cloud, cloud_options
 from tidelog.cli.main import run
-from tidelog.cli.setting_checks import check_file, check_folder
-from tidelog.cli.settings_page import PAGE, render_page
+from tidelog.cli.settings.boat import BOAT_SETTINGS, boat_options, check_boat, interfaces, send_options
+from tidelog.cli.settings.checks import check_file, check_folder
+from tidelog.cli.settings.cloud import CLOUD_SETTINGS, check_cloud, cloud_options
+from tidelog.cli.settings.page import PAGE, render_page
 from tidelog.config import Loaded, Setting, load_settings
-from tidelog.edge.transmitting import SendOptions
-from tidelog.edge.uplink_target import ReloadingTarget
-from tidelog.storage.options import Retention
+from tidelog.edge.sources.transmitting import SendOptions
+from tidelog.edge.uplink.target import ReloadingTarget
+from tidelog.storage.log.options import Retention
 from tidelog.units import MIB
 
 ROOT = Path(__file__).parents[2]
@@ -619,4 +619,4 @@ def test_help_and_version(tidelog: Tidelog, process: str) -> None:
 
 def test_the_page_lists_the_settings_that_are_in_the_code() -> None:
     text = (ROOT / PAGE).read_text()
-    assert render_page(text) == text, "refresh it: python -m tidelog.cli.settings_page"
+    assert render_page(text) == text, "refresh it: python -m tidelog.cli.settings.page"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import Tidelog, in_subprocess
 from tidelog.http.access import Access, AccessOptions
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.log.writer import wall_clock_us
 
 
 def test_a_new_token_opens_what_it_was_made_for_until_it_is_revoked(tidelog: Tidelog, tmp_path: Path) -> None:

@@ -13,25 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.wire.links import DEADLINE_S, HOST, plain_end
+from tests.transports.links import DEADLINE_S, HOST, plain_end
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.client import Client, ClientOptions, connect
-from tidelog.core.client_messages import ANY_OFFSET, Fetch, Fetched, Produce, Produced
-from tidelog.errors import (
-    ChannelDeleted,
-    LeadershipLost,
-    LogError,
-    NotChannelLeader,
-    OffsetConflict,
-    OffsetOutOfRange,
-    OutOfSequence,
-    ProducerFenced,
-    ReplicaBehind,
-    UnknownChannel,
-    UnknownMethod,
-)
-from tidelog.wire.client_codec import (
+from tidelog.codecs.client_codec import (
     ALTER,
     CLOSE_PRODUCER,
     CREATE,
@@ -53,7 +39,21 @@ from tidelog.wire.client_codec import (
     encode_fetched,
     encode_produced,
 )
-from tidelog.wire.link import Buffers, Link, LinkListener
+from tidelog.core.client_messages import ANY_OFFSET, Fetch, Fetched, Produce, Produced
+from tidelog.errors import (
+    ChannelDeleted,
+    LeadershipLost,
+    LogError,
+    NotChannelLeader,
+    OffsetConflict,
+    OffsetOutOfRange,
+    OutOfSequence,
+    ProducerFenced,
+    ReplicaBehind,
+    UnknownChannel,
+    UnknownMethod,
+)
+from tidelog.transports.link.link import Buffers, Link, LinkListener
 
 QUICK = ClientOptions(
     timeout_ms=60_000,

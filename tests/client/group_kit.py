@@ -12,11 +12,11 @@ from typing import Any
 
 from tests.patience import patient
 from tidelog.client import Client, ClientOptions, Group, GroupBatch, Rebalance, Record, connect
-from tidelog.cluster.node import Node, NodeProcessOptions
+from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import LogError
-from tidelog.storage.options import LogOptions
-from tidelog.storage.store import StoreOptions
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.store.store import StoreOptions
 
 HOST = "127.0.0.1"
 FORM_S = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from tests.client.fake_cluster import QUICK
 from tests.cluster.test_client_service import World, opened
 from tests.patience import patient
-from tests.wire.links import HOST, refusal_of
+from tests.transports.links import HOST, refusal_of
 from tidelog.client import Client, Created, Record, connect
 from tidelog.errors import (
     AccessDenied,

@@ -13,9 +13,9 @@ from tests.client.fake_cluster import QUICK
 from tests.client.running import run as run_bounded
 from tests.cluster.test_client_service import World, opened
 from tests.patience import patient
-from tests.wire.links import HOST
+from tests.transports.links import HOST
 from tidelog.client import Client, connect
-from tidelog.client.ahead import DEPTH
+from tidelog.client.reading.ahead import DEPTH
 from tidelog.core.client_messages import Fetch, Fetched
 from tidelog.errors import LogError
 from tidelog.units import KIB

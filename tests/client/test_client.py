@@ -17,7 +17,7 @@ import pytest
 from tests.client.fake_cluster import QUICK, FakeCluster, cluster_in_a_thread, fake_client, fake_cluster
 from tests.client.running import DEADLINE_S, run
 from tests.patience import patient
-from tests.wire.links import HOST, Tree, refusal_of, secure_end, until
+from tests.transports.links import HOST, Tree, refusal_of, secure_end, until
 from tidelog.client import (
     ClientClosed,
     ClientOptions,
@@ -42,8 +42,8 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
+from tidelog.transports.link.link import LinkListener
 from tidelog.units import MIB
-from tidelog.wire.link import LinkListener
 
 # --- connecting ------------------------------------------------------------------------------------
 

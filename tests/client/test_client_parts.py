@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tidelog.blocks.block import raw_body
 from tidelog.blocks.header import Codec
 from tidelog.blocks.messages import Message, decode_messages
-from tidelog.client.batching import RECORD_BYTES, Batch, Gathering
 from tidelog.client.options import BLOCK_BYTES_MAX, ClientOptions, ProducerOptions, ReaderOptions, Seq, Time
-from tidelog.client.receipts import ManyReceipt, Receipt
+from tidelog.client.producing.batching import RECORD_BYTES, Gathering, RecordBatch
+from tidelog.client.producing.receipts import ManyReceipt, Receipt
 from tidelog.client.retry import Backoff, Retry
 from tidelog.client.routes import ChannelRoute, Routes
 from tidelog.errors import (
@@ -32,12 +32,12 @@ from tidelog.errors import (
 # --- gathering -------------------------------------------------------------------------------------
 
 
-def values_of(batch: Batch) -> list[bytes]:
+def values_of(batch: RecordBatch) -> list[bytes]:
     made = batch.encode(base_seq=1, producer=bytes(16), codec=Codec.NONE)
     return decode_messages(made.maker, raw_body(made.maker, made.body)).values.tolist()
 
 
-def drained(gathering: Gathering) -> list[Batch]:
+def drained(gathering: Gathering) -> list[RecordBatch]:
     return [gathering.take() for _ in range(len(gathering))]
 
 
@@ -51,7 +51,7 @@ def test_records_stay_in_order_and_batches_within_their_limits(
 ) -> None:
     gathering = Gathering(batch_bytes_max=bytes_max, batch_records_max=records_max)
     sent: list[bytes] = []
-    places: list[tuple[Batch, int]] = []
+    places: list[tuple[RecordBatch, int]] = []
     for group in sizes:
         values = [bytes([len(sent) + number & 0xFF]) * size for number, size in enumerate(group)]
         sent += values
@@ -93,7 +93,7 @@ def test_a_record_that_fits_no_block_is_refused_and_nothing_is_taken() -> None:
 
 
 def test_receipts_tell_offsets_errors_and_that_there_is_no_answer_yet() -> None:
-    first, second = Batch(deadline_ms=1, time_us=1), Batch(deadline_ms=1, time_us=1)
+    first, second = RecordBatch(deadline_ms=1, time_us=1), RecordBatch(deadline_ms=1, time_us=1)
     one, many = Receipt(first, 3), ManyReceipt([(first, range(3, 5)), (second, range(2))])
     called: list[str] = []
     many.when_done(lambda: called.append("many"))
@@ -105,7 +105,7 @@ def test_receipts_tell_offsets_errors_and_that_there_is_no_answer_yet() -> None:
     second.finish(20)
     assert many.result() == [range(13, 15), range(20, 22)]
     assert called == ["many"]
-    failed = Batch(deadline_ms=1, time_us=1)
+    failed = RecordBatch(deadline_ms=1, time_us=1)
     failed.finish(0, ChannelReadonly(channel="a"))
     with pytest.raises(ChannelReadonly):
         Receipt(failed, 0).result()

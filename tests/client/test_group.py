@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.group_kit import Member, all_values, created, hasty, members, opened, shared_out, wait_until
 from tests.client.running import run
-from tests.wire.links import refusal_of
+from tests.transports.links import refusal_of
 from tidelog.client import Client, connect_sync
 from tidelog.errors import (
     AccessDenied,
@@ -235,8 +235,8 @@ def test_a_coordinator_that_stops_is_replaced_and_the_group_goes_on(tmp_path: Pa
 
 def test_nobody_else_speaks_for_a_member(tmp_path: Path) -> None:
     """Here names are believed, so everybody may do everything: the check itself is looked at in its own place."""
-    from tidelog.cluster.client_access import ClientAccess
-    from tidelog.cluster.group_admin import require_owner
+    from tidelog.cluster.clients.access import ClientAccess
+    from tidelog.cluster.groups.admin import require_owner
     from tidelog.core.catalog import Catalog, GroupMember, GroupRecord
 
     access = ClientAccess(catalog=Catalog, now_ms=lambda: 0, insecure_dev=False)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.client.group_kit import FORM_S, Member, all_values, created, free_port, shared_out, wait_until
 from tests.client.running import run
-from tests.doors.door_kit import HOST, NodeProcess
+from tests.gateways.gateway_kit import HOST, NodeProcess
 from tests.patience import patient
 from tidelog.client import connect
 

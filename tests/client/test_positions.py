@@ -16,7 +16,7 @@ from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.messages import Message, encode_messages, encode_values
 from tidelog.client.options import Seq, Time
-from tidelog.client.positions import Position
+from tidelog.client.reading.positions import ReadPosition
 from tidelog.client.records import FrameRecord, Record, batches_of, records_of
 from tidelog.core.client_messages import Fetched
 from tidelog.errors import (
@@ -44,8 +44,8 @@ def control_at(offset: int, epoch: int) -> Block:
     )
 
 
-def position_at(offset: int = 0, *, epoch: int = 1, on_trim: str = "raise") -> Position:
-    position = Position(channel="a", channel_id=CHANNEL, offset=offset, on_trim=on_trim)
+def position_at(offset: int = 0, *, epoch: int = 1, on_trim: str = "raise") -> ReadPosition:
+    position = ReadPosition(channel="a", channel_id=CHANNEL, offset=offset, on_trim=on_trim)
     position.leader_epoch = epoch
     return position
 
@@ -120,7 +120,7 @@ def test_a_leader_that_ends_before_the_reader_has_lost_records() -> None:
 
 
 def test_a_position_beyond_the_end_is_wrong_from_the_beginning() -> None:
-    fresh = Position(channel="a", channel_id=CHANNEL, offset=10)
+    fresh = ReadPosition(channel="a", channel_id=CHANNEL, offset=10)
     with pytest.raises(OffsetOutOfRange):
         fresh.take(fetched(end=4), [], is_leader=True)
     with pytest.raises(OffsetOutOfRange):
@@ -291,7 +291,7 @@ class World:
         for block in blocks:
             self.read += [record.value or b"" for record in records_of(block, start=start)]  # type: ignore[union-attr]
         after = (self.position.offset, self.position.leader_epoch, self.position.committed_end)
-        assert all(new >= old for new, old in zip(after, before, strict=True)), "RP1"
+        assert all(new >= old for new, old in zip(after, before, strict=True)), "PO1"
 
     def step(self) -> None:
         actions = [

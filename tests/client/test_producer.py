@@ -13,7 +13,7 @@ import pytest
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
 from tests.patience import patient
-from tests.wire.links import refusal_of, until
+from tests.transports.links import refusal_of, until
 from tidelog.blocks.header import Codec
 from tidelog.client import Client, ClientClosed, ManyReceipt, Receipt, Record
 from tidelog.errors import (
@@ -31,7 +31,7 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
-from tidelog.wire.link import LinkOptions
+from tidelog.transports.link.link import LinkOptions
 
 
 def test_receipts_give_the_offsets_and_records_come_back_as_they_were() -> None:

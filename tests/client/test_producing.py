@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tidelog.blocks.block import MadeBlock, raw_body
 from tidelog.blocks.header import Codec
 from tidelog.blocks.messages import decode_messages
-from tidelog.client.batching import Batch
-from tidelog.client.producing import IN_TURN_BYTES_MAX, Fate, Flight, ProducerCore
+from tidelog.client.producing.batching import RecordBatch
+from tidelog.client.producing.core import IN_TURN_BYTES_MAX, Fate, Flight, ProducerCore
 from tidelog.client.retry import Backoff
 from tidelog.core.client_messages import Produced
 from tidelog.errors import (
@@ -32,7 +32,7 @@ from tidelog.errors import (
     UnknownProducer,
     WaitTimedOut,
 )
-from tidelog.wire.link_frames import SMALL_BYTES_MAX
+from tidelog.transports.link.frames import SMALL_BYTES_MAX
 
 TIMEOUT_MS = 1_000
 FOREVER_MS = 10**9
@@ -54,8 +54,8 @@ def identity(epoch: int) -> bytes:
     return (7).to_bytes(8, "little") + epoch.to_bytes(8, "little")
 
 
-def batch_of(values: list[bytes], *, deadline_ms: int = FOREVER_MS) -> Batch:
-    batch = Batch(deadline_ms=deadline_ms, time_us=1)
+def batch_of(values: list[bytes], *, deadline_ms: int = FOREVER_MS) -> RecordBatch:
+    batch = RecordBatch(deadline_ms=deadline_ms, time_us=1)
     batch.values = list(values)
     return batch
 

@@ -12,7 +12,7 @@ import pytest
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
 from tests.patience import patient
-from tests.wire.links import refusal_of, until
+from tests.transports.links import refusal_of, until
 from tidelog.blocks.block import missing_block
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import Message, encode_messages, encode_values

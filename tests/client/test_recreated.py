@@ -11,7 +11,7 @@ from tests.client.fake_cluster import fake_client
 from tests.client.group_kit import created, members, opened, wait_until
 from tests.client.running import run
 from tests.client.test_reader import fill
-from tests.wire.links import refusal_of, until
+from tests.transports.links import refusal_of, until
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.messages import encode_values
 from tidelog.client import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.blocks.crafted import stamped
 from tidelog.blocks.header import NO_PRODUCER, Codec
 from tidelog.blocks.messages import Message, decode_messages
-from tidelog.client.batching import Gathering, row_bytes
+from tidelog.client.producing.batching import Gathering, row_bytes
 
 
 def test_rows_fill_batches_in_order_within_their_limits_and_join_values() -> None:

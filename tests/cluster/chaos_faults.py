@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tests.cluster.chaos_load import ChaosLoad
 from tests.cluster.chaos_world import NATS, NEARLY_BYTES, ChaosWorld
 from tests.patience import patient
-from tidelog.bench.cluster_load import ClusterCaller
-from tidelog.bench.fault_proxy import NOBODY
+from tidelog.bench.kits.cluster_load import ClusterCaller
+from tidelog.bench.kits.fault_proxy import NOBODY
 from tidelog.errors import LogError
 
 HOLDS_S = (0.3, 1.0, 2.5, 4.0)

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.wire.nats_server import NatsServer
-from tidelog.bench.channel_kit import committed_end, describe, dial_node, fetch
-from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit
-from tidelog.bench.cluster_load import ClusterCaller
-from tidelog.bench.fault_proxy import FaultProxy
+from tests.transports.nats_server import NatsServer
+from tidelog.bench.kits.channel_kit import committed_end, describe, dial_node, fetch
+from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit
+from tidelog.bench.kits.cluster_load import ClusterCaller
+from tidelog.bench.kits.fault_proxy import FaultProxy
 from tidelog.blocks.block import iterate_blocks
 from tidelog.client import Client, LinkTlsFiles, connect
 from tidelog.errors import LogError, NotChannelLeader
+from tidelog.transports.link.link import Link
 from tidelog.units import MIB
-from tidelog.wire.link import Link
 
 NATS = "nats"
 """The server's name at the proxy, among those of the nodes."""

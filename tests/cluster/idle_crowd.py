@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tests.patience import patient
-from tidelog.bench.channel_kit import dial_node
-from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit
+from tidelog.bench.kits.channel_kit import dial_node
+from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit
 from tidelog.errors import LogError
-from tidelog.wire.http2_frames import PREFACE, settings_frame
-from tidelog.wire.link import Link
+from tidelog.transports.grpc.http2_frames import PREFACE, settings_frame
+from tidelog.transports.link.link import Link
 
 _CALLERS: Final = 16
 _ANSWER_S: Final = 30.0

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.cluster.histories import History, Operation, violations
 from tests.patience import patient
-from tidelog.bench.cluster_kit import ClusterKit
-from tidelog.bench.cluster_load import ClusterCaller, MetadataClient
+from tidelog.bench.kits.cluster_kit import ClusterKit
+from tidelog.bench.kits.cluster_load import ClusterCaller, MetadataClient
 from tidelog.core.catalog import AlterChannel, ChannelConfig, CreateChannel, DeleteChannel, PauseChannel
 from tidelog.errors import LogError
 

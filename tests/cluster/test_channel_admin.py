@@ -12,8 +12,17 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.core.catalog_kit import Cluster
-from tidelog.cluster.channel_admin import BATCH_CHANNELS, ChannelAdmin
-from tidelog.cluster.client_access import ClientAccess
+from tidelog.cluster.clients.access import ClientAccess
+from tidelog.cluster.clients.channel_admin import BATCH_CHANNELS, ChannelAdministration
+from tidelog.codecs.client_codec import (
+    ALTER,
+    CREATE,
+    OPEN_PRODUCER,
+    REBALANCE,
+    decode_json,
+    encode_answer,
+    encode_error_answer,
+)
 from tidelog.core.catalog import (
     AddGrant,
     Batch,
@@ -41,15 +50,6 @@ from tidelog.errors import (
     StaleChannelEpoch,
     UnknownChannel,
     WaitTimedOut,
-)
-from tidelog.wire.client_codec import (
-    ALTER,
-    CREATE,
-    OPEN_PRODUCER,
-    REBALANCE,
-    decode_json,
-    encode_answer,
-    encode_error_answer,
 )
 
 ANNA = "operator:anna"
@@ -124,9 +124,9 @@ class Metadata:
         self.waited.append(index)
 
 
-def admin_of(node: Metadata, *, insecure_dev: bool = False, seed: int = 1) -> ChannelAdmin:
+def admin_of(node: Metadata, *, insecure_dev: bool = False, seed: int = 1) -> ChannelAdministration:
     access = ClientAccess(catalog=lambda: node.catalog, now_ms=lambda: 0, insecure_dev=insecure_dev)
-    return ChannelAdmin(node, access=access, rng=random.Random(seed))
+    return ChannelAdministration(node, access=access, rng=random.Random(seed))
 
 
 class Desk:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.cluster.replica_kit import Kit
-from tidelog.cluster.channel_elections import Elections
+from tests.replication.replica_kit import Kit
+from tidelog.cluster.metadata.elections import Elections
 from tidelog.core.replication.messages import AskLog, LogFacts, LogMemory, ReplicationMessage
 from tidelog.core.replication.options import ReplicationOptions
 

@@ -6,17 +6,17 @@ import random
 from typing import Any
 
 from tests.cluster.test_channel_admin import ANNA, Desk
-from tidelog.cluster.channel_admin import ChannelAdmin
-from tidelog.cluster.client_access import ClientAccess
+from tidelog.cluster.clients.access import ClientAccess
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tidelog.codecs.client_codec import CREATE
 from tidelog.core.replication.options import ReplicationOptions
-from tidelog.wire.client_codec import CREATE
 
 
 def desk_of(*nodes: str, **limits: int) -> Desk:
     desk = Desk(*nodes)
     node = desk.node
     access = ClientAccess(catalog=lambda: node.catalog, now_ms=lambda: 0, insecure_dev=False)
-    desk.admin = ChannelAdmin(node, access=access, rng=random.Random(1), limits=ReplicationOptions(**limits))
+    desk.admin = ChannelAdministration(node, access=access, rng=random.Random(1), limits=ReplicationOptions(**limits))
     return desk
 
 

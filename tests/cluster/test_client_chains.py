@@ -6,9 +6,9 @@ import asyncio
 
 from tests.cluster.test_client_service import TIMEOUT_MS, Client, World, block, produce, run
 from tidelog.blocks.block import Block, iterate_blocks
-from tidelog.cluster.client_chains import CHAINS_MAX, FetchChains, end_of
+from tidelog.cluster.clients.chains import CHAINS_MAX, FetchChains, end_of
+from tidelog.codecs.client_codec import FETCH, ChainedFetch, decode_fetched, encode_fetch
 from tidelog.core.client_messages import Fetched
-from tidelog.wire.client_codec import FETCH, ChainedFetch, decode_fetched, encode_fetch
 
 
 def chained(world: World, *, chain: int = 1, offset: int = 0, continues: bool = False) -> ChainedFetch:

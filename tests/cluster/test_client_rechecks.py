@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.test_client_service import World, block, produce, run
-from tests.wire.links import refusal_of, until
-from tidelog.cluster.client_rechecks import SharedBarrier
+from tests.transports.links import refusal_of, until
+from tidelog.cluster.clients.rechecks import SharedBarrier
+from tidelog.codecs.client_codec import OFFSETS
 from tidelog.core.catalog import PauseChannel, ResumeChannel, SetReadonly
 from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogError, NotLeader, UnknownChannel
-from tidelog.wire.client_codec import OFFSETS
 
 
 def key_of(world: World) -> dict[str, int]:

@@ -14,16 +14,33 @@ import pytest
 from tests.blocks.crafted import steady_frames
 from tests.cluster.test_channel_admin import Metadata, admin_of
 from tests.core.catalog_kit import Cluster
-from tests.wire.links import HOST, TIMEOUT_MS, Recorder, plain_end, refusal_of, until
+from tests.transports.links import HOST, TIMEOUT_MS, Recorder, plain_end, refusal_of, until
 from tidelog.blocks.block import Block, MadeBlock, iterate_blocks
 from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import NO_PRODUCER
 from tidelog.blocks.messages import encode_values
-from tidelog.cluster.client_access import ClientAccess
-from tidelog.cluster.client_produce import ClientLimits
-from tidelog.cluster.client_requests import AtSeq, AtTime, Earliest, Latest, Place
-from tidelog.cluster.client_service import ClientService, Offsets
+from tidelog.cluster.clients.access import ClientAccess
+from tidelog.cluster.clients.produce import ClientLimits
+from tidelog.cluster.clients.requests import AtSeq, AtTime, Earliest, Latest, Place
+from tidelog.cluster.clients.service import ClientService, OffsetsAnswer
+from tidelog.codecs.client_codec import (
+    ALTER,
+    CREATE,
+    CURSOR,
+    DESCRIBE,
+    FETCH,
+    OFFSETS,
+    OPEN_PRODUCER,
+    PRODUCE,
+    PRODUCED,
+    decode_answer,
+    decode_fetched,
+    decode_produced,
+    encode_fetch,
+    encode_json,
+    encode_produce,
+)
 from tidelog.core.catalog import (
     AddGrant,
     Catalog,
@@ -61,25 +78,8 @@ from tidelog.errors import (
     UnknownMethod,
     UnknownProducer,
 )
-from tidelog.wire.client_codec import (
-    ALTER,
-    CREATE,
-    CURSOR,
-    DESCRIBE,
-    FETCH,
-    OFFSETS,
-    OPEN_PRODUCER,
-    PRODUCE,
-    PRODUCED,
-    decode_answer,
-    decode_fetched,
-    decode_produced,
-    encode_fetch,
-    encode_json,
-    encode_produce,
-)
-from tidelog.wire.identity import Kind
-from tidelog.wire.link import Buffers, Link, LinkListener, LinkOptions, dial_link
+from tidelog.pki.identity import Kind
+from tidelog.transports.link.link import Buffers, Link, LinkListener, LinkOptions, dial_link
 
 PLOTTER = "client:plotter"
 
@@ -156,9 +156,9 @@ class Doors:
                 data += block.buffers
         return Fetched(leader_epoch=1, committed_end=end, log_start=0, data=data)
 
-    async def offset_at(self, channel_id: int, at: Place) -> Offsets:
+    async def offset_at(self, channel_id: int, at: Place) -> OffsetsAnswer:
         self.places.append(at)
-        return Offsets(offset=3, committed_end=self.end(channel_id), log_start=0, leader_epoch=1)
+        return OffsetsAnswer(offset=3, committed_end=self.end(channel_id), log_start=0, leader_epoch=1)
 
     async def cursors(self, channel_id: int) -> Mapping[str, int]:
         return self.named.get(channel_id, {})

@@ -19,8 +19,8 @@ import pytest
 from tests.cluster.load import PROBE, Load
 from tests.uplink.processes import seed_of_the_day
 from tests.uplink.proxy import LinkProxy
-from tidelog.bench.cluster_kit import HOST, ClusterKit
-from tidelog.bench.cluster_load import ClusterCaller
+from tidelog.bench.kits.cluster_kit import HOST, ClusterKit
+from tidelog.bench.kits.cluster_load import ClusterCaller
 
 pytestmark = pytest.mark.slow
 

@@ -20,14 +20,14 @@ import pytest
 
 from tests.cluster.load import Load
 from tests.patience import patient
-from tidelog.bench.cluster_kit import HOST, LOAD, OPERATOR, ClusterKit
-from tidelog.bench.cluster_load import ClusterCaller
+from tidelog.bench.kits.cluster_kit import HOST, LOAD, OPERATOR, ClusterKit
+from tidelog.bench.kits.cluster_load import ClusterCaller
+from tidelog.codecs.node_codec import PROPOSE
 from tidelog.core.catalog import ChannelConfig, CreateChannel, encode_change
 from tidelog.errors import LogError
-from tidelog.wire.authority import Authority
-from tidelog.wire.certificates import AuthorityOptions
-from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles, dial_link
-from tidelog.wire.node_codec import PROPOSE
+from tidelog.pki.authority import Authority
+from tidelog.pki.certificates import AuthorityOptions
+from tidelog.transports.link.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles, dial_link
 
 RECOVERY_S = 30.0
 """For a machine with other work; the slow lane asks for two seconds."""

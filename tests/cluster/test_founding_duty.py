@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.test_metadata_member import Desk, leading
-from tidelog.cluster.leader_duties import LeaderDuties
+from tidelog.cluster.metadata.member_controller import MemberController
 from tidelog.core.catalog import AdmitNode
 from tidelog.core.liveness import LivenessConfig
 
@@ -11,7 +11,7 @@ CLUSTER = bytes(range(16))
 PEERS = ("n1", "n2", "n3")
 
 
-def tended(desk: Desk, duties: LeaderDuties) -> None:
+def tended(desk: Desk, duties: MemberController) -> None:
     """A few turns of the node that leads."""
     for now_ms in range(3):
         duties.lead(desk.member, CLUSTER, now_ms)
@@ -22,8 +22,8 @@ def tended(desk: Desk, duties: LeaderDuties) -> None:
         desk.results.clear()
 
 
-def new_duties() -> LeaderDuties:
-    return LeaderDuties(node="n1", peers=PEERS, liveness=LivenessConfig(), voters_max=3, say=lambda *_, **__: None)
+def new_duties() -> MemberController:
+    return MemberController(node="n1", peers=PEERS, liveness=LivenessConfig(), voters_max=3, say=lambda *_, **__: None)
 
 
 def test_the_first_leader_founds_the_cluster_with_its_peers() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from tests.core.catalog_kit import Cluster
 from tests.core.test_catalog_groups import group_of, with_channels
-from tests.wire.links import refusal_of
-from tidelog.cluster.client_access import ClientAccess
-from tidelog.cluster.client_requests import (
+from tests.transports.links import refusal_of
+from tidelog.cluster.clients.access import ClientAccess
+from tidelog.cluster.clients.requests import (
     GroupClaim,
     GroupOperation,
     GroupQuestion,
@@ -20,11 +20,11 @@ from tidelog.cluster.client_requests import (
     read_group,
     read_group_ask,
 )
-from tidelog.cluster.group_admin import GroupAdmin
+from tidelog.cluster.groups.admin import GroupAdmin
+from tidelog.codecs.client_codec import decode_json, encode_json
 from tidelog.core.catalog import AddGrant, Catalog, Change
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import AccessDenied, BadMessage, NotGroupCoordinator, StaleGroupEpoch, UnknownGroup, UnknownMember
-from tidelog.wire.client_codec import decode_json, encode_json
 
 ME = "client:billing"
 

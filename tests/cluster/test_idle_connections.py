@@ -16,8 +16,8 @@ import pytest
 
 from tests.cluster.idle_crowd import IdleCrowd, raise_open_files
 from tests.patience import patient
-from tidelog.bench.cluster_kit import HOST, OPERATOR, ClusterKit, free_port
-from tidelog.bench.idle_bench import rss_mb
+from tidelog.bench.cluster.idle_bench import rss_mb
+from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit, free_port
 
 CONNECTIONS = int(os.environ.get("IDLE_CONNECTIONS", "5000"))
 KEPT_MB_MAX = 100

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_attach_kills import operator_files
+from tests.nats.test_subject_kills import operator_files
 from tests.patience import patient
-from tidelog.bench.cluster_kit import ClusterKit
+from tidelog.bench.kits.cluster_kit import ClusterKit
 from tidelog.client import Client, connect
 from tidelog.errors import LogError
 

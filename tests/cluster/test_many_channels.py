@@ -1,4 +1,4 @@
-"""Three real nodes with very many channels come to rest by themselves after all of them were killed (RS3).
+"""Three real nodes with very many channels come to rest by themselves after all of them were killed (RRE3).
 
 `MANY_CHANNELS` says how many; 20,000 take minutes. What it took is printed (`pytest -s`).
 """
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.patience import patient
-from tidelog.bench.channel_kit import ask, create_channels, dial_node
-from tidelog.bench.cluster_kit import ClusterKit
-from tidelog.bench.idle_bench import rss_mb
+from tidelog.bench.cluster.idle_bench import rss_mb
+from tidelog.bench.kits.channel_kit import ask, create_channels, dial_node
+from tidelog.bench.kits.cluster_kit import ClusterKit
+from tidelog.codecs.client_codec import DESCRIBE
 from tidelog.errors import LogError
-from tidelog.wire.client_codec import DESCRIBE
 
 CHANNELS = int(os.environ.get("MANY_CHANNELS", "20000"))
 PAGE = 500

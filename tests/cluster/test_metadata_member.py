@@ -8,11 +8,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tidelog.cluster.metadata_member import Done, Failed, MetadataMember, MetadataOptions, ReadDone, Result, SaveOrder
+from tidelog.cluster.metadata.member import (
+    Done,
+    MetadataMember,
+    MetadataOptions,
+    ReadDone,
+    RequestFailed,
+    Result,
+    SaveOrder,
+)
 from tidelog.core.catalog import AdmitNode, Catalog, FenceNode, FoundCluster
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     Envelope,
@@ -119,7 +127,7 @@ def test_a_refused_change_is_done_and_says_why() -> None:
 
 def test_a_follower_refuses_to_propose_and_names_the_leader() -> None:
     followed = desk(ME, OTHER, THIRD)
-    beat = Append(term=2, previous_index=1, previous_term=1, entries=(), commit=1, round=0)
+    beat = AppendEntries(term=2, previous_index=1, previous_term=1, entries=(), commit=1, round=0)
     followed.member.receive(OTHER, beat, 0)
     followed.pump()
     with pytest.raises(NotLeader) as refused:
@@ -135,11 +143,13 @@ def test_a_change_that_another_leader_replaced_is_lost_and_said_to_be() -> None:
     index = led.member.raft.log.last_index
     term = led.member.raft.term + 1
     entry = Entry(index, term, EntryKind.EMPTY)
-    taken = Append(term=term, previous_index=index - 1, previous_term=term - 1, entries=(entry,), commit=index, round=0)
+    taken = AppendEntries(
+        term=term, previous_index=index - 1, previous_term=term - 1, entries=(entry,), commit=index, round=0
+    )
     led.member.receive(OTHER, taken, 0)
     led.pump()
     (failed,) = led.results
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, ProposalLost)
     assert failed.error.definite
 
@@ -160,7 +170,7 @@ def test_a_change_that_a_snapshot_jumped_over_has_an_unknown_outcome() -> None:
     led.member.receive(OTHER, chunk, 0)
     led.pump()
     (failed,) = led.results
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, OutcomeUnknown)
     assert not failed.error.definite
     assert (led.member.catalog.cluster_id, led.member.applied_index, led.member.restores) == ("00" * 16, 9, 1)
@@ -172,7 +182,7 @@ def test_a_read_waits_for_a_majority() -> None:
     led.member.read(5)
     led.pump()
     assert led.results == []
-    rounds = [message.round for _, message in led.sent if isinstance(message, Append)]
+    rounds = [message.round for _, message in led.sent if isinstance(message, AppendEntries)]
     led.answer(OTHER, led.member.raft.log.last_index, round_=max(rounds))
     assert [result.token for result in led.results if isinstance(result, ReadDone)] == [5]
 
@@ -186,7 +196,7 @@ def test_a_read_of_a_leader_that_steps_down_fails() -> None:
     led.member.receive(THIRD, AppendAnswer(term=term, round=0, accepted=False, index=0), 0)
     led.pump()
     (failed,) = led.results
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, NotLeader)
 
 
@@ -215,7 +225,7 @@ def test_messages_that_speak_of_a_write_leave_after_it() -> None:
     """MM3."""
     followed = desk(ME, OTHER, THIRD)
     entry = Entry(2, 2, EntryKind.EMPTY)
-    append = Append(term=2, previous_index=1, previous_term=1, entries=(entry,), commit=1, round=0)
+    append = AppendEntries(term=2, previous_index=1, previous_term=1, entries=(entry,), commit=1, round=0)
     followed.member.receive(OTHER, append, 0)
     followed.pump(write=False)
     assert followed.sent == []
@@ -241,7 +251,7 @@ def test_a_snapshot_is_of_the_moment_it_was_ordered_however_late_it_is_made() ->
 def test_a_change_of_newer_software_stops_the_member_and_is_not_skipped() -> None:
     followed = desk(ME, OTHER, THIRD)
     entry = Entry(2, 2, EntryKind.CHANGE, b'{"do":"later","v":99}')
-    append = Append(term=2, previous_index=1, previous_term=1, entries=(entry,), commit=2, round=0)
+    append = AppendEntries(term=2, previous_index=1, previous_term=1, entries=(entry,), commit=2, round=0)
     followed.member.receive(OTHER, append, 0)
     with pytest.raises(CatalogVersion):
         followed.pump()

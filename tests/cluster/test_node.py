@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.parties import wait_until
 from tests.patience import patient
-from tidelog.cluster.cluster_client import ClusterClient
-from tidelog.cluster.node import Node, NodeProcessOptions
+from tests.uplink.parties import wait_until
+from tidelog.cluster.node.cluster_client import ClusterClient
+from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.catalog import AddGrant, AdmitNode, FenceNode, RemoveNode
 from tidelog.errors import AddressTaken, FolderLocked, InvalidConfig, LogError, PeerRefused, UnknownNode
 

@@ -8,15 +8,15 @@ from random import Random
 import pytest
 
 from tidelog.blocks.messages import encode_values
-from tidelog.cluster.node_core_parts import NodeFacts, registration
-from tidelog.cluster.node_file import NODE_FILE, NodeFile
+from tidelog.cluster.node.core_parts import NodeFacts, registration
+from tidelog.cluster.node.node_file import NODE_FILE, NodeFile
 from tidelog.core.catalog import RegisterNode
 from tidelog.errors import InvalidConfig
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.channel_logs import ChannelLogConfig, ChannelLogs
-from tidelog.storage.options import LogOptions
+from tidelog.storage.log.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import open_store
+from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
+from tidelog.storage.store.store import open_store
 
 
 def opened(folder: Path) -> NodeFile:

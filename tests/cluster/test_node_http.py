@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.replica_kit import Kit
 from tests.http.parties import KEY, Client, options, run, serving
+from tests.replication.replica_kit import Kit
 from tidelog.cli.openapi_page import render_openapi_page
-from tidelog.cluster.metadata_writer import WriterStatistics
-from tidelog.cluster.node_core import NodeCore, NodeFacts, NodeOptions
-from tidelog.cluster.node_http import NodeHttp
-from tidelog.cluster.node_status import node_status
+from tidelog.cluster.http.node_http import NodeHttp
+from tidelog.cluster.metadata.writer import MetadataWriterStatistics
+from tidelog.cluster.node.core import NodeCore, NodeFacts, NodeOptions
+from tidelog.cluster.status.node_status import node_status
 from tidelog.core.membership import node_of
 from tidelog.errors import WithdrawnByHand
 from tidelog.http.access import READ_METRICS, READ_STATUS, AccessOptions, new_token
 from tidelog.storage.os_disk import OsDisk
-from tidelog.wire.link import LinkStatistics
+from tidelog.transports.link.link import LinkStatistics
 
 DOCS = Path(__file__).parents[2] / "docs" / "openapi"
 START_US = 1_750_000_000_000_000
@@ -58,7 +58,7 @@ class SmallPool:
 
 class SomeWriter:
     def __init__(self) -> None:
-        self.statistics = WriterStatistics(writes=5, entries=40, snapshots=1)
+        self.statistics = MetadataWriterStatistics(writes=5, entries=40, snapshots=1)
 
 
 class NoProximity:

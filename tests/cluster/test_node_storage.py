@@ -11,13 +11,13 @@ import pytest
 from tests.patience import patient
 from tidelog.blocks.block import Block
 from tidelog.blocks.messages import encode_values
-from tidelog.cluster.node_storage import NodeStorage
-from tidelog.cluster.replica_orders import AppendBlocks, DeleteLog, OpenLog, StorageOrder, StorageResult, SweepLog
+from tidelog.cluster.node.store_thread import StoreThread
+from tidelog.cluster.replication.orders import AppendBlocks, DeleteLog, OpenLog, StorageOrder, StorageResult, SweepLog
 from tidelog.core.catalog import ChannelConfig
 from tidelog.core.catalog.channel_config import ChannelRetention
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.options import LogOptions
-from tidelog.storage.store import StoreOptions
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.store.store import StoreOptions
 
 RECORDS = 100
 CONFIG = ChannelConfig(retention=ChannelRetention(max_bytes=64 * 1024))
@@ -30,11 +30,11 @@ class World:
         self.disk = SimDisk(random.Random(1))
         self.lines: list[str] = []
         self.failures: list[Exception] = []
-        self.storage: NodeStorage
+        self.storage: StoreThread
 
     async def open(self) -> None:
         options = StoreOptions(log=LogOptions(reserve_bytes=0, retention_interval_ms=3_600_000), scrub_bytes_per_s=0)
-        self.storage = await NodeStorage.open(
+        self.storage = await StoreThread.open(
             self.disk, options=options, on_results=self._take, on_failed=self.failures.append, log=self.lines.append
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.core.founding import ANSWER_FRESH_MS, Found, Founding, Join, Wait
+from tidelog.core.founding import ANSWER_FRESH_MS, Found, Founding, Join, WaitForVoters
 
 NODES = ("n1", "n2", "n3")
 CLUSTER, OTHER = b"c" * 16, b"d" * 16
@@ -10,7 +10,7 @@ CLUSTER, OTHER = b"c" * 16, b"d" * 16
 
 def reason(founding: Founding, now_ms: int = 0) -> str:
     decision = founding.decide(now_ms)
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, WaitForVoters)
     return decision.reason
 
 

@@ -1,4 +1,4 @@
-"""The peak of a link is what transfers have shown, 1 Gbit/s until then (R10; M1, M2)."""
+"""The peak of a link is what transfers have shown, 1 Gbit/s until then (R10; LME1, LME2)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_congested_time_does_not_stay_for_ever() -> None:
 
 @given(fraction=st.floats(0.05, 1.0), real=st.integers(1_000_000, 4_000_000_000))
 def test_a_budget_never_ratchets_the_peak_down(fraction: float, real: int) -> None:
-    """M2: for an hour every transfer runs at the budget, which is a fraction of the peak."""
+    """LME2: for an hour every transfer runs at the budget, which is a fraction of the peak."""
     peak = Peak(bytes_min=MIB)
     transfer(peak, real, 0, size=64 * MIB)
     for minute in range(60):

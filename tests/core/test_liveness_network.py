@@ -1,7 +1,7 @@
 """Five nodes that speak over a simulated network: every graph names the cuts, only the cuts, and forgets them.
 
 All clocks differ, messages are delayed and overtake each other, ways are cut one way at a time. What a node cannot
-know (what somebody hears whose reports do not reach it) it must not guess (G1).
+know (what somebody hears whose reports do not reach it) it must not guess (PY1).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_a_partition_is_seen_from_both_sides(seed: int, left: set[str]) -> None:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_lost_heartbeats_are_no_cuts_while_no_two_in_a_row_are_lost(seed: int) -> None:
-    """G2: every other heartbeat of one way is lost, for a long time."""
+    """PY2: every other heartbeat of one way is lost, for a long time."""
     network = Network(seed)
     network.every_other = network.rng.choice(WAYS)
     for _ in network.run(20 * INTERVAL_MS):

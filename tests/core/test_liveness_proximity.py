@@ -1,4 +1,4 @@
-"""The proximity graph: distances for election and placement, and who cannot hear whom (G1-G3)."""
+"""The proximity graph: distances for election and placement, and who cannot hear whom (PY1-G3)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_reports_fade_and_nodes_that_left_are_forgotten() -> None:
 
 
 def test_there_is_a_limit_to_the_number_of_nodes() -> None:
-    """G3"""
+    """PY3"""
     graph = graph_of("n1")
     with pytest.raises(TooManyNames):
         graph.set_nodes([f"n{number}" for number in range(65)])
@@ -116,7 +116,7 @@ def test_the_freshest_sign_of_a_node_is_what_anybody_has_had() -> None:
 
 
 def test_one_lost_heartbeat_is_no_cut() -> None:
-    """G2"""
+    """PY2"""
     graph = graph_of("n1", "n2")
     told(graph, {("n1", "n2"): 1_240}, 0)
     assert graph.cannot_hear(0) == []
@@ -131,7 +131,7 @@ def test_silence_is_judged_by_the_interval_of_the_pair() -> None:
 
 
 def test_a_cut_does_not_flap() -> None:
-    """G2: one heartbeat that gets through ends nothing, nor do many reports of the same good moment."""
+    """PY2: one heartbeat that gets through ends nothing, nor do many reports of the same good moment."""
     graph = graph_of("n1", "n2")
     told(graph, {("n1", "n2"): 1_300}, 0)
     for now_ms in (100, 200, 300):
@@ -145,7 +145,7 @@ def test_a_cut_does_not_flap() -> None:
 
 
 def test_what_a_silent_node_said_last_is_no_evidence_for_long() -> None:
-    """G1"""
+    """PY1"""
     graph = graph_of("n1", "n2")
     told(graph, {("n1", "n2"): 2_000}, 0)
     assert graph.cannot_hear(1_249) == [("n1", "n2")]
@@ -157,7 +157,7 @@ def test_what_a_silent_node_said_last_is_no_evidence_for_long() -> None:
 
 
 def test_a_cut_one_way_is_seen_and_said_as_one_way() -> None:
-    """G1"""
+    """PY1"""
     graph = graph_of("n1", "n2", "n3")
     told(graph, {("n2", "n3"): 2_100}, 0)
     assert graph.cannot_hear(0) == [("n2", "n3")]

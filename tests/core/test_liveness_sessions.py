@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tidelog.core.liveness import (
     LivenessConfig,
     RenewSession,
-    SessionFenced,
     SessionHolder,
     SessionLost,
+    SessionRefused,
     SessionRenewed,
     Sessions,
 )
@@ -61,11 +61,11 @@ def test_a_fenced_incarnation_is_refused_until_a_higher_one_comes() -> None:
     """L4"""
     sessions = leading(n1=7)
     assert run(sessions, 1_500) == [SessionLost(node="n1", incarnation=7)]
-    assert sessions.renew("n1", 7, 1_600) == SessionFenced(node="n1", incarnation=7)
-    assert sessions.renew("n1", 6, 1_600) == SessionFenced(node="n1", incarnation=6)
+    assert sessions.renew("n1", 7, 1_600) == SessionRefused(node="n1", incarnation=7)
+    assert sessions.renew("n1", 6, 1_600) == SessionRefused(node="n1", incarnation=6)
     answer = sessions.renew("n1", 8, 1_600, counter=3)
     assert answer == SessionRenewed(node="n1", incarnation=8, counter=3, timeout_ms=1_500)
-    assert sessions.renew("n1", 7, 1_700) == SessionFenced(node="n1", incarnation=7)
+    assert sessions.renew("n1", 7, 1_700) == SessionRefused(node="n1", incarnation=7)
     assert run(sessions, 3_100, start_ms=1_600) == [SessionLost(node="n1", incarnation=8)]
 
 
@@ -85,7 +85,7 @@ def test_a_fence_by_the_catalog_is_not_said_again_and_does_not_touch_a_later_inc
     sessions.fence("n1", 1)
     sessions.fence("n2", 4)
     sessions.fence("n9", 1)
-    assert sessions.renew("n1", 1, 10) == SessionFenced(node="n1", incarnation=1)
+    assert sessions.renew("n1", 1, 10) == SessionRefused(node="n1", incarnation=1)
     assert run(sessions, 1_500) == [SessionLost(node="n2", incarnation=5)]
 
 
@@ -100,7 +100,7 @@ def test_a_new_leader_gives_everybody_a_whole_timeout_and_remembers_who_is_fence
     sessions = Sessions(config=CONFIG)
     sessions.leader_since(10_000, {"n1": 1, "n2": 2}, fenced={"n3": 3})
     assert run(sessions, 11_499, start_ms=10_000) == []
-    assert sessions.renew("n3", 3, 11_499) == SessionFenced(node="n3", incarnation=3)
+    assert sessions.renew("n3", 3, 11_499) == SessionRefused(node="n3", incarnation=3)
     assert [lost.node for lost in run(sessions, 11_500, start_ms=11_499)] == ["n1", "n2"]
 
 
@@ -230,8 +230,8 @@ def test_a_fenced_node_is_silent_until_it_restarts_with_a_higher_incarnation() -
     holder = holder_of(incarnation=4)
     ((_, renewal),) = holder.wake(0)
     holder.receive(answered(renewal))
-    holder.receive(SessionFenced(node="n1", incarnation=3))
-    holder.receive(SessionFenced(node="n2", incarnation=4))
+    holder.receive(SessionRefused(node="n1", incarnation=3))
+    holder.receive(SessionRefused(node="n2", incarnation=4))
     assert holder.is_valid(10), "old news, and somebody else's"
     holder.fenced(4)
     assert holder.is_fenced
@@ -305,7 +305,7 @@ class Story:
                 if answer is not None:
                     self.post(true_us, "n1", answer)
             else:
-                assert isinstance(message, SessionRenewed | SessionFenced)
+                assert isinstance(message, SessionRenewed | SessionRefused)
                 # The word that it is fenced would only help; the node must know without it.
                 if isinstance(message, SessionRenewed):
                     self.holder.receive(message)

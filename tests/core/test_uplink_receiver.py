@@ -24,7 +24,7 @@ from tidelog.core.uplink.messages import (
     Welcome,
 )
 from tidelog.core.uplink.receiver import (
-    Append,
+    AppendBlock,
     Note,
     ReceiverLimits,
     Reply,
@@ -48,7 +48,7 @@ class Cloud:
 
     def __init__(self, fold: ChannelFold | None = None, **limits: Any) -> None:
         self.receiver: UplinkReceiver[str] = UplinkReceiver(fold=fold or ChannelFold(), limits=ReceiverLimits(**limits))
-        self.appends: list[Append[str]] = []
+        self.appends: list[AppendBlock[str]] = []
         self.notes: list[Any] = []
         self.replies: list[Any] = []
         self.waiting = 0
@@ -58,7 +58,7 @@ class Cloud:
         before = len(self.replies)
         for effect in effects:
             match effect:
-                case Append():
+                case AppendBlock():
                     self.appends.append(effect)
                     self.waiting += 1
                 case Note(facts):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidelog.core.uplink.messages import BackfillAck, LiveAck, Refused, Welcome
-from tidelog.core.uplink.sender import Dial, Hangup, Link, SenderConfig, SendStatus, UplinkSender
+from tidelog.core.uplink.sender import Dial, Hangup, LinkState, SenderConfig, SendStatus, UplinkSender
 from tidelog.errors import InvalidConfig
 
 
@@ -51,7 +51,7 @@ def test_one_dial_at_a_time() -> None:
     core = sender()
     assert core.wake(0) == [Dial()]
     assert core.wake(1) == []
-    assert core.link is Link.DIALING
+    assert core.link is LinkState.DIALING
 
 
 def test_back_off_doubles_from_one_second_to_a_minute() -> None:
@@ -286,7 +286,7 @@ def test_the_lag_is_checked_every_thousand_frames_and_ends_live_beyond_ten_thous
     sent, hangup = lag_exit(core, 0, 20_000)
     assert 1_000 <= sent < 1_000 + 475
     assert "Backfill" in hangup.reason
-    assert core.link is Link.DOWN
+    assert core.link is LinkState.DOWN
 
 
 def test_a_lag_of_exactly_ten_thousand_is_allowed() -> None:

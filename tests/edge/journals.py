@@ -9,7 +9,7 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import ControlRecord, decode_control
 from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
-from tidelog.edge.journal import Journal, JournalOptions, open_journal
+from tidelog.edge.journal.journal import Journal, JournalOptions, open_journal
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.disk import Disk
 

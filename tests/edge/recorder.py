@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 
-from tidelog.edge.journal import JournalOptions, open_journal
+from tidelog.edge.journal.journal import JournalOptions, open_journal
 from tidelog.storage.os_disk import OsDisk
 
 FRAMES_PER_S = 2_000

@@ -20,9 +20,9 @@ from tidelog.core.uplink.messages import (
     Welcome,
 )
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.journal import Journal, JournalOptions, open_journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.uplink import BoatUplink, Connect, Disconnect
+from tidelog.edge.journal.journal import Journal, JournalOptions, open_journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.uplink.uplink import BoatUplink, Connect, Disconnect
 from tidelog.errors import DiskError, DiskFull
 from tidelog.sim.disk import SimDisk
 

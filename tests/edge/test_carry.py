@@ -13,10 +13,10 @@ from tests.edge.test_boat_uplink import welcome
 from tidelog.blocks.decode import decode_block_frames
 from tidelog.core.uplink.messages import LiveData
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.carry import FRAMES_MAX, CarryOver
-from tidelog.edge.journal import META_NAME, Journal, JournalOptions, open_journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.uplink import BoatUplink, Connect
+from tidelog.edge.journal.carry import FRAMES_MAX, CarryOver
+from tidelog.edge.journal.journal import META_NAME, Journal, JournalOptions, open_journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.uplink.uplink import BoatUplink, Connect
 from tidelog.errors import DiskFull
 from tidelog.sim.disk import SimDisk
 from tidelog.sim.power import PluggedDisk, PowerCut

@@ -1,4 +1,4 @@
-"""What a boat's journal promises (J1 to J4 of `tidelog.edge.journal`), one behaviour at a time."""
+"""What a boat's journal promises (JJ1 to JJ4 of `tidelog.edge.journal.journal`), one behaviour at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import LineageOpened, RangeLost, RangeVoid, UnknownControl
 from tidelog.blocks.frames import FrameForm
 from tidelog.blocks.header import BlockKind
-from tidelog.edge.journal import META_NAME, Journal
+from tidelog.edge.journal.journal import META_NAME, Journal
 from tidelog.errors import (
     DamagedRange,
     DiskFull,
@@ -38,7 +38,7 @@ from tidelog.errors import (
 )
 from tidelog.sim.power import PluggedDisk, PowerCut
 from tidelog.storage.atomic import read_mark, write_mark
-from tidelog.storage.options import Retention
+from tidelog.storage.log.options import Retention
 from tidelog.units import US_PER_MS
 
 META = f"{FOLDER}/{META_NAME}"

@@ -21,7 +21,7 @@ from tests.edge.journals import (
 )
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import RangeLost
-from tidelog.edge.journal import Journal, JournalOptions
+from tidelog.edge.journal.journal import Journal, JournalOptions
 from tidelog.errors import (
     DiskError,
     DiskFull,
@@ -31,7 +31,7 @@ from tidelog.errors import (
     SyncFailed,
 )
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.options import Retention
+from tidelog.storage.log.options import Retention
 
 # --- what goes ------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ def test_after_a_failed_sync_nothing_is_acked_until_the_journal_is_opened_anew()
         journal.close(START_US)
     reopened = opened(disk)
     assert held(reopened)[:3] == expected(range(1, 4))
-    assert reopened.head > journal.head, "J1"
+    assert reopened.head > journal.head, "JJ1"
 
 
 def test_a_close_on_a_full_disk_can_be_repeated_when_there_is_room() -> None:

@@ -17,7 +17,7 @@ from tests.edge.recorder import PAYLOAD, can_id
 from tests.patience import patient
 from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
-from tidelog.edge.journal import open_journal
+from tidelog.edge.journal.journal import open_journal
 from tidelog.storage.os_disk import OsDisk
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tidelog.blocks.block import Block
-from tidelog.edge import sealing
-from tidelog.edge.journal import META_NAME, Journal
-from tidelog.sim.journal_model import JournalViolation
-from tidelog.sim.journal_world import run_journal_seeds, run_journal_world
-from tidelog.storage.log import Log
+from tidelog.edge.journal import sealing
+from tidelog.edge.journal.journal import META_NAME, Journal
+from tidelog.sim.journal.model import JournalViolation
+from tidelog.sim.journal.world import run_journal_seeds, run_journal_world
+from tidelog.storage.log.log import Log
 
 FAST_SEEDS = 100
 SLOW_SEEDS = 1_000
@@ -66,7 +66,7 @@ def test_a_lease_that_is_not_persisted_is_noticed(monkeypatch: pytest.MonkeyPatc
             save(journal, **arguments)
 
     monkeypatch.setattr(Journal, "_save_meta", save_once)
-    assert "J1" in first_violation()
+    assert "JJ1" in first_violation()
 
 
 def test_trimming_the_fresh_form_before_the_sealed_one_is_durable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

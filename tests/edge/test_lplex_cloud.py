@@ -17,17 +17,17 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.parties import BoatParty, row, wait_until
 from tests.patience import patient
+from tests.uplink.parties import BoatParty, row, wait_until
 from tidelog.blocks.lpj import decode_lpj_block, inflate_lpj
+from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.lplex_cloud import NO_FRAME_ID, NO_FRAME_PAYLOAD
-from tidelog.edge.uplink import LiveFrames, Out
-from tidelog.edge.uplink_client import UplinkClient
-from tidelog.edge.uplink_target import UplinkTarget
-from tidelog.storage.writer import steady_clock_ms
-from tidelog.wire.proto import replication_pb2 as pb
+from tidelog.edge.uplink.client import UplinkClient
+from tidelog.edge.uplink.lplex_cloud import NO_FRAME_ID, NO_FRAME_PAYLOAD
+from tidelog.edge.uplink.target import UplinkTarget
+from tidelog.edge.uplink.uplink import LiveFrames, Out
+from tidelog.storage.log.writer import steady_clock_ms
 
 Row = tuple[int, int, bytes]
 ACK_S = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.edge.sources import BUS_RETRY_US, MergedSource, Source
+from tidelog.edge.sources.source import BUS_RETRY_US, FrameSource, MergedSource
 from tidelog.errors import InvalidConfig, SourceFailed
 
 START_US = 1_700_000_000_000_000
@@ -44,7 +44,7 @@ class Buses:
         self.lines: list[str] = []
         self.source = MergedSource({name: self._opener(name) for name in names}, log=self.lines.append)
 
-    def _opener(self, name: str) -> Callable[[], Source]:
+    def _opener(self, name: str) -> Callable[[], FrameSource]:
         def open_bus() -> Bus:
             if name in self.absent:
                 raise SourceFailed(source=name, reason="no such device")

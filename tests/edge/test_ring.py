@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.edge.ring import Ring
+from tidelog.edge.journal.ring import Ring
 
 
 def ring(frames: int, *, frames_max: int = 100, first: int = 1) -> Ring:

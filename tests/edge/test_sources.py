@@ -19,9 +19,9 @@ from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import SkipReason, write_canboat_raw, write_candump
 from tidelog.compat.lpj import LpjWriter
-from tidelog.edge.replay import READ_FRAMES_MAX, ReplayOptions
-from tidelog.edge.sources import ReplaySource, SocketCanOptions, SocketCanSource, Source, VoyageSource
-from tidelog.edge.voyage import Voyage
+from tidelog.edge.sources.replay import READ_FRAMES_MAX, ReplayOptions
+from tidelog.edge.sources.source import FrameSource, ReplaySource, SocketCanOptions, SocketCanSource, VoyageSource
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import BadJournalFile, InvalidConfig, MissingExtra, NotALog, SourceFailed
 
 can = pytest.importorskip("can", reason="python-can (the extra `can`) is not installed")
@@ -37,7 +37,7 @@ def rows_of(frames: FrameColumns) -> list[Row]:
     return list(frames.rows())
 
 
-def drain(source: Source, now_us: int) -> list[Row]:
+def drain(source: FrameSource, now_us: int) -> list[Row]:
     """Everything that is due at one moment."""
     rows: list[Row] = []
     while True:
@@ -47,7 +47,7 @@ def drain(source: Source, now_us: int) -> list[Row]:
             return rows
 
 
-def play(source: Source, now_us: int = NOW_US, *, reads_max: int = 10_000) -> list[tuple[int, Row]]:
+def play(source: FrameSource, now_us: int = NOW_US, *, reads_max: int = 10_000) -> list[tuple[int, Row]]:
     """Run a source to its end on a clock that jumps from wake to wake: (moment, frame)."""
     seen: list[tuple[int, Row]] = []
     for _ in range(reads_max):
@@ -253,7 +253,7 @@ def test_a_damaged_lpj_block_is_counted_or_raised(tmp_path: Path) -> None:
 
 
 def test_good_records_of_an_odd_lpj_block_are_played_and_the_file_is_read_on(tmp_path: Path) -> None:
-    """R5: lplex's writer makes blocks with a good checksum and bad records at their end."""
+    """RY5: lplex's writer makes blocks with a good checksum and bad records at their end."""
     write_odd_lpj(tmp_path / "odd.lpj")
     good = Voyage(seed=1, start_us=RECORDED_US).frames(RECORDED_US, RECORDED_US + SECOND_US)
     with LpjWriter(tmp_path / "good.lpj") as writer:
@@ -460,7 +460,7 @@ def test_without_python_can_the_error_names_the_extra(monkeypatch: pytest.Monkey
 
 
 def test_importing_the_sources_does_not_import_python_can() -> None:
-    script = "import sys, tidelog.edge.sources; sys.exit('can' in sys.modules)"
+    script = "import sys, tidelog.edge.sources.source; sys.exit('can' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -472,7 +472,7 @@ def test_bus_options_are_checked() -> None:
 
 def test_every_source_reads_the_same_way(tmp_path: Path, listener: Listener) -> None:
     path = write(tmp_path, "lpj", frames_at(0))
-    sources: list[Source] = [VoyageSource(seed=1, now_us=NOW_US), ReplaySource([path]), listener.source]
+    sources: list[FrameSource] = [VoyageSource(seed=1, now_us=NOW_US), ReplaySource([path]), listener.source]
     for source in sources:
         frames = source.read(NOW_US + SECOND_US)
         frames.check()

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, run, target, wait_until
 from tests.patience import patient
-from tidelog.edge.uplink_target import UplinkTarget
-from tidelog.edge.uplink_trouble import own_trouble, probe
-from tidelog.wire.certificates import DAY_US
+from tests.uplink.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, run, target, wait_until
+from tidelog.edge.uplink.target import UplinkTarget
+from tidelog.edge.uplink.trouble import own_trouble, probe
+from tidelog.pki.certificates import DAY_US
 
 NAME = "boat-001"
 URI = f"spiffe://fleet/boat/{NAME}"

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.parties import wait_until
 from tests.cluster.test_node import free_port
 from tests.patience import patient
-from tidelog.cluster.node import Node, NodeProcessOptions
-from tidelog.cluster.node_core import NodeOptions
+from tests.uplink.parties import wait_until
+from tidelog.cluster.node.core import NodeOptions
+from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.replication.metrics import ChannelSample
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.embedded import FileConfig, LogManager, Record, ReplicationConfig, Role

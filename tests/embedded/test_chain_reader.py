@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.replica_kit import Kit
 from tests.patience import patient
+from tests.replication.replica_kit import Kit
 from tidelog.blocks.messages import encode_values
+from tidelog.codecs.client_codec import FETCH, decode_fetch, encode_fetched
 from tidelog.core.catalog import Catalog, ChannelRecord, UncleanCause, UncleanElection
 from tidelog.core.client_messages import Fetch, Fetched
 from tidelog.embedded import FileConfig, chain_reader
@@ -30,7 +31,6 @@ from tidelog.errors import (
     ReplicaBehind,
     WaitTimedOut,
 )
-from tidelog.wire.client_codec import FETCH, decode_fetch, encode_fetched
 
 
 class Board(Catalog):

@@ -11,9 +11,9 @@ import pytest
 
 from tests.embedded.parties import NAMES, Harbour, harbour, play, replicated
 from tidelog import embedded
+from tidelog.codecs.client_codec import CREATE
 from tidelog.embedded import LogManager
 from tidelog.errors import FactorNotMet
-from tidelog.wire.client_codec import CREATE
 
 
 def test_a_factor_that_the_cluster_cannot_hold_is_refused_and_nothing_is_created(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tidelog.errors import (
     QueueFull,
     ReplicationNotEnabled,
 )
-from tidelog.storage.memory_log import MemoryLog
+from tidelog.storage.log.memory_log import MemoryLog
 
 MEMORY = FileConfig().with_persistent(False)
 

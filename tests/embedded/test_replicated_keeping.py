@@ -10,11 +10,11 @@ import pytest
 from tests.embedded.parties import harbour, play, replicated, values
 from tests.patience import patient
 from tidelog.client.records import AnyRecord
-from tidelog.cluster.client_requests import AlterOperation
+from tidelog.cluster.clients.requests import AlterOperation
+from tidelog.codecs.client_codec import ALTER
 from tidelog.embedded import FileConfig, LogManager, Pinned, ReplicationConfig, Role
 from tidelog.embedded.replicated_file import ReplicatedFile
 from tidelog.errors import ChannelDeleted, ChannelPaused, ChannelReadonly, ConfigMismatch, Lagged, OffsetConflict
-from tidelog.wire.client_codec import ALTER
 
 
 async def alter(manager: LogManager, operation: AlterOperation, channel: str = "spray", **more: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.test_node import free_port
 from tests.patience import patient
-from tidelog.cluster.node import Node, NodeProcessOptions
+from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.embedded import Cause, FileConfig, Record, ReplicationConfig, Role, SyncLogManager
 from tidelog.errors import InvalidTransition, LogClosed, ReplicationNotEnabled, UnknownChannel
 

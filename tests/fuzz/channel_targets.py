@@ -6,6 +6,24 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.fuzz.target import Target
+from tidelog.codecs.client_codec import (
+    config_json,
+    config_of_json,
+    decode_answer,
+    decode_fetch,
+    decode_fetched,
+    decode_json,
+    decode_produce,
+    decode_produced,
+    encode_answer,
+    encode_error_answer,
+    encode_fetch,
+    encode_fetched,
+    encode_json,
+    encode_produce,
+    encode_produced,
+)
+from tidelog.codecs.replication_codec import decode_replication, encode_replication
 from tidelog.core.client_messages import AckPolicy, Fetch, Fetched, Produce, Produced
 from tidelog.core.replication.messages import (
     AskLog,
@@ -24,24 +42,6 @@ from tidelog.core.replication.messages import (
     Withdraw,
 )
 from tidelog.errors import BadMessage, InvalidConfig, LogError, NotChannelLeader
-from tidelog.wire.client_codec import (
-    config_json,
-    config_of_json,
-    decode_answer,
-    decode_fetch,
-    decode_fetched,
-    decode_json,
-    decode_produce,
-    decode_produced,
-    encode_answer,
-    encode_error_answer,
-    encode_fetch,
-    encode_fetched,
-    encode_json,
-    encode_produce,
-    encode_produced,
-)
-from tidelog.wire.replication_codec import decode_replication, encode_replication
 
 MOVED: Final = NotChannelLeader(channel="bus", leader="n2", address="h:1", leader_epoch=7)
 
@@ -95,7 +95,7 @@ def run_replication(data: bytes) -> None:
     except BadMessage:
         return
     again = b"".join(part for _, buffers in encode_replication(messages) for part in buffers)
-    assert again == data, "RP1"
+    assert again == data, "CRE1"
 
 
 # --- clients: the first byte chooses the decoder -------------------------------------------------------
@@ -118,13 +118,13 @@ def run_client(data: bytes) -> None:
     try:
         match data[0] % 6 if data else 0:
             case 0:
-                assert b"".join(encode_produce(decode_produce(body))) == body, "CC1"
+                assert b"".join(encode_produce(decode_produce(body))) == body, "CCC1"
             case 1:
                 answers = decode_produced(body)
                 again = decode_produced(memoryview(b"".join(encode_produced(answers))))
-                assert [one.token for one in again] == [one.token for one in answers], "CC1"
+                assert [one.token for one in again] == [one.token for one in answers], "CCC1"
             case 2:
-                assert encode_fetch(decode_fetch(body)) == body, "CC1"
+                assert encode_fetch(decode_fetch(body)) == body, "CCC1"
             case 3:
                 _fetched(body)
             case 4:
@@ -145,7 +145,7 @@ def _fetched(body: memoryview) -> None:
     except LogError as error:
         encode_fetched(error)
     else:
-        assert b"".join(encode_fetched(fetched)) == body, "CC1"
+        assert b"".join(encode_fetched(fetched)) == body, "CCC1"
 
 
 def _answer(body: memoryview) -> None:
@@ -156,7 +156,7 @@ def _answer(body: memoryview) -> None:
     except LogError as error:
         encode_error_answer(error)
     else:
-        assert decode_answer(encode_answer(found)) == found, "CC1"
+        assert decode_answer(encode_answer(found)) == found, "CCC1"
 
 
 CHANNEL_TARGETS: Final = {

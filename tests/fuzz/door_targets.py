@@ -9,25 +9,7 @@ from typing import Final
 from fastcrc.crc32 import iscsi as crc32c
 
 from tests.fuzz.target import AS_IT_IS, RESEALED, Target
-from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
-from tidelog.errors import BadEnvelope, BadLiftbridgeRecord, BadMessage, BadSubject, WrongCluster
-from tidelog.units import KIB
-from tidelog.wire.hpack import HeaderDecoder, encode_headers
-from tidelog.wire.http2_connection import Failed, Http2Connection, Http2Options, Opened, Received
-from tidelog.wire.http2_frames import (
-    END_HEADERS,
-    END_STREAM,
-    PADDED,
-    PREFACE,
-    Code,
-    Kind,
-    Setting,
-    frame,
-    reset_frame,
-    settings_frame,
-    window_frame,
-)
-from tidelog.wire.liftbridge_envelope import (
+from tidelog.codecs.liftbridge_envelope import (
     CHECKED_HEAD_BYTES,
     HEAD_BYTES,
     MessageType,
@@ -36,7 +18,7 @@ from tidelog.wire.liftbridge_envelope import (
     encode_envelope,
     try_message,
 )
-from tidelog.wire.liftbridge_records import (
+from tidelog.codecs.liftbridge_records import (
     SET_HEAD_BYTES,
     LiftbridgeRecord,
     decode_index,
@@ -45,8 +27,8 @@ from tidelog.wire.liftbridge_records import (
     encode_records,
     index_records,
 )
-from tidelog.wire.nats_replication_codec import (
-    Sender,
+from tidelog.codecs.nats_replication_codec import (
+    NatsSender,
     decode_notify,
     decode_request,
     encode_diverged,
@@ -54,7 +36,7 @@ from tidelog.wire.nats_replication_codec import (
     encode_offset_request,
     encode_request,
 )
-from tidelog.wire.nats_response_parts import (
+from tidelog.codecs.nats_response_parts import (
     PAYLOAD_BYTES_MIN,
     ReceivedPart,
     ResponseJoiner,
@@ -62,7 +44,7 @@ from tidelog.wire.nats_response_parts import (
     encode_nack,
     encode_response,
 )
-from tidelog.wire.nats_subjects import (
+from tidelog.codecs.nats_subjects import (
     Verb,
     check_attached_subject,
     parse_partition_subject,
@@ -70,9 +52,33 @@ from tidelog.wire.nats_subjects import (
     partition_subject,
     reply_subject,
 )
+from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
+from tidelog.errors import BadEnvelope, BadLiftbridgeRecord, BadMessage, BadSubject, WrongCluster
+from tidelog.transports.grpc.hpack import HeaderDecoder, encode_headers
+from tidelog.transports.grpc.http2_connection import (
+    ConnectionFailed,
+    Http2Connection,
+    Http2Options,
+    Received,
+    StreamOpened,
+)
+from tidelog.transports.grpc.http2_frames import (
+    END_HEADERS,
+    END_STREAM,
+    PADDED,
+    PREFACE,
+    Code,
+    Http2FrameKind,
+    Http2Setting,
+    frame,
+    reset_frame,
+    settings_frame,
+    window_frame,
+)
+from tidelog.units import KIB
 
 CLUSTER: Final = bytes(range(16))
-SENDER: Final = Sender(node="n1", cluster=CLUSTER)
+SENDER: Final = NatsSender(node="n1", cluster=CLUSTER)
 NAMESPACE: Final = "ns"
 INBOX: Final = "_INBOX.word"
 JOINER_BYTES: Final = 64 * KIB
@@ -99,13 +105,13 @@ def run_message(data: bytes) -> None:
         payload[HEAD_BYTES:CHECKED_HEAD_BYTES] = struct.pack(">I", crc32c(bytes(payload[CHECKED_HEAD_BYTES:])))
     message = try_message(bytes(payload))
     if isinstance(message, PlainMessage):
-        assert bytes(message.value) == payload, "LE3: nothing is lost"
+        assert bytes(message.value) == payload, "CLE3: nothing is lost"
     try:
         envelope = decode_envelope(bytes(payload))
     except BadEnvelope:
         return
     again = encode_envelope(envelope.kind, envelope.payload, checksum=envelope.is_checked)
-    assert again == bytes(payload), "LE1"
+    assert again == bytes(payload), "CLE1"
     _run_request(bytes(payload))
     _run_notify(bytes(payload))
 
@@ -133,7 +139,7 @@ def _run_request(data: bytes) -> None:
         received = decode_request(data, cluster=CLUSTER)
     except NATS_ERRORS:
         return
-    again = encode_request(received.request, sender=Sender(node=received.replica, cluster=CLUSTER))
+    again = encode_request(received.request, sender=NatsSender(node=received.replica, cluster=CLUSTER))
     assert decode_request(again, cluster=CLUSTER) == received, "NR1"
 
 
@@ -165,8 +171,8 @@ def run_answer(data: bytes) -> None:
             part = None
         if isinstance(part, ReceivedPart):
             whole = joiner.take(part)
-            assert whole is None or whole.data_bytes == part.data_bytes, "RA3: all of it or nothing"
-        assert 0 <= joiner.bytes <= JOINER_BYTES, "RA4"
+            assert whole is None or whole.data_bytes == part.data_bytes, "NRP3: all of it or nothing"
+        assert 0 <= joiner.bytes <= JOINER_BYTES, "NRP4"
         position = end
 
 
@@ -175,7 +181,7 @@ def _run_notify(data: bytes) -> None:
         received = decode_notify(data, cluster=CLUSTER)
     except NATS_ERRORS:
         return
-    sender = Sender(node=received.leader, cluster=CLUSTER)
+    sender = NatsSender(node=received.leader, cluster=CLUSTER)
     again = encode_notify(received.notify, channel=received.channel, sender=sender)
     assert decode_notify(again, cluster=CLUSTER) == received, "NR1"
 
@@ -195,7 +201,7 @@ def run_subject(data: bytes) -> None:
     except BadSubject:
         pass
     else:
-        assert partition_subject(NAMESPACE, parsed.channel, parsed.verb) == subject, "NS1"
+        assert partition_subject(NAMESPACE, parsed.channel, parsed.verb) == subject, "CNS1"
     try:
         reply = parse_reply_subject(INBOX, subject)
     except BadSubject:
@@ -206,7 +212,7 @@ def run_subject(data: bytes) -> None:
         check_attached_subject(subject, namespace=NAMESPACE)
     except BadSubject:
         return
-    assert not {" ", "*", ">"} & set(subject), "NS3"
+    assert not {" ", "*", ">"} & set(subject), "CNS3"
 
 
 # --- Liftbridge's records ------------------------------------------------------------------------------
@@ -261,32 +267,32 @@ HTTP2: Final = Http2Options(
 
 def http2_seeds() -> Iterator[bytes]:
     block = encode_headers([(b":method", b"POST"), (b":path", b"/a.B/C")])
-    opened = [frame(Kind.HEADERS, block, flags=END_HEADERS, stream=stream) for stream in (1, 3)]
+    opened = [frame(Http2FrameKind.HEADERS, block, flags=END_HEADERS, stream=stream) for stream in (1, 3)]
     yield b"".join(
         (
-            settings_frame({Setting.INITIAL_WINDOW_SIZE: 70, Setting.MAX_FRAME_SIZE: 20_000}),
+            settings_frame({Http2Setting.INITIAL_WINDOW_SIZE: 70, Http2Setting.MAX_FRAME_SIZE: 20_000}),
             *opened,
-            frame(Kind.DATA, bytes(300), stream=1),
-            frame(Kind.DATA, b"\x02abcd", flags=PADDED | END_STREAM, stream=1),
+            frame(Http2FrameKind.DATA, bytes(300), stream=1),
+            frame(Http2FrameKind.DATA, b"\x02abcd", flags=PADDED | END_STREAM, stream=1),
             window_frame(0, 9),
             window_frame(3, 9),
             reset_frame(3, Code.CANCEL),
-            frame(Kind.PING, bytes(8)),
+            frame(Http2FrameKind.PING, bytes(8)),
         )
     )
     yield b"".join(
         (
             settings_frame({}),
-            frame(Kind.HEADERS, block[:3], stream=5),
-            frame(Kind.CONTINUATION, block[3:], flags=END_HEADERS, stream=5),
-            frame(Kind.GOAWAY, bytes(8)),
+            frame(Http2FrameKind.HEADERS, block[:3], stream=5),
+            frame(Http2FrameKind.CONTINUATION, block[3:], flags=END_HEADERS, stream=5),
+            frame(Http2FrameKind.GOAWAY, bytes(8)),
         )
     )
     for text in (
         "828684418cf1e3c2e5f23a6ba0ab90f4ff828684be5886a8eb10649cbf",
         "3f00828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
     ):
-        yield settings_frame({}) + frame(Kind.HEADERS, bytes.fromhex(text), flags=END_HEADERS, stream=1)
+        yield settings_frame({}) + frame(Http2FrameKind.HEADERS, bytes.fromhex(text), flags=END_HEADERS, stream=1)
 
 
 def run_http2(data: bytes) -> None:
@@ -295,7 +301,7 @@ def run_http2(data: bytes) -> None:
     connection.receive(PREFACE)
     for event in connection.receive(data):
         match event:
-            case Opened(stream=stream, headers=headers):
+            case StreamOpened(stream=stream, headers=headers):
                 assert HeaderDecoder().decode(encode_headers(headers)) == headers, "HC1"
                 connection.send_headers(stream, b"")
                 connection.send(stream, bytes(100))
@@ -304,7 +310,7 @@ def run_http2(data: bytes) -> None:
                 connection.consumed(stream, connection.taken(stream))
                 if has_ended:
                     connection.finish(stream, b"")
-            case Failed():
+            case ConnectionFailed():
                 assert connection.is_over
     connection.flush()
     connection.take_output()

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from tests.fuzz.target import AS_IT_IS, RESEALED, Target
+from tidelog.codecs.node_codec import NODE, decode_node_messages, encode_node_messages
 from tidelog.core.catalog import AdmitNode, Batch, Catalog, FenceNode, FoundCluster, decode_change, encode_change
 from tidelog.core.liveness import Echo, Hearing, HearingReport, Heartbeat, RenewSession
 from tidelog.core.member_memory import MemberMemory
 from tidelog.core.node_messages import ForMember, Here, Judged, NodeMessage, RegisterRefused, Standing, Who
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     Members,
@@ -24,12 +25,11 @@ from tidelog.core.raft import (
     VoteRequest,
 )
 from tidelog.errors import BadFrame, BadMessage, CatalogCorrupt, CatalogVersion, WrongVersion
+from tidelog.transports.link.events import LinkOptions
+from tidelog.transports.link.frames import FrameType, frame
+from tidelog.transports.link.hello import LinkHello, LinkIdentity, PeerLimits
+from tidelog.transports.link.mux import LinkMux
 from tidelog.units import KIB, MIB
-from tidelog.wire.link_events import LinkOptions
-from tidelog.wire.link_frames import FrameType, frame
-from tidelog.wire.link_hello import Hello, LinkIdentity, PeerLimits
-from tidelog.wire.link_mux import LinkMux
-from tidelog.wire.node_codec import NODE, decode_node_messages, encode_node_messages
 
 MEMBERS: Final = Members(("n1/aa", "n2/bb"), ("n3/cc",))
 STANDING: Final = Standing(
@@ -63,7 +63,7 @@ def message_seeds() -> Iterator[bytes]:
     )
     raft = [
         VoteRequest(term=3, last_index=9, last_term=2, pre=True),
-        Append(term=3, previous_index=7, previous_term=1, entries=entries, commit=8, round=4),
+        AppendEntries(term=3, previous_index=7, previous_term=1, entries=entries, commit=8, round=4),
         AppendAnswer(term=3, round=4, accepted=False, index=3, rejected_index=7, hint_term=1),
         chunk,
         TimeoutNow(term=3),
@@ -164,7 +164,7 @@ def run_catalog(data: bytes) -> None:
 
 
 def hello_frame() -> bytes:
-    hello = Hello(kind="node", identity=LinkIdentity(node="n2", cluster=b"c" * 16), process=7, limits=OPTIONS.taken)
+    hello = LinkHello(kind="node", identity=LinkIdentity(node="n2", cluster=b"c" * 16), process=7, limits=OPTIONS.taken)
     return frame(FrameType.HELLO, body=hello.encode())
 
 

@@ -33,8 +33,8 @@ from tidelog.blocks.lpj import (
 )
 from tidelog.blocks.messages import Message, encode_messages
 from tidelog.errors import BadBlock
-from tidelog.storage.index import SegmentIndex
-from tidelog.storage.segment import SEGMENT_HEAD_BYTES, SegmentHead, scan_segment
+from tidelog.storage.log.index import SegmentIndex
+from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SegmentHead, scan_segment
 from tidelog.units import KIB, MIB
 
 CHANNEL: Final = 7

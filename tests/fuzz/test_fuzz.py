@@ -11,8 +11,8 @@ from tests.fuzz.node_targets import OPTIONS, hello_frame, listen
 from tests.fuzz.run import fuzz
 from tests.fuzz.target import RESEALED
 from tests.fuzz.targets import TARGETS
-from tidelog.wire.link_frames import FrameType, frame
-from tidelog.wire.link_mux import LinkMux
+from tidelog.transports.link.frames import FrameType, frame
+from tidelog.transports.link.mux import LinkMux
 
 needs_atheris = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wire.certificates import NOW_US, crafted, der
+from tests.pki.certificates import NOW_US, crafted, der
 from tidelog.errors import InvalidConfig, RequestRefused
 from tidelog.http.access import (
     ANYBODY,
@@ -23,8 +23,8 @@ from tidelog.http.access import (
     Principal,
     new_token,
 )
-from tidelog.wire.identity import serial_hex
-from tidelog.wire.revocation import RevocationList
+from tidelog.pki.identity import serial_hex
+from tidelog.pki.revocation import RevocationList
 
 
 class Clock:

@@ -15,8 +15,8 @@ from tests.http.parties import START_US, Answer, Client, columns, run, serving, 
 from tests.http.test_boat_http import Boat
 from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
-from tidelog.edge.socketcan import SocketCanOptions, SocketCanSource
-from tidelog.edge.transmitting import Sender, SendOptions, Transmit
+from tidelog.edge.sources.socketcan import SocketCanOptions, SocketCanSource
+from tidelog.edge.sources.transmitting import BusSender, SendOptions, Transmit
 from tidelog.http.access import READ_DATA, WRITE_BUS, AccessOptions, new_token
 from tidelog.http.sessions import SessionBook
 from tidelog.nmea.fast_packet import FastPacketAssembler, split_message
@@ -349,7 +349,7 @@ class Bus:
         self.frames: list[tuple[int, bytes]] = []
         self.is_open = True
         self.answers: Callable[[], None] = lambda: None
-        boat.sender = Sender(send, transmit=lambda: self._transmit if self.is_open else None)
+        boat.sender = BusSender(send, transmit=lambda: self._transmit if self.is_open else None)
 
     @property
     def _transmit(self) -> Transmit:

@@ -11,9 +11,9 @@ from tests.edge import journals
 from tests.http.parties import START_US, columns, options, run, serving
 from tidelog.blocks.columns import FrameColumns
 from tidelog.edge.boat_http import BoatHttp, BoatView, journal_history
-from tidelog.edge.ring import Ring
-from tidelog.edge.transmitting import Sender
-from tidelog.edge.uplink import UplinkStatistics
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.sources.transmitting import BusSender
+from tidelog.edge.uplink.uplink import UplinkStatistics
 from tidelog.http.access import READ_DATA, READ_METRICS, AccessOptions, new_token
 from tidelog.http.feed import FrameFeed
 from tidelog.http.frames import frame_seqs, frame_texts, time_text
@@ -59,7 +59,7 @@ class Boat:
         self.ring = Ring(frames_max=1_000)
         self.sessions = SessionBook()
         self.now_ms = 6_500
-        self.sender = Sender(None, transmit=lambda: None)
+        self.sender = BusSender(None, transmit=lambda: None)
 
     def record(self, frames: FrameColumns) -> None:
         seqs = self.journal.record_many(frames, NOW_US)
@@ -69,7 +69,7 @@ class Boat:
         self.feed.publish_devices(self.registry.receive(frames))
 
     def introduce(self, source: int) -> None:
-        product = Product(product_code=5, model_id="GPS200", model_serial="A1")
+        product = Product(product_code=5, model_id="GPS200", model_serial="HA1")
         told = introductions([(source, MARETRON, product)])
         self.record(FrameColumns.from_rows((NOW_US, can_id, payload) for can_id, payload in told))
 

@@ -9,12 +9,12 @@ from typing import Any
 from tests.http.parties import DEADLINE_S, START_US, Client, columns, options, run, serving, wait_until_true
 from tests.patience import patient
 from tidelog.blocks.columns import FrameColumns
-from tidelog.cluster.cloud import Cloud, CloudOptions
-from tidelog.cluster.cloud_http import CloudHttp
+from tidelog.cluster.http.cloud_http import CloudHttp
+from tidelog.cluster.node.cloud import Cloud, CloudOptions
 from tidelog.edge.boat import Boat, BoatOptions
-from tidelog.edge.uplink_target import UplinkTarget
+from tidelog.edge.uplink.target import UplinkTarget
 from tidelog.http.frames import time_text
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.log.writer import wall_clock_us
 
 
 class Bus:

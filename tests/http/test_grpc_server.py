@@ -13,12 +13,20 @@ import grpc
 import pytest
 
 from tests.patience import patient
-from tidelog.bench.grpc_pump import GrpcPump, grpc_message
-from tidelog.http.grpc_call import GrpcOptions, percent_encoded, timeout_of
-from tidelog.http.grpc_server import GrpcServer
+from tidelog.bench.kits.grpc_pump import GrpcPump, grpc_message
+from tidelog.transports.grpc.call import GrpcOptions, percent_encoded, timeout_of
+from tidelog.transports.grpc.hpack import encode_headers
+from tidelog.transports.grpc.http2_frames import (
+    END_HEADERS,
+    PREFACE,
+    Code,
+    Http2FrameKind,
+    frame,
+    reset_frame,
+    settings_frame,
+)
+from tidelog.transports.grpc.server import GrpcServer
 from tidelog.units import KIB, MIB
-from tidelog.wire.hpack import encode_headers
-from tidelog.wire.http2_frames import END_HEADERS, PREFACE, Code, Kind, frame, reset_frame, settings_frame
 
 HOST = "127.0.0.1"
 Status = grpc.StatusCode
@@ -221,7 +229,7 @@ def test_a_bug_in_a_handler_ends_its_call_alone() -> None:
 
 
 def test_deadlines_are_known_and_kept() -> None:
-    """GC3."""
+    """GCA3."""
 
     async def scenario() -> None:
         async with served() as party:
@@ -259,7 +267,7 @@ def test_compressed_messages_are_refused_in_words() -> None:
 
 
 def test_a_client_that_does_not_read_stops_its_own_call_and_nobody_elses() -> None:
-    """GC2."""
+    """GCA2."""
 
     async def scenario() -> None:
         async with served() as party:
@@ -279,7 +287,7 @@ def test_a_client_that_does_not_read_stops_its_own_call_and_nobody_elses() -> No
 
 
 def test_a_handler_that_does_not_read_stops_its_client() -> None:
-    """GC2: the other way."""
+    """GCA2: the other way."""
 
     async def scenario() -> None:
         async with served() as party:
@@ -325,7 +333,8 @@ def test_streams_that_are_opened_and_given_up_at_once_pile_up_nothing() -> None:
         async with served() as party:
             _, writer = await asyncio.open_connection(HOST, party.port)
             pairs = [
-                frame(Kind.HEADERS, block, flags=END_HEADERS, stream=number) + reset_frame(number, Code.CANCEL)
+                frame(Http2FrameKind.HEADERS, block, flags=END_HEADERS, stream=number)
+                + reset_frame(number, Code.CANCEL)
                 for number in range(1, 10_001, 2)
             ]
             writer.write(PREFACE + settings_frame({}) + b"".join(pairs))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.schemas import problems
 from tidelog.cli.openapi_page import render_openapi_page
-from tidelog.cluster.cloud_http import cloud_routes
+from tidelog.cluster.http.cloud_http import cloud_routes
 from tidelog.edge.boat_http import BoatView, boat_routes
 from tidelog.http.openapi import with_document
 from tidelog.http.routes import Route

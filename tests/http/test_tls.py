@@ -12,8 +12,8 @@ import pytest
 
 from tests.http.parties import Client, options, run, serving, wait_until_true
 from tests.patience import patient
-from tests.wire.certificates import KEY as LEAF_KEY
-from tests.wire.certificates import NOW_US, Files, crafted
+from tests.pki.certificates import KEY as LEAF_KEY
+from tests.pki.certificates import NOW_US, Files, crafted
 from tidelog.errors import InvalidConfig
 from tidelog.http.access import READ_DATA, READ_METRICS, AccessOptions
 from tidelog.http.health import livez_route
@@ -21,7 +21,7 @@ from tidelog.http.routes import Call, Route, json_answer
 from tidelog.http.server import HttpServer
 from tidelog.http.shapes import TEXT, object_of
 from tidelog.http.tls import ServerTls
-from tidelog.wire.certificates import (
+from tidelog.pki.certificates import (
     AuthorityOptions,
     LeafOptions,
     Signer,
@@ -30,8 +30,8 @@ from tidelog.wire.certificates import (
     make_leaf,
     new_key,
 )
-from tidelog.wire.identity import Identity, identity_of
-from tidelog.wire.revocation import RevocationList
+from tidelog.pki.identity import Identity, identity_of
+from tidelog.pki.revocation import RevocationList
 
 
 def authority(kind: str) -> Signer:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.http.parties import run, wait_until
 from tests.http.test_tls import authority, node_files, trusting
-from tidelog.http.tls_accept import TlsAccept
+from tidelog.transports.grpc.tls_accept import TlsAccept
 from tidelog.units import KIB
 
 HOST = "127.0.0.1"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.edge.bus_frames import Row, can_id, capture_path
 from tidelog.blocks.columns import FrameColumns
 from tidelog.compat.captures import read_canboat_raw
-from tidelog.edge.voyage import Voyage
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.nmea.devices import SOURCES_MAX, Device, DeviceRegistry, Name, Product, introductions, manufacturer_name
 
 START_US = 1_700_000_000_000_000

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog.bench.channel_kit import create_channel
-from tidelog.bench.cluster_kit import OPERATOR, ClusterKit
+from tidelog.bench.kits.channel_kit import create_channel
+from tidelog.bench.kits.cluster_kit import OPERATOR, ClusterKit
 from tidelog.client.sync import SyncClient
-from tidelog.pipeline.cluster_logs import connected
-from tidelog.pipeline.logs import LogsAddress
+from tidelog.pipeline.sources.cluster_logs import connected
+from tidelog.pipeline.sources.logs import LogsAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,11 +13,11 @@ from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Codec
 from tidelog.blocks.header import Path as BlockPath
 from tidelog.blocks.messages import Message, encode_messages
-from tidelog.edge.journal import JournalOptions, open_journal
-from tidelog.storage.options import LogOptions
+from tidelog.edge.journal.journal import JournalOptions, open_journal
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import Store, StoreOptions, open_store
-from tidelog.storage.writer import Append
+from tidelog.storage.store.store import Store, StoreOptions, open_store
 
 NOW_US = 1_790_000_000_000_000
 BLOCK_ROWS = 500

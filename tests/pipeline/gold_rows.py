@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tidelog.pipeline.columns import FRAMES
+from tidelog.pipeline.sources.columns import FRAMES
 from tidelog.pipeline.tables.layouts import SIGNALS_LAYOUT
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)

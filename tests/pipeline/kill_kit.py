@@ -22,15 +22,15 @@ from typing import Final
 
 from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
-from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
-from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
+from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.client.sync import SyncClient
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.voyage import Voyage
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import LogError
-from tidelog.pipeline.cluster_logs import connected
-from tidelog.pipeline.logs import LogsAddress
 from tidelog.pipeline.settings import PipelineSettings, load_pipeline
+from tidelog.pipeline.sources.cluster_logs import connected
+from tidelog.pipeline.sources.logs import LogsAddress
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import Table
@@ -175,7 +175,9 @@ class KillRounds:
         async with AsyncExitStack() as stack:
             boats = {}
             for number, name in enumerate(BOATS):
-                boat = Boat(self._folder / "journals" / name, self.sea.target(name, node=number), config=SenderConfig())
+                boat = BenchBoat(
+                    self._folder / "journals" / name, self.sea.target(name, node=number), config=SenderConfig()
+                )
                 boats[name] = await stack.enter_async_context(sailing(boat))
             blow = asyncio.ensure_future(self._strike_soon(victim))
             step_us = ROUND_S * US_PER_S // _CHUNKS

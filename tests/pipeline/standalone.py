@@ -15,7 +15,7 @@ from typing import Self
 import pyspark
 
 from tests.patience import patient
-from tidelog.bench.cluster_kit import HOST, free_port
+from tidelog.bench.kits.cluster_kit import HOST, free_port
 from tidelog.pipeline.engine import find_java
 
 START_S = 240.0

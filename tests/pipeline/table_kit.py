@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Path as BlockPath
-from tidelog.edge.voyage import Voyage
-from tidelog.pipeline.frames_tasks import frame_rows
-from tidelog.pipeline.logs import Piece
+from tidelog.edge.sources.voyage import Voyage
+from tidelog.pipeline.jobs.frames_tasks import frame_rows
+from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter

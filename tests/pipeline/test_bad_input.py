@@ -16,13 +16,13 @@ import pytest
 
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, frame_blocks, put, segments, small_store
 from tests.pipeline.table_kit import Here, offsets_of
-from tidelog.bench.channel_kit import create_channel
-from tidelog.bench.cluster_kit import OPERATOR, ClusterKit
+from tidelog.bench.kits.channel_kit import create_channel
+from tidelog.bench.kits.cluster_kit import OPERATOR, ClusterKit
 from tidelog.errors import DiskFull, LogError, RecordsDamaged, UnknownChannel
-from tidelog.pipeline.cluster_logs import connected
-from tidelog.pipeline.frames_job import FramesJob, FramesOptions
-from tidelog.pipeline.logs import LogsAddress, Piece
-from tidelog.pipeline.supervisor import failure_of
+from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
+from tidelog.pipeline.jobs.supervisor import failure_of
+from tidelog.pipeline.sources.cluster_logs import connected
+from tidelog.pipeline.sources.logs import LogsAddress, Piece
 
 BLOCKS = 20
 

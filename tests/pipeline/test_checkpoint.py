@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.errors import CheckpointForeign
-from tidelog.pipeline.checkpoint import batch_offsets, require_checkpoint
-from tidelog.pipeline.planning import Offset
+from tidelog.pipeline.jobs.checkpoint import batch_offsets, require_checkpoint
+from tidelog.pipeline.sources.planning import Offset
 
 
 def test_a_checkpoint_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from deltalake import DeltaTable
 from tests.pipeline.kill_kit import DRIVER, KillRounds, dealt_victims, kill_rounds
 from tests.pipeline.test_standalone import require_equal
 from tidelog.pipeline.audit import AuditResult, audit
-from tidelog.pipeline.runner import PipelineRunner
-from tidelog.pipeline.supervisor import failure_of
+from tidelog.pipeline.jobs.runner import PipelineRunner
+from tidelog.pipeline.jobs.supervisor import failure_of
 from tidelog.pipeline.tables.maintenance import vacuum
 from tidelog.pipeline.tables.table import Table
 

@@ -20,11 +20,11 @@ from tidelog.errors import (
     SinkRefused,
     UnknownChannel,
 )
-from tidelog.pipeline.columns import MESSAGES, batches
-from tidelog.pipeline.logs import ChannelEnds, Logs, LogsAddress, Piece
-from tidelog.pipeline.sink import SinkOptions, StagedRows, StreamSink
-from tidelog.pipeline.sink_publisher import Publisher
-from tidelog.pipeline.sink_staging import Key, Staging
+from tidelog.pipeline.sinks.publisher import Publisher
+from tidelog.pipeline.sinks.sink import SinkOptions, StagedRows, StreamSink
+from tidelog.pipeline.sinks.staging import Key, Staging
+from tidelog.pipeline.sources.columns import MESSAGES, batches
+from tidelog.pipeline.sources.logs import ChannelEnds, Logs, LogsAddress, Piece
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import NO_PRODUCER, BlockKind
 from tidelog.blocks.messages import decode_messages, encode_messages
 from tidelog.nmea.pgns import pgn_of
-from tidelog.pipeline.columns import FRAMES, MESSAGES, RowFilter, batches
-from tidelog.pipeline.logs import Piece
+from tidelog.pipeline.sources.columns import FRAMES, MESSAGES, RowFilter, batches
+from tidelog.pipeline.sources.logs import Piece
 
 
 @st.composite

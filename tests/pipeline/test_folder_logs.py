@@ -33,10 +33,10 @@ from tidelog.errors import (
     RecordsDamaged,
     UnknownChannel,
 )
-from tidelog.pipeline.columns import FRAMES, MESSAGES, batches
-from tidelog.pipeline.folder_segments import SegmentFiles
-from tidelog.pipeline.logs import BlockFilter, ChannelEnds, Logs, LogsAddress, Piece
-from tidelog.storage.segment import FileWindow
+from tidelog.pipeline.sources.columns import FRAMES, MESSAGES, batches
+from tidelog.pipeline.sources.folder_segments import SegmentFiles
+from tidelog.pipeline.sources.logs import BlockFilter, ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.storage.log.segment import FileWindow
 
 
 def opened(path: Path) -> Logs:

@@ -25,7 +25,7 @@ from tidelog.errors import (
     OffsetTrimmed,
     SourceChanged,
 )
-from tidelog.pipeline.frames_job import (
+from tidelog.pipeline.jobs.frames_job import (
     FramesJob,
     FramesOptions,
     cut,
@@ -35,9 +35,9 @@ from tidelog.pipeline.frames_job import (
     require_fitting,
     source_options,
 )
-from tidelog.pipeline.frames_tasks import FramesOrder, write_pieces
-from tidelog.pipeline.logs import ChannelEnds, LogsAddress, Piece
-from tidelog.pipeline.supervisor import failure_of
+from tidelog.pipeline.jobs.frames_tasks import FramesOrder, write_pieces
+from tidelog.pipeline.jobs.supervisor import failure_of
+from tidelog.pipeline.sources.logs import ChannelEnds, LogsAddress, Piece
 from tidelog.pipeline.tables.maintenance import vacuum
 from tidelog.pipeline.tables.table import OffsetRange, Position, RangeFiles
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_does_not_say_where_a_batch_ends_is_asked_through_spar
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_blocks(tmp_path, "boat-1", 20)
-    monkeypatch.setattr("tidelog.pipeline.frames_job.batch_offsets", lambda folder, batch_id: None)
+    monkeypatch.setattr("tidelog.pipeline.jobs.frames_job.batch_offsets", lambda folder, batch_id: None)
     job = run(FramesJob(spark, options_of(tmp_path)))
     assert offsets_of(job.table, "boat-1") == held(20)
     assert job.progress.commits >= 2, "the limit of a batch was not kept"
@@ -455,7 +455,7 @@ def test_control_records_alone_make_no_version(tmp_path: Path) -> None:
 
 
 def test_the_source_is_asked_in_its_own_words(tmp_path: Path) -> None:
-    from tidelog.pipeline.source_options import SourceOptions
+    from tidelog.pipeline.sources.source_options import SourceOptions
 
     said = source_options(options_of(tmp_path, channels=("a*", "b")), {"a1": 5})
     parsed = SourceOptions.parse(said, streaming=True)

@@ -19,16 +19,16 @@ import pytest
 from tests.patience import patient
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, control_block, frame_blocks, put, small_store
 from tests.pipeline.table_kit import Here, offsets_of
-from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
-from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
+from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.voyage import Voyage
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import HistoryRewritten, LogError, NotElectable, OffsetTrimmed, StaleIncarnation
-from tidelog.pipeline.cluster_logs import ClusterLogs
-from tidelog.pipeline.frames_job import FramesJob, FramesOptions
-from tidelog.pipeline.logs import Logs, LogsAddress, Piece
+from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
+from tidelog.pipeline.jobs.supervisor import failure_of
 from tidelog.pipeline.settings import load_pipeline
-from tidelog.pipeline.supervisor import failure_of
+from tidelog.pipeline.sources.cluster_logs import ClusterLogs
+from tidelog.pipeline.sources.logs import Logs, LogsAddress, Piece
 from tidelog.units import US_PER_S
 
 BLOCKS = 20
@@ -145,7 +145,7 @@ def sail(sea: BoatCluster, folder: Path, *, stretch: int, node: str) -> int:
     """The boat sends another stretch of its voyage by way of this node; how many frames it has sent in all."""
 
     async def sent() -> int:
-        boat = Boat(folder / BOAT, sea.target(BOAT, node=sea.kit.names.index(node)), config=SenderConfig())
+        boat = BenchBoat(folder / BOAT, sea.target(BOAT, node=sea.kit.names.index(node)), config=SenderConfig())
         start_us = START_US + stretch * SAIL_S * US_PER_S
         async with sailing(boat):
             boat.record_many(Voyage(seed=1, start_us=START_US).frames(start_us, start_us + SAIL_S * US_PER_S))

@@ -19,7 +19,7 @@ from tidelog.pipeline.gold.trip_days import DAY_ROWS_MIN, ChannelDays, merged
 from tidelog.pipeline.tables import DELTA, FORMATS, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
-from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, Table, TableLayout
+from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Table, TableLayout, TableStep
 
 pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
 
@@ -45,7 +45,7 @@ class Lake:
     def add_signals(self, *boats: Signals) -> None:
         rows = pa.concat_tables([boat.table() for boat in boats])
         consumed = self.signals.consumed("test", "frames")
-        step = Step(upstream="frames", start=consumed, end=(consumed or 0) + 1)
+        step = TableStep(upstream="frames", start=consumed, end=(consumed or 0) + 1)
         self.signals.commit_following("test", [step], self._written(SIGNALS_LAYOUT, rows))
 
     def add_frames(self, rows: pa.Table, start: int) -> None:

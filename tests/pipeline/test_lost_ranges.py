@@ -16,9 +16,9 @@ from tests.pipeline.table_kit import Here
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.control import ControlRecord, FoldSnapshot, RangeLost, RangeVoid, encode_control
 from tidelog.blocks.frames import encode_frames
-from tidelog.pipeline.frames_job import FramesJob, FramesOptions
-from tidelog.pipeline.logs import LogsAddress, Piece
-from tidelog.pipeline.lost_ranges import LostRanges, SaidRange, read_lost_ranges
+from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
+from tidelog.pipeline.jobs.lost_ranges import LostRanges, SaidRange, read_lost_ranges
+from tidelog.pipeline.sources.logs import LogsAddress, Piece
 from tidelog.pipeline.tables import open_table
 
 if TYPE_CHECKING:

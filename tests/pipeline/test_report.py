@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from plotly.offline import get_plotlyjs
 
-from tidelog.pipeline import report_plots as plots
 from tidelog.pipeline.gold.schemas import (
     ELECTRICAL_HOURS,
     ENGINE_HOURS,
@@ -22,11 +21,12 @@ from tidelog.pipeline.gold.schemas import (
     TRIPS,
     GoldLayout,
 )
-from tidelog.pipeline.report import write_report
-from tidelog.pipeline.report_data import read_report_data, thinned
+from tidelog.pipeline.report import plots
+from tidelog.pipeline.report.data import read_report_data, thinned
+from tidelog.pipeline.report.page import write_report
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
-from tidelog.pipeline.tables.table import Step
+from tidelog.pipeline.tables.table import TableStep
 
 NOW = datetime(2026, 6, 3, 9, 30, tzinfo=UTC)
 START = datetime(2026, 6, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ def fill(tables: Path, layout: GoldLayout, rows: list[dict[str, Any]], version: 
     with PartitionedWriter(table.folder, layout.table) as writer:
         writer.write_split(batch)
         files = writer.close()
-    table.commit_following("test", [Step(upstream="signals", start=None, end=version)], files)
+    table.commit_following("test", [TableStep(upstream="signals", start=None, end=version)], files)
 
 
 def measured(name: str, mean: float, swing: float) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.folders import put, small_store
 from tidelog.blocks.frames import encode_frames
-from tidelog.edge.voyage import Voyage
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import (
     ChannelRecreated,
     InvalidConfig,
@@ -22,8 +22,8 @@ from tidelog.errors import (
     StageRefused,
     TableDiffers,
 )
+from tidelog.pipeline.jobs.supervisor import Failure, Supervisor, failure_of
 from tidelog.pipeline.settings import PIPELINE_SETTINGS, PipelineSettings, load_pipeline
-from tidelog.pipeline.supervisor import Failure, Supervisor, failure_of
 from tidelog.pipeline.tables import FORMATS
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def settings_of(folder: Path, *more: str) -> PipelineSettings:
 def test_one_run_brings_all_tables_up_and_the_next_changes_nothing(
     spark: SparkSession, tmp_path: Path, table_format: str
 ) -> None:
-    from tidelog.pipeline.runner import PipelineRunner, keep_fit, pipeline_status
+    from tidelog.pipeline.jobs.runner import PipelineRunner, keep_fit, pipeline_status
 
     settings = settings_of(tmp_path, "-format", table_format)
     following = sail(tmp_path, "boat-1", start_s=0, seconds=20, first_seq=1)
@@ -177,7 +177,7 @@ def test_one_run_brings_all_tables_up_and_the_next_changes_nothing(
 
 
 def test_a_running_pipeline_decodes_what_comes_and_stops_when_told(spark: SparkSession, tmp_path: Path) -> None:
-    from tidelog.pipeline.runner import PipelineRunner
+    from tidelog.pipeline.jobs.runner import PipelineRunner
 
     following = sail(tmp_path, "boat-1", start_s=0, seconds=5, first_seq=1)
     stop = threading.Event()
@@ -204,7 +204,7 @@ def test_a_running_pipeline_decodes_what_comes_and_stops_when_told(spark: SparkS
 def test_frames_and_signals_go_on_while_gold_takes_long(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidelog.pipeline import runner as module
+    from tidelog.pipeline.jobs import runner as module
 
     entered, release = threading.Event(), threading.Event()
 
@@ -241,7 +241,7 @@ def test_frames_and_signals_go_on_while_gold_takes_long(
 def test_a_refusal_in_gold_ends_a_running_pipeline(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidelog.pipeline import runner as module
+    from tidelog.pipeline.jobs import runner as module
 
     def gold(*arguments: object, **breath: object) -> list[object]:
         raise TableDiffers(folder="tables/trips", problem="its columns are others")
@@ -258,7 +258,7 @@ def test_a_refusal_in_gold_ends_a_running_pipeline(
 
 
 def test_a_refusal_ends_a_running_pipeline_with_the_words_of_the_error(spark: SparkSession, tmp_path: Path) -> None:
-    from tidelog.pipeline.runner import PipelineRunner
+    from tidelog.pipeline.jobs.runner import PipelineRunner
 
     sail(tmp_path, "boat-1", start_s=0, seconds=2, first_seq=1)
     settings = settings_of(tmp_path)

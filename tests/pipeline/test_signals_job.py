@@ -14,8 +14,8 @@ import pytest
 from tests.pipeline.table_kit import LINEAGE, Here, frames_table, voyage_frames, written
 from tidelog.errors import DiskFull, HistoryGone
 from tidelog.nmea.pgns import FAST_PACKET_PGNS
-from tidelog.pipeline.signals_job import SignalsJob, SignalsOptions, is_device_news, join_devices, step_end
-from tidelog.pipeline.signals_state import ChannelState, LineageState, Stretch, load_state, save_state
+from tidelog.pipeline.jobs.signals_job import SignalsJob, SignalsOptions, is_device_news, join_devices, step_end
+from tidelog.pipeline.jobs.signals_state import ChannelState, LineageState, SignalStretch, load_state, save_state
 from tidelog.pipeline.tables import FORMATS
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.maintenance import optimize, vacuum
@@ -241,7 +241,7 @@ def test_state_survives_its_file_and_old_versions_go(tmp_path: Path) -> None:
     state = ChannelState()
     lineage = state.lineage(LINEAGE)
     lineage.assembled = True
-    lineage.add_stretch(Stretch(first_seq=1, last_seq=10, start_us=100, end_us=200))
+    lineage.add_stretch(SignalStretch(first_seq=1, last_seq=10, start_us=100, end_us=200))
     lineage.add_claims(10, {3: 0xC0788C00112FFAC7})
     lineage.tail, lineage.tail_next_seq = raw_fast_packet(START, sequence=1).slice(0, 2), 3
     for before, version in ((None, 4), (4, 6), (6, 9)):
@@ -259,7 +259,7 @@ def test_state_survives_its_file_and_old_versions_go(tmp_path: Path) -> None:
 def test_stretches_grow_together_and_tell_the_times_around() -> None:
     state = LineageState()
     for first, last in ((100, 199), (0, 49), (50, 99), (300, 399)):
-        state.add_stretch(Stretch(first_seq=first, last_seq=last, start_us=first * 10, end_us=last * 10))
+        state.add_stretch(SignalStretch(first_seq=first, last_seq=last, start_us=first * 10, end_us=last * 10))
     assert [(one.first_seq, one.last_seq) for one in state.stretches] == [(0, 199), (300, 399)]
     assert state.end_before(250) == 1990
     assert state.start_after(250) == 3000

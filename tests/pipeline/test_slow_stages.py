@@ -10,8 +10,8 @@ import pytest
 
 from tests.patience import patient
 from tidelog.errors import ChannelRecreated, StageFailed, StageRefused
-from tidelog.pipeline.slow_stages import SlowStage, SlowStages, now_ms
-from tidelog.pipeline.supervisor import Supervisor
+from tidelog.pipeline.jobs.slow_stages import SlowStage, SlowStages, now_ms
+from tidelog.pipeline.jobs.supervisor import Supervisor
 
 DEADLINE_S = 60.0
 

@@ -26,13 +26,13 @@ import pytest
 
 from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
-from tidelog.bench.boat_cluster import BoatCluster, boat_cluster
-from tidelog.bench.uplink_parties import Boat, no_limits, sailing, wait_until
+from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.voyage import Voyage
-from tidelog.pipeline.cluster_logs import connected
-from tidelog.pipeline.runner import PipelineRunner, tables_of
+from tidelog.edge.sources.voyage import Voyage
+from tidelog.pipeline.jobs.runner import PipelineRunner, tables_of
 from tidelog.pipeline.settings import PipelineSettings, load_pipeline
+from tidelog.pipeline.sources.cluster_logs import connected
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.table import Table
@@ -53,9 +53,9 @@ SPREAD_S = 120.0
 DRIVER = """
 import json, os, sys, time
 from pathlib import Path
-from tidelog.pipeline import frames_job
+from tidelog.pipeline.jobs import frames_job
 from tidelog.pipeline.engine import EngineOptions, start_engine, stop_engine
-from tidelog.pipeline.runner import PipelineRunner
+from tidelog.pipeline.jobs.runner import PipelineRunner
 from tidelog.pipeline.settings import load_pipeline
 notes, write_pieces = sys.argv[1], frames_job.write_pieces
 settings = load_pipeline(arguments=sys.argv[2:])
@@ -104,7 +104,7 @@ async def sail(sea: BoatCluster, folder: Path) -> int:
     async with AsyncExitStack() as stack:
         boats = []
         for number, name in enumerate(BOATS):
-            boat = Boat(folder / name, sea.target(name, node=number), config=SenderConfig())
+            boat = BenchBoat(folder / name, sea.target(name, node=number), config=SenderConfig())
             voyage = Voyage(seed=number, start_us=START_US)
             boat.journal.record_many(voyage.frames(START_US, START_US + VOYAGE_S * US_PER_S), START_US)
             boats.append(await stack.enter_async_context(sailing(boat)))

@@ -14,12 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, frame_blocks, put, segments, small_store
 from tidelog.errors import CommittedLost, OffsetTrimmed, SourceChanged, UnknownChannel
-from tidelog.pipeline.columns import FRAMES
-from tidelog.pipeline.logs import Piece
-from tidelog.pipeline.planning import shares, split
-from tidelog.pipeline.source_options import SourceOptions
-from tidelog.pipeline.stream_source import TidelogStreamReader
-from tidelog.storage.store import Store
+from tidelog.pipeline.sources.columns import FRAMES
+from tidelog.pipeline.sources.logs import Piece
+from tidelog.pipeline.sources.planning import shares, split
+from tidelog.pipeline.sources.source_options import SourceOptions
+from tidelog.pipeline.sources.stream_source import TidelogStreamReader
+from tidelog.storage.store.store import Store
 
 ALL = ReadAllAvailable()
 

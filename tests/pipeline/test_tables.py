@@ -22,7 +22,7 @@ from tidelog.pipeline.tables import FORMATS, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT
 from tidelog.pipeline.tables.maintenance import gather, optimize, vacuum
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
-from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Step, Table, TableLayout, partition_folder
+from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Table, TableLayout, TableStep, partition_folder
 
 PIPELINE = "main"
 
@@ -217,31 +217,33 @@ def test_drivers_killed_at_any_moment_leave_each_record_once(tmp_path: Path) -> 
 
 def test_a_step_is_taken_once_and_only_from_where_the_table_stands(table: Table) -> None:
     files = written(table, frames_batch(0, 10))
-    table.commit_following(PIPELINE, [Step(upstream="log", start=None, end=5)], files)
+    table.commit_following(PIPELINE, [TableStep(upstream="log", start=None, end=5)], files)
     assert table.consumed(PIPELINE, "log") == 5
     version = table.version()
     again = table.commit_following(
-        PIPELINE, [Step(upstream="log", start=None, end=5)], written(table, frames_batch(0, 10))
+        PIPELINE, [TableStep(upstream="log", start=None, end=5)], written(table, frames_batch(0, 10))
     )
     assert not again.is_new
     assert table.version() == version
     with pytest.raises(PositionMoved):
-        table.commit_following(PIPELINE, [Step(upstream="log", start=3, end=9)], ())
+        table.commit_following(PIPELINE, [TableStep(upstream="log", start=3, end=9)], ())
     assert offsets_of(table) == list(range(10))
 
 
 def test_a_step_without_rows_is_remembered(table: Table) -> None:
-    table.commit_following(PIPELINE, [Step(upstream="log", start=None, end=5)], ())
+    table.commit_following(PIPELINE, [TableStep(upstream="log", start=None, end=5)], ())
     assert table.consumed(PIPELINE, "log") == 5
     assert table.files() == []
 
 
 def test_replacing_takes_exactly_the_named_partitions_away(table: Table) -> None:
     files = written(table, frames_batch(0, 10), frames_batch(10, 20, day=1), frames_batch(0, 5, channel="a/b:c"))
-    table.commit_following(PIPELINE, [Step(upstream="log", start=None, end=1)], files)
+    table.commit_following(PIPELINE, [TableStep(upstream="log", start=None, end=1)], files)
     kept = {file.path for file in table.files() if file.partition[0] != "2026-11-16"}
     new = written(table, frames_batch(100, 103, day=1))
-    table.commit_following(PIPELINE, [Step(upstream="log", start=1, end=2)], new, replaced={("2026-11-16", "boat-1")})
+    table.commit_following(
+        PIPELINE, [TableStep(upstream="log", start=1, end=2)], new, replaced={("2026-11-16", "boat-1")}
+    )
     assert offsets_of(table, "boat-1") == [*range(10), 100, 101, 102]
     assert {file.path for file in table.files()} == kept | {file.path for file in new}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.bench.decode_measure import frames_batch, measure_decode
-from tidelog.edge.voyage import Voyage
+from tidelog.bench.pipeline.decode_measure import frames_batch, measure_decode
+from tidelog.edge.sources.voyage import Voyage
 from tidelog.signals.decode import decode_signals
 
 pytest.importorskip("nmea2000", reason="signals need the `spark` extra (nmea2000)")

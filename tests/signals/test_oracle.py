@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.signals.frames_kit import frames_batch, oracle_fields, rows_by_seq
 from tidelog.signals.decode import decode_signals
-from tidelog.signals.layouts import FieldLayout, Kind, Variant, layouts_of, snake_case
+from tidelog.signals.layouts import FieldKind, FieldLayout, Variant, layouts_of, snake_case
 
 backend = pytest.importorskip("nmea2000.backend", reason="signals need the `spark` extra (nmea2000)")
 
@@ -42,11 +42,11 @@ def payload_of(variant: Variant, rng: random.Random) -> bytes:
 
 def agrees(field: FieldLayout, theirs: Any, row: dict[str, Any]) -> bool:
     value = theirs.value
-    if field.kind is Kind.LOOKUP:
+    if field.kind is FieldKind.LOOKUP:
         return bool(row["text"] == value and row["value"] == theirs.raw_value)
-    if field.kind is Kind.BITS:
+    if field.kind is FieldKind.BITS:
         return (row["text"] or "") == value
-    if field.kind is Kind.NAME:
+    if field.kind is FieldKind.NAME:
         return bool(row["text"] == f"{value:016x}")
     if isinstance(value, dt.date):
         return bool(row["text"] == value.isoformat())
@@ -89,7 +89,7 @@ def compare(variant: Variant, payload: bytes, rows: list[dict[str, Any]], fields
     sets = max((number for _, number in fields), default=0)
     for (identifier, set_number), theirs in fields.items():
         field = by_id.get(identifier)
-        if field is None or field.kind in (Kind.SKIPPED, Kind.VARIABLE):
+        if field is None or field.kind in (FieldKind.SKIPPED, FieldKind.VARIABLE):
             continue
         if (variant.id, identifier) in DIFFERENT or unaligned(field) or cut_in_bits(field, fields):
             ours.pop((snake_case(identifier), set_number), None)
@@ -103,14 +103,14 @@ def compare(variant: Variant, payload: bytes, rows: list[dict[str, Any]], fields
             cut_off = field.bit_offset is None or field.bit_offset + (field.bit_length or 8) > 8 * len(payload)
             at_the_end = cut_off or (identifier in repeated and set_number == sets)
             assert may_be_missing(field, theirs, at_the_end=at_the_end), context
-        elif field.kind is Kind.DYNAMIC:
+        elif field.kind is FieldKind.DYNAMIC:
             # Of a key that it knows the package takes as many bytes as the value has.
             assert mine["text"].startswith(theirs.raw_value.hex()), context
         else:
-            assert theirs.value is not None or field.kind is Kind.LOOKUP, context
+            assert theirs.value is not None or field.kind is FieldKind.LOOKUP, context
             assert agrees(field, theirs, mine), context
     # The bytes of a value are kept even where the package cannot tell its type, and what follows them is read on.
-    dynamic = {snake_case(field.id) for field in variant.fields if field.kind is Kind.DYNAMIC}
+    dynamic = {snake_case(field.id) for field in variant.fields if field.kind is FieldKind.DYNAMIC}
     ours = {key: row for key, row in ours.items() if key[0] not in dynamic and not (dynamic and key[1] > 1)}
     assert not ours, f"{variant.pgn} {variant.id} of {payload.hex()}: only we have {list(ours)}"
 
@@ -118,12 +118,12 @@ def compare(variant: Variant, payload: bytes, rows: list[dict[str, Any]], fields
 def cut_in_bits(field: FieldLayout, fields: dict[tuple[str, int], Any]) -> bool:
     """Where the number of bits is not available, or not of whole bytes, the package clears bits that we keep."""
     bits = next((item.value for (name, _), item in fields.items() if name.startswith("numberOfBits")), None)
-    return field.kind is Kind.BINARY and field.bit_length is None and (bits is None or bits % 8 != 0)
+    return field.kind is FieldKind.BINARY and field.bit_length is None and (bits is None or bits % 8 != 0)
 
 
 def unaligned(field: FieldLayout) -> bool:
     """The package gives the bytes around a binary that does not lie at a byte's edge; we give its bits."""
-    return field.kind is Kind.BINARY and bool((field.bit_length or 0) % 8 or (field.bit_offset or 0) % 8)
+    return field.kind is FieldKind.BINARY and bool((field.bit_length or 0) % 8 or (field.bit_offset or 0) % 8)
 
 
 def check(pgns: list[int], seed: int, payloads_each: int) -> None:

@@ -8,23 +8,24 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tidelog.cluster import leader_duties, node_core
-from tidelog.cluster.leader_duties import LeaderDuties
-from tidelog.cluster.metadata_member import MetadataMember
-from tidelog.cluster.node_core import NodeCore
-from tidelog.cluster.node_file import NodeFile
+from tidelog.cluster.metadata import member_controller as leader_duties
+from tidelog.cluster.metadata.member import MetadataMember
+from tidelog.cluster.metadata.member_controller import MemberController
+from tidelog.cluster.node import core as node_core
+from tidelog.cluster.node.core import NodeCore
+from tidelog.cluster.node.node_file import NodeFile
 from tidelog.core import membership
 from tidelog.core.catalog import RegisterNode, catalog, channel_rules
 from tidelog.core.founding import Founding
 from tidelog.core.liveness import SessionHolder, Sessions
-from tidelog.core.raft.leading import Leading
+from tidelog.core.raft.leading import RaftLeading
 from tidelog.core.raft.log import RaftLog
 from tidelog.core.raft.members import Members
 from tidelog.core.raft.raft import Raft
 from tidelog.core.raft.receiving import SnapshotReceiver
-from tidelog.storage import raft_opening
-from tidelog.storage.raft_files import MarkFile
-from tidelog.storage.raft_storage import RaftStorage
+from tidelog.storage.raft import opening as raft_opening
+from tidelog.storage.raft.files import MarkFile
+from tidelog.storage.raft.storage import RaftStorage
 
 
 class Edit(NamedTuple):
@@ -87,26 +88,26 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "entries of older terms committed by counting": (
-        Edit(Leading, "advance_commit", "and log.term_at(index) == self.term", ""),
+        Edit(RaftLeading, "advance_commit", "and log.term_at(index) == self.term", ""),
     ),
-    "leader counts itself before its write": (Edit(Leading, "_match", "self._log.stable", "self._log.last_index"),),
+    "leader counts itself before its write": (Edit(RaftLeading, "_match", "self._log.stable", "self._log.last_index"),),
     "read without a round": (
         Edit(
-            Leading,
+            RaftLeading,
             "_start_reads",
             "self._reads.append((token, self._log.commit, self._round))",
             "self._outbox.reads.append(ReadReady(token, self._log.commit))",
         ),
     ),
     "read before an entry of the own term is committed": (
-        Edit(Leading, "_start_reads", "or not self.has_committed", ""),
+        Edit(RaftLeading, "_start_reads", "or not self.has_committed", ""),
     ),
     "read served before it is applied": (
         Edit(MetadataMember, "_finish_reads", "if pair[0] <= self._applied_index", "if True"),
         Edit(MetadataMember, "_finish_reads", "if pair[0] > self._applied_index", "if False"),
     ),
     "two membership changes at once": (
-        Edit(Leading, "propose_members", "if log.members_index > log.commit:", "if False:"),
+        Edit(RaftLeading, "propose_members", "if log.members_index > log.commit:", "if False:"),
         Edit(leader_duties, "next_step", "or raft.log.members_index > raft.log.commit", ""),
     ),
     "learner counted as a voter": (Edit(Members, "agreed", "for voter in self.voters)", "for voter in self.all)"),),
@@ -154,7 +155,7 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
     ),
     "new leader gives no time": (Edit(Sessions, "leader_since", "now_ms + self._config.session_timeout_ms", "now_ms"),),
     "fence ignored": (
-        Edit(LeaderDuties, "renew", "or record.state is not NodeState.ACTIVE", ""),
+        Edit(MemberController, "renew", "or record.state is not NodeState.ACTIVE", ""),
         Edit(Sessions, "renew", "session is not None and session.is_over(incarnation)", "False"),
     ),
     "incarnation not written down": (Edit(NodeFile, "raise_incarnation", "self._write()", "pass"),),
@@ -181,7 +182,7 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
             "self._places[place.index] = {place.term: token}",
         ),
     ),
-    "lost registration not forgotten": (Edit(LeaderDuties, "_begin", "self._own.clear()", "pass"),),
+    "lost registration not forgotten": (Edit(MemberController, "_begin", "self._own.clear()", "pass"),),
     "removed node hears of no leader": (
         Edit(NodeCore, "_register", "self.leader or self._leader_hint", "self.leader"),
     ),

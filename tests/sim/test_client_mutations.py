@@ -10,21 +10,21 @@ import pytest
 
 from tests.client import test_producing, test_recreated
 from tests.cluster import test_client_rechecks
-from tests.doors import test_liftbridge_gathering, test_liftbridge_quirks, test_liftbridge_stale
+from tests.gateways import test_liftbridge_gathering, test_liftbridge_quirks, test_liftbridge_stale
 from tests.sim.mutations import Edit, plant
-from tidelog.client.producing import ProducerCore
+from tidelog.client.producing.core import ProducerCore
 from tidelog.client.routes import Routes
-from tidelog.cluster.client_rechecks import Rechecks
-from tidelog.doors.liftbridge_async import AsyncStream, _Run
-from tidelog.doors.liftbridge_expected import ExpectedOffsets
-from tidelog.doors.liftbridge_publish import Publishing
-from tidelog.doors.liftbridge_streams import Streams
+from tidelog.cluster.clients.rechecks import Rechecks
 from tidelog.errors import LogError
+from tidelog.gateways.liftbridge.expected import ExpectedOffsets
+from tidelog.gateways.liftbridge.publish import GatewayPublishing
+from tidelog.gateways.liftbridge.publish_async import AsyncStream, _Run
+from tidelog.gateways.liftbridge.streams import Streams
 
 Test = Callable[[Path, pytest.MonkeyPatch], None]
 
 MUTATIONS: dict[str, tuple[Edit, Test]] = {
-    "RT3: a deleted channel learned again": (
+    "CRO3: a deleted channel learned again": (
         Edit(Routes, "learn", "if route.channel_id <= self._deleted.get(route.name, 0):", "if False:"),
         lambda *_: test_recreated.test_a_deleted_channel_is_not_learned_again_from_a_node_that_is_behind(),
     ),
@@ -41,7 +41,7 @@ MUTATIONS: dict[str, tuple[Edit, Test]] = {
         ),
     ),
     "LU5: a message is sent again after one pause alone": (
-        Edit(Publishing, "_send", "time.monotonic() < give_up_s", "until_s is None"),
+        Edit(GatewayPublishing, "_send", "time.monotonic() < give_up_s", "until_s is None"),
         lambda folder, _: (
             test_liftbridge_stale.test_a_message_that_meets_one_pause_after_the_other_is_sent_again_after_each(
                 folder, checked=False, is_async=False
@@ -58,7 +58,7 @@ MUTATIONS: dict[str, tuple[Edit, Test]] = {
         Edit(Rechecks, "holds", "return key in self._queues", "return False"),
         lambda *_: test_client_rechecks.test_what_comes_behind_a_block_that_is_judged_again_waits_behind_it(),
     ),
-    "LE1: a message at an expected offset counts as none": (
+    "EX1: a message at an expected offset counts as none": (
         Edit(ExpectedOffsets, "_is_unwritten", "if holds_data(block):", "if False:"),
         lambda folder, _: (
             test_liftbridge_quirks.test_of_many_who_expect_the_same_offset_one_is_taken_and_those_behind_it_count_on_it(

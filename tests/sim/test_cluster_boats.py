@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster import uplink_seat
-from tidelog.cluster.replica_fold import ReplicaFold
-from tidelog.cluster.uplink_appends import BoatAppends
-from tidelog.cluster.uplink_seat import ChannelSeat
+from tidelog.cluster.replication.fold import ReplicaFold
+from tidelog.cluster.uplink import led_channel as uplink_seat
+from tidelog.cluster.uplink.appends import BoatAppends
+from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.client_messages import AckPolicy
 from tidelog.core.uplink.receiver import UplinkReceiver
-from tidelog.sim.cluster_boat import ClusterBoat
-from tidelog.sim.cluster_boats import ClusterBoats
-from tidelog.sim.cluster_model import ClusterViolation
-from tidelog.sim.cluster_node import ClusterNode
-from tidelog.sim.cluster_world import ClusterWorld, run_cluster_world
+from tidelog.sim.cluster.boat import ClusterBoat
+from tidelog.sim.cluster.boats import ClusterBoats
+from tidelog.sim.cluster.model import ClusterViolation
+from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.cluster.world import ClusterWorld, run_cluster_world
 
 SEEDS = 40
 LIFE_MS = 8_000
@@ -32,13 +32,13 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "boat acked when the leader alone has it": (
         "9:",
-        (Edit(ChannelSeat, "append", "is_control=is_control)", "is_control=is_control, ack=_LEADER)"),),
+        (Edit(LedChannel, "append", "is_control=is_control)", "is_control=is_control, ack=_LEADER)"),),
     ),
     "resent frames not recognised": (
         "6:",
         (Edit(UplinkReceiver, "_take", "self._appended.lineage(lineage).missing_in(seqs)", "[seqs]"),),
     ),
-    "windows not kept": ("6:", (Edit(ChannelSeat, "append", "windows=append.windows", "windows=()"),)),
+    "windows not kept": ("6:", (Edit(LedChannel, "append", "windows=append.windows", "windows=()"),)),
     "snapshot without what is on its way": (
         ("8:", "F1:"),
         (Edit(UplinkReceiver, "snapshot", "return self._appended.to_state()", "return self._committed.to_state()"),),

@@ -9,18 +9,21 @@ import pytest
 
 from tests.cluster.test_channel_admin import Desk
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster import channel_duties, channel_elections, replica_leading, replica_trouble
-from tidelog.cluster.channel_elections import Elections, is_compared
-from tidelog.cluster.node_file import NodeFile
-from tidelog.cluster.replica_following import Following
+from tidelog.cluster.metadata import channel_controller as channel_duties
+from tidelog.cluster.metadata import elections as channel_elections
+from tidelog.cluster.metadata.elections import Elections, is_compared
+from tidelog.cluster.node.node_file import NodeFile
+from tidelog.cluster.replication import leading as replica_leading
+from tidelog.cluster.replication import trouble as replica_trouble
+from tidelog.cluster.replication.following import Following
 from tidelog.errors import NotElectable
-from tidelog.sim import cluster_lies
-from tidelog.sim.cluster_liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
-from tidelog.sim.cluster_lies import LIES, SHORT_LOGS
-from tidelog.sim.cluster_node import ClusterNode
-from tidelog.sim.cluster_schedule import ClusterSchedule
-from tidelog.sim.cluster_world import ClusterWorld
-from tidelog.sim.metadata_model import Broken
+from tidelog.sim.cluster import lies as cluster_lies
+from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
+from tidelog.sim.cluster.lies import LIES, SHORT_LOGS
+from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.cluster.schedule import ClusterSchedule
+from tidelog.sim.cluster.world import ClusterWorld
+from tidelog.sim.metadata.model import ClusterBroken
 
 QUICK = [name for name in LIES if name.endswith(("3 nodes, kill", "5 nodes, crash"))]
 
@@ -125,7 +128,7 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
 def test_a_planted_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, edits = MUTATIONS[name]
     plant(monkeypatch, *edits)
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(ClusterBroken) as caught:
         schedule()
     assert str(caught.value).startswith(("1:", "4:", "14:", "R5:"))
 

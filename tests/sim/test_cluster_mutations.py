@@ -8,20 +8,21 @@ from functools import partial
 import pytest
 
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster import channel_elections, replica_leading
-from tidelog.cluster.channel_elections import Elections
-from tidelog.cluster.replica import ChannelReplica
-from tidelog.cluster.replica_fold import ReplicaFold
-from tidelog.cluster.replica_following import Following
-from tidelog.cluster.replica_leading import Leading
+from tidelog.cluster.metadata import elections as channel_elections
+from tidelog.cluster.metadata.elections import Elections
+from tidelog.cluster.replication import leading as replica_leading
+from tidelog.cluster.replication.fold import ReplicaFold
+from tidelog.cluster.replication.following import Following
+from tidelog.cluster.replication.leading import Leading
+from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.core.catalog import election_rules
 from tidelog.core.catalog.state import State
 from tidelog.core.replication.witnesses import Witnesses
-from tidelog.sim import cluster_schedules as schedules
-from tidelog.sim.cluster_model import ClusterViolation
-from tidelog.sim.cluster_schedule import ClusterSchedule
-from tidelog.sim.cluster_world import run_cluster_world
-from tidelog.sim.metadata_model import Broken
+from tidelog.sim.cluster import schedules
+from tidelog.sim.cluster.model import ClusterViolation
+from tidelog.sim.cluster.schedule import ClusterSchedule
+from tidelog.sim.cluster.world import run_cluster_world
+from tidelog.sim.metadata.model import ClusterBroken
 
 SEEDS = 40
 LIFE_MS = 8_000
@@ -222,7 +223,7 @@ BY_SCHEDULE: dict[str, Callable[[], ClusterSchedule]] = {
     "doubtful member trusted": schedules.empty_memory_is_not_trusted,
     "leader cut off from its followers stays": schedules.leader_cut_from_its_followers,
     "leader that does not hear its followers stays": partial(
-        schedules.leader_cut_from_its_followers, way=schedules.Way.DEAF
+        schedules.leader_cut_from_its_followers, way=schedules.LostWay.DEAF
     ),
     "leader deposed for one that is no better off": schedules.one_bad_link,
     "fold kept after a truncation": schedules.fold_is_made_anew,
@@ -253,15 +254,15 @@ def test_a_planted_bug_is_noticed_in_random_lives(name: str, monkeypatch: pytest
 def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, edits = MUTATIONS[name]
     plant(monkeypatch, *edits)
-    with pytest.raises((Broken, AssertionError)) as caught:
+    with pytest.raises((ClusterBroken, AssertionError)) as caught:
         BY_SCHEDULE[name]()
     assert str(caught.value).startswith(rule)
 
 
-@pytest.mark.parametrize("way", schedules.Way)
+@pytest.mark.parametrize("way", schedules.LostWay)
 @pytest.mark.parametrize(("min_isr", "lag_ms"), [(1, None), (2, None), (2, 300)])
 def test_writes_go_on_when_a_leader_is_cut_off_from_its_followers(
-    min_isr: int, lag_ms: int | None, way: schedules.Way
+    min_isr: int, lag_ms: int | None, way: schedules.LostWay
 ) -> None:
     """Before its ISR has shrunk, and after: then its followers are eligible."""
     schedules.leader_cut_from_its_followers(min_isr, lag_ms, way)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tidelog.cli.sim_commands import run_seeds
-from tidelog.sim.cluster_faults import rot_in_log
-from tidelog.sim.cluster_model import ClusterViolation
-from tidelog.sim.cluster_schedule import ClusterSchedule
-from tidelog.sim.cluster_world import SHORT_MS, WRITES_MS, run_cluster_world
-from tidelog.sim.metadata_model import Broken
+from tidelog.sim.cluster.faults import rot_in_log
+from tidelog.sim.cluster.model import ClusterViolation
+from tidelog.sim.cluster.schedule import ClusterSchedule
+from tidelog.sim.cluster.world import SHORT_MS, WRITES_MS, run_cluster_world
+from tidelog.sim.metadata.model import ClusterBroken
 
 FAST_SEEDS = 200
 SLOW_SEEDS = 2_000
@@ -37,7 +37,7 @@ RARE = frozenset(
 
 def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = frozenset()) -> int:
     """Run these seeds on all cores; returns how many events there were."""
-    result = run_seeds("tidelog.sim.cluster_world", function, first=first, count=count)
+    result = run_seeds("tidelog.sim.cluster.world", function, first=first, count=count)
     assert result["violations"] == [], "replay with: tidelog sim cluster --seed N"
     assert set(result["never"]) <= rare, "the run proves less than it says"
     assert result["seeds"] == count
@@ -90,7 +90,7 @@ def test_a_channel_that_needs_no_paused_node_is_asked_for_writes(monkeypatch: py
     plan = ClusterSchedule(3, leader="n2", replicas=("n2",), factor=1)
     plan.run(500)  # all have applied what was decided
     monkeypatch.setattr(plan.world, "look_up", lambda _: None)  # no client finds it, and no pause is to blame
-    with pytest.raises(Broken, match="14: c0 took no write"):
+    with pytest.raises(ClusterBroken, match="14: c0 took no write"):
         look_while_paused(plan, "n3")
 
 

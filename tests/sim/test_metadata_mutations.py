@@ -9,16 +9,16 @@ import pytest
 
 from tests.sim.mutations import MUTATIONS, plant
 from tidelog.errors import CatalogCorrupt
-from tidelog.sim import metadata_schedules as schedules
-from tidelog.sim.metadata_model import Broken, MetadataViolation
-from tidelog.sim.metadata_schedule import Schedule
-from tidelog.sim.metadata_world import run_metadata_world
+from tidelog.sim.metadata import schedules
+from tidelog.sim.metadata.model import ClusterBroken, MetadataViolation
+from tidelog.sim.metadata.schedule import Schedule
+from tidelog.sim.metadata.world import run_metadata_world
 
 LIFE_MS = 10_000
 SEEDS = 60
 
 BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
-    "acked tail lost in a crash": ("MS1:", schedules.all_lose_power),
+    "acked tail lost in a crash": ("RST1:", schedules.all_lose_power),
     "entries of older terms committed by counting": ("LD1:", schedules.figure_8),
     "read without a round": ("LD2:", schedules.stale_leader_reads),
     "read before an entry of the own term is committed": ("LD2:", schedules.new_leader_reads),
@@ -27,10 +27,10 @@ BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
     "vote given twice": ("RA1:", schedules.figure_8),
     "snapshot over a newer commit": ("RA3:", schedules.stale_snapshot),
     "snapshot not checked": ("", schedules.mangled_snapshot),
-    "damaged log taken for a torn one": ("MS1:", partial(schedules.damaged_log, 0.1)),
-    "end of the log not marked": ("MS1:", partial(schedules.damaged_log, 0.999)),
+    "damaged log taken for a torn one": ("RST1:", partial(schedules.damaged_log, 0.1)),
+    "end of the log not marked": ("RST1:", partial(schedules.damaged_log, 0.999)),
     "quarantine deleted": ("NC1:", partial(schedules.damaged_log, 0.1)),
-    "wiped disk keeps its name": ("MS1:", schedules.wiped_voter_is_a_stranger),
+    "wiped disk keeps its name": ("RST1:", schedules.wiped_voter_is_a_stranger),
     "cluster founded before all have answered": ("O1:", partial(schedules.blank_founder, whole=True)),
     "removed node stays a member": ("14:", schedules.removed_leader_returns),
     "session judged without the proof's age": ("L1:", schedules.renewed_by_a_former_leader),
@@ -47,8 +47,8 @@ BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
 """Mutation to the rule that must be named, and the schedule that shows it."""
 
 BY_SEEDS = {
-    "vote not persisted": "MS1:",
-    "term not persisted": "MS1:",
+    "vote not persisted": "RST1:",
+    "term not persisted": "RST1:",
     "vote told before it is durable": "RA1:",
     "append answered before it is durable": "RA6:",
     "leader counts itself before its write": "LD1:",
@@ -83,7 +83,7 @@ def test_every_mutation_is_tried() -> None:
 def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, schedule = BY_SCHEDULE[name]
     plant(monkeypatch, *MUTATIONS[name])
-    with pytest.raises((Broken, AssertionError, CatalogCorrupt)) as caught:
+    with pytest.raises((ClusterBroken, AssertionError, CatalogCorrupt)) as caught:
         schedule()
     assert str(caught.value).startswith(rule)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidelog.sim import metadata_schedules as schedules
-from tidelog.sim.metadata_schedule import Schedule
+from tidelog.sim.metadata import schedules
+from tidelog.sim.metadata.schedule import Schedule
 
 
 @pytest.mark.parametrize(

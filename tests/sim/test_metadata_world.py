@@ -6,8 +6,8 @@ import pytest
 
 from tidelog.cli.sim_commands import run_seeds
 from tidelog.sim.lying import Lie
-from tidelog.sim.metadata_model import MetadataViolation
-from tidelog.sim.metadata_world import SHORT_MS, run_metadata_world
+from tidelog.sim.metadata.model import MetadataViolation
+from tidelog.sim.metadata.world import SHORT_MS, run_metadata_world
 
 FAST_SEEDS = 300
 SLOW_SEEDS = 2_000
@@ -19,7 +19,7 @@ RARE = frozenset({"chunk_mangled", *(f"lied_{kind}" for kind in Lie)})
 
 def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = frozenset()) -> int:
     """Run these seeds on all cores; returns how many events there were. What is `rare` need not have happened."""
-    result = run_seeds("tidelog.sim.metadata_world", function, first=first, count=count)
+    result = run_seeds("tidelog.sim.metadata.world", function, first=first, count=count)
     assert result["violations"] == [], "replay with: tidelog sim metadata --seed N"
     assert set(result["never"]) <= rare, "the run proves less than it says"
     assert result["seeds"] == count

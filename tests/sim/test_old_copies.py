@@ -6,24 +6,24 @@ import pytest
 
 from tests.sim.mutations import MUTATIONS as BUGS
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster.member_standing import MemberStanding
-from tidelog.cluster.node_core import NodeCore
-from tidelog.cluster.node_status import node_status
+from tidelog.cluster.metadata.standing import MemberStanding
+from tidelog.cluster.node.core import NodeCore
+from tidelog.cluster.status.node_status import node_status
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.member_memory import MemberMemory
 from tidelog.core.node_messages import Judged, Standing
 from tidelog.core.raft import RaftConfig
-from tidelog.sim.metadata_model import Broken, MetadataViolation
-from tidelog.sim.metadata_node import SimNode
-from tidelog.sim.metadata_schedule import Schedule, is_append
-from tidelog.sim.metadata_world import run_metadata_world
+from tidelog.sim.metadata.model import ClusterBroken, MetadataViolation
+from tidelog.sim.metadata.node import SimNode
+from tidelog.sim.metadata.schedule import Schedule, is_append
+from tidelog.sim.metadata.world import run_metadata_world
 
 
 def noticed(plan: Schedule, name: str, disk: str) -> None:
     plan.settle()
     core = plan.core(name)
     if plan.node(name).member == disk:
-        raise Broken(f"NC3: {disk} is an older copy of its disk, and nobody noticed")
+        raise ClusterBroken(f"NC3: {disk} is an older copy of its disk, and nobody noticed")
     assert core.damage is not None
     assert "older copy" in core.damage
     assert plan.node(name).member in plan.model.members.voters
@@ -101,7 +101,7 @@ def test_a_copy_that_knows_no_other_voter_asks_the_configured_peers(name: str) -
 @pytest.mark.parametrize("name", ["n1", "n2"])
 def test_a_copy_that_asks_nobody_for_it_knows_none_would_be_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, Edit(MemberStanding, "begin", "set(peers)", "set()"))
-    with pytest.raises((Broken, AssertionError), match=r"NC3:|MS1:|RA\d:|LD\d:|14:"):
+    with pytest.raises((ClusterBroken, AssertionError), match=r"NC3:|RST1:|RA\d:|LD\d:|14:"):
         restored_from_before_it_knew_anybody(name)
 
 
@@ -195,7 +195,7 @@ def deposed_leader_on_a_slow_disk() -> None:
     plan.settle()
     core = plan.core(old)
     if core.damage is not None or core.standing.doubt or plan.node(old).member != disk:
-        raise Broken(f"MR1: {disk} is accused: {core.damage or core.standing.doubt}")
+        raise ClusterBroken(f"MR1: {disk} is accused: {core.damage or core.standing.doubt}")
 
 
 def test_a_leader_that_was_deposed_is_no_old_copy_while_its_disk_is_slow() -> None:
@@ -204,7 +204,7 @@ def test_a_leader_that_was_deposed_is_no_old_copy_while_its_disk_is_slow() -> No
 
 def test_a_standing_in_a_term_that_is_not_durable_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, Edit(MemberStanding, "wake", "found[0] < raft.term", "False"))
-    with pytest.raises(Broken, match="MR1"):
+    with pytest.raises(ClusterBroken, match="MR1"):
         deposed_leader_on_a_slow_disk()
 
 
@@ -223,7 +223,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", list(MUTATIONS))
 def test_an_old_copy_that_is_let_in_would_be_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *MUTATIONS[name])
-    with pytest.raises((Broken, AssertionError), match=r"NC3:|MS1:|RA\d:|LD1:|14:"):
+    with pytest.raises((ClusterBroken, AssertionError), match=r"NC3:|RST1:|RA\d:|LD1:|14:"):
         restored_follower(new_term=True, whole=True)
 
 
@@ -244,10 +244,10 @@ def test_random_lives_catch_an_old_copy_that_is_let_in(name: str, monkeypatch: p
 
 def test_random_lives_catch_a_log_that_a_lying_disk_has_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *BUGS["end of the log not marked"])
-    assert first_violation(range(100)).startswith("MS1:")
+    assert first_violation(range(100)).startswith("RST1:")
 
 
 def test_an_incarnation_that_nobody_compares_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, Edit(MemberMemory, "_problem", "standing.incarnation < registered[0]", "False"))
-    with pytest.raises(Broken, match="NC3"):
+    with pytest.raises(ClusterBroken, match="NC3"):
         restored_after_a_power_cut()

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.commands import Tidelog
 from tidelog.cli.sim_commands import VIOLATING_MAX
-from tidelog.sim import log_world
-from tidelog.sim.log_model import Violation
+from tidelog.sim.log import world as log_world
+from tidelog.sim.log.model import Violation
 from tidelog.sim.seeds import WorldResult, run_seeds
 
 

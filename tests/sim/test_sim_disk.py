@@ -1,6 +1,6 @@
 """What `SimDisk` does beyond the contract (tests/storage/test_os_disk.py): power cuts and faults, by seed.
 
-The numbers M1 to M5 are those of `tidelog.sim.disk`. The seed of a failure is in the test's name or
+The numbers DI1 to DI5 are those of `tidelog.sim.disk`. The seed of a failure is in the test's name or
 in the assertion's message.
 """
 
@@ -54,7 +54,7 @@ def outcomes(prepare: Callable[[SimDisk], None], path: str = "a", seeds: range =
 
 
 class RandomWorkload:
-    """Random changes to a few files, and a model of which bytes a crash may leave there (M1, M2)."""
+    """Random changes to a few files, and a model of which bytes a crash may leave there (DI1, DI2)."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

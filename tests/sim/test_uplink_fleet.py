@@ -9,12 +9,12 @@ import pytest
 
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.journal import JournalOptions
-from tidelog.sim.network import Link, Scheduler, Weather
+from tidelog.edge.journal.journal import JournalOptions
+from tidelog.sim.network import Scheduler, SimLink, Weather
 from tidelog.sim.power import PluggedDisk
-from tidelog.sim.uplink_boat import SimBoat
-from tidelog.sim.uplink_cloud import SimCloud
-from tidelog.sim.uplink_model import UplinkModel
+from tidelog.sim.uplink.boat import SimBoat
+from tidelog.sim.uplink.cloud import SimCloud
+from tidelog.sim.uplink.model import UplinkModel
 
 BOATS = 10
 OUTAGE_MS = 60_000
@@ -33,7 +33,7 @@ class Fleet:
                 name=name,
                 scheduler=self.scheduler,
                 rng=rng,
-                link=Link(self.scheduler, rng, Weather(delay_ms=20, jitter_ms=20)),
+                link=SimLink(self.scheduler, rng, Weather(delay_ms=20, jitter_ms=20)),
                 cloud=self.cloud,
                 model=model,
                 counters=counters,

@@ -10,18 +10,18 @@ import pytest
 
 from tests.sim.mutations import Edit, plant
 from tests.sim.test_uplink_world import first_violation
-from tidelog.cluster import uplink_channel
-from tidelog.cluster.uplink_channel import UplinkChannel
-from tidelog.cluster.uplink_runs import RunJudge
-from tidelog.core.uplink.lplex_asks import LplexAsks
+from tidelog.cluster.boats import channel as uplink_channel
+from tidelog.cluster.boats.channel import UplinkChannel
+from tidelog.cluster.boats.runs import RunJudge
+from tidelog.core.uplink.lplex_asks import LplexRequests
 from tidelog.core.uplink.receiver import UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
-from tidelog.edge import uplink as edge_uplink
-from tidelog.edge.uplink import BoatUplink
+from tidelog.edge.uplink import uplink as edge_uplink
+from tidelog.edge.uplink.uplink import BoatUplink
 from tidelog.sim.network import Scheduler
-from tidelog.sim.uplink_fed import FedBoat
-from tidelog.sim.uplink_model import Broken
-from tidelog.sim.uplink_world import REST_MS, SHORT_MS
+from tidelog.sim.uplink.fed import FedBoat
+from tidelog.sim.uplink.model import UplinkBroken
+from tidelog.sim.uplink.world import REST_MS, SHORT_MS
 
 BUGS: dict[str, tuple[str, list[Edit]]] = {
     "old files count for the run that speaks": (
@@ -75,15 +75,15 @@ BUGS: dict[str, tuple[str, list[Edit]]] = {
     ),
     "Live is always asked from the head": (
         "",
-        [Edit(LplexAsks, "open", "start = wanted\n", "start = newest\n")],
+        [Edit(LplexRequests, "open", "start = wanted\n", "start = newest\n")],
     ),
     "a boat's largest lag is never learned": (
         "14: ",
-        [Edit(LplexAsks, "_learn_lag", "self._early += 1", "pass")],
+        [Edit(LplexRequests, "_learn_lag", "self._early += 1", "pass")],
     ),
     "older runs are never asked for": (
         "14: ",
-        [Edit(LplexAsks, "holes_named", "or not known.held", "or True")],
+        [Edit(LplexRequests, "holes_named", "or not known.held", "or True")],
     ),
     "a spoiled record counts as one that is held": (
         "",
@@ -163,7 +163,7 @@ def first_fed_violation(seeds: int) -> str:
             if not scheduler.run_until(scheduler.now_ms + REST_MS, lambda: not boat.is_restless()):  # noqa: B023
                 return f"14: seed {seed}: {boat.unrest()}"
             boat.check_end()
-        except Broken as broken:
+        except UplinkBroken as broken:
             return f"seed {seed}: {broken}"
     return ""
 

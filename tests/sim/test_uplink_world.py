@@ -13,29 +13,29 @@ from tidelog.blocks.control import LineageOpened, encode_control
 from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.header import BlockLimits
 from tidelog.cli.sim_commands import run_seeds
-from tidelog.cluster import uplink_channel
-from tidelog.cluster.uplink_channel import UplinkChannel
+from tidelog.cluster.boats import channel as uplink_channel
+from tidelog.cluster.boats.channel import UplinkChannel
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink import receiver as receiver_module
 from tidelog.core.uplink import tenure as tenure_module
 from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
-from tidelog.core.uplink.lplex_asks import LplexAsks
+from tidelog.core.uplink.lplex_asks import LplexRequests
 from tidelog.core.uplink.messages import Hello
-from tidelog.core.uplink.receiver import Append, UplinkReceiver
+from tidelog.core.uplink.receiver import AppendBlock, UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
 from tidelog.core.uplink.tenure import Tenure
-from tidelog.edge.carry import CarryOver
-from tidelog.edge.declared import Declared
-from tidelog.edge.journal import META_NAME, Journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.uplink import BoatUplink
+from tidelog.edge.journal.carry import CarryOver
+from tidelog.edge.journal.declared import Declared
+from tidelog.edge.journal.journal import META_NAME, Journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.uplink.uplink import BoatUplink
 from tidelog.errors import BadBlock, SessionFenced
 from tidelog.sim.network import Scheduler
-from tidelog.sim.uplink_model import UplinkViolation
-from tidelog.sim.uplink_world import SHORT_MS, run_uplink_world
-from tidelog.storage.log import Log
+from tidelog.sim.uplink.model import UplinkViolation
+from tidelog.sim.uplink.world import SHORT_MS, run_uplink_world
+from tidelog.storage.log.log import Log
 
 FAST_SEEDS = 300
 SLOW_SEEDS = 2_000
@@ -45,7 +45,7 @@ MUTATION_SEEDS = 60
 
 def check_lane(function: str, first: int, count: int) -> int:
     """Run these seeds on all cores; returns how many events there were."""
-    result = run_seeds("tidelog.sim.uplink_world", function, first=first, count=count)
+    result = run_seeds("tidelog.sim.uplink.world", function, first=first, count=count)
     assert result["violations"] == [], "replay with: tidelog sim uplink --seed N"
     assert result["never"] == [], "the run proves less than it says"
     assert result["seeds"] == count
@@ -117,7 +117,7 @@ def test_ignored_windows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def take_whole(core: UplinkReceiver[Any], *arguments: Any) -> list[Any]:
         effects = take(core, *arguments)
-        return [Append(item.block, (), item.via) if isinstance(item, Append) else item for item in effects]
+        return [AppendBlock(item.block, (), item.via) if isinstance(item, AppendBlock) else item for item in effects]
 
     monkeypatch.setattr(UplinkReceiver, "_take", take_whole)
     assert "6: seq" in first_violation()
@@ -310,13 +310,13 @@ def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monke
 
     monkeypatch.setattr(UplinkReceiver, "backfill_done", at_once)
     monkeypatch.setattr(receiver_module, "_PASSES_BEFORE_LOST", 1)
-    monkeypatch.setattr(LplexAsks, "shows_what_is_lost", True)
+    monkeypatch.setattr(LplexRequests, "shows_what_is_lost", True)
     assert "F5:" in first_violation(200)
 
 
 def test_frames_that_a_fork_leaves_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CarryOver, "pending", property(lambda carry: False))
-    assert "C1:" in first_violation(200)
+    assert "JC1:" in first_violation(200)
 
 
 def test_processes_that_take_a_session_from_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.messages import Message, encode_messages
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.log import Log
-from tidelog.storage.options import LogOptions
-from tidelog.storage.recovery import open_log
-from tidelog.storage.segment import SEGMENT_HEAD_BYTES
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
+from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 
 FOLDER = "channel"
 CHANNEL = 7

@@ -7,18 +7,18 @@ from typing import Any
 
 from tidelog.core.raft.members import Members
 from tidelog.core.raft.messages import Entry, EntryKind, HardState, Ready, Snapshot, SnapshotHead
+from tidelog.sim.metadata.raft_storage_life import StoredState
 from tidelog.sim.power import PluggedDisk
-from tidelog.sim.raft_storage_life import State
-from tidelog.storage.options import LogOptions
-from tidelog.storage.raft_files import StoredIdentity
-from tidelog.storage.raft_opening import create_raft_storage, open_raft_storage
-from tidelog.storage.raft_storage import RaftStorage
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.raft.files import StoredIdentity
+from tidelog.storage.raft.opening import create_raft_storage, open_raft_storage
+from tidelog.storage.raft.storage import RaftStorage
 
 FOLDER = ".tidelog/metadata"
 LIVE = f"{FOLDER}/live"
 IDENTITY = StoredIdentity(cluster=bytes(range(16)), node="n1", disk="0011223344556677")
 MEMBERS = Members(("n1", "n2"), ("n3",))
-FOUNDED = State(HardState(1, "n1"), Snapshot(SnapshotHead(0, 0, MEMBERS), b"start"), ())
+FOUNDED = StoredState(HardState(1, "n1"), Snapshot(SnapshotHead(0, 0, MEMBERS), b"start"), ())
 SMALL = LogOptions(segment_bytes_max=4096, reserve_bytes=0)
 
 
@@ -54,7 +54,7 @@ def snapshot_at(index: int, term: int = 1, data: bytes = b"state") -> Snapshot:
     return Snapshot(SnapshotHead(index, term, MEMBERS), data)
 
 
-def created(disk: Any, state: State = FOUNDED, options: LogOptions = SMALL) -> RaftStorage:
+def created(disk: Any, state: StoredState = FOUNDED, options: LogOptions = SMALL) -> RaftStorage:
     return create_raft_storage(
         disk,
         FOLDER,
@@ -72,9 +72,9 @@ def opened(disk: Any, options: LogOptions = SMALL) -> RaftStorage:
     return storage
 
 
-def state_of(storage: RaftStorage) -> State:
+def state_of(storage: RaftStorage) -> StoredState:
     """As it was opened."""
-    return State(storage.hard_state, storage.snapshot, tuple(storage.entries))
+    return StoredState(storage.hard_state, storage.snapshot, tuple(storage.entries))
 
 
 def killed(storage: RaftStorage) -> None:
@@ -83,7 +83,7 @@ def killed(storage: RaftStorage) -> None:
     storage.close()
 
 
-def after_power_cut(disk: PluggedDisk) -> State:
+def after_power_cut(disk: PluggedDisk) -> StoredState:
     disk.crash()
     storage = opened(disk)
     state = state_of(storage)

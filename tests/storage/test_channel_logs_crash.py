@@ -18,12 +18,12 @@ from tests.storage.test_channel_logs import block, config
 from tidelog.blocks.block import Block
 from tidelog.errors import DiskError, DiskFull, LogError, LogPoisoned
 from tidelog.sim.disk import FailKind, SimDisk
-from tidelog.storage import store as store_module
-from tidelog.storage import store_recovery
-from tidelog.storage.channel_logs import AppendOutcome, ChannelLogConfig, ChannelLogs
-from tidelog.storage.options import Fsync, LogOptions, Retention
-from tidelog.storage.store import Store, StoreOptions, open_store
-from tidelog.storage.wal import EntryKind
+from tidelog.storage.log.options import Fsync, LogOptions, Retention
+from tidelog.storage.store import recovery as store_recovery
+from tidelog.storage.store import store as store_module
+from tidelog.storage.store.channel_logs import AppendOutcome, ChannelLogConfig, ChannelLogs
+from tidelog.storage.store.store import Store, StoreOptions, open_store
+from tidelog.storage.store.wal import WalEntryKind
 from tidelog.units import KIB
 
 NOW = 1_000_000
@@ -394,8 +394,8 @@ def test_acks_without_a_sync_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_reset_that_forgets_its_entry_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     write_entry: Callable[..., None] = Store._write_entry
 
-    def without_creations(store: Store, kind: EntryKind, *rest: Any) -> None:
-        if kind is not EntryKind.CREATE:
+    def without_creations(store: Store, kind: WalEntryKind, *rest: Any) -> None:
+        if kind is not WalEntryKind.CREATE:
             write_entry(store, kind, *rest)
 
     monkeypatch.setattr(Store, "_write_entry", without_creations)

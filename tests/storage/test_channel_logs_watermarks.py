@@ -9,8 +9,8 @@ import pytest
 
 from tidelog.errors import DiskError, DiskFull
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.store_parts import INTERNALS
-from tidelog.storage.watermarks import WATERMARKS_PATH, Watermark, Watermarks
+from tidelog.storage.store.parts import INTERNALS
+from tidelog.storage.store.watermarks import WATERMARKS_PATH, Watermark, Watermarks
 
 
 def new_disk(seed: int = 1) -> SimDisk:

@@ -19,9 +19,9 @@ from tidelog.errors import (
     OffsetOutOfRange,
     StaleEpoch,
 )
-from tidelog.storage.epochs import EpochHistory
-from tidelog.storage.options import LogOptions, Retention
-from tidelog.storage.recovery import open_log
+from tidelog.storage.log.epochs import EpochHistory
+from tidelog.storage.log.options import LogOptions, Retention
+from tidelog.storage.log.recovery import open_log
 
 # --- appending and reading -------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ from tidelog.blocks import block as block_module
 from tidelog.blocks.block import Block
 from tidelog.errors import DamagedRange, DiskError, DiskFull, LogPoisoned, SyncFailed
 from tidelog.sim.disk import FailKind, SimDisk
-from tidelog.sim.log_model import Violation
-from tidelog.sim.log_world import run_log_seeds, run_log_world
-from tidelog.storage import recovery, repair
-from tidelog.storage.log import Log
+from tidelog.sim.log.model import Violation
+from tidelog.sim.log.world import run_log_seeds, run_log_world
+from tidelog.storage.log import recovery, repair
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, scan_segment
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.segment import SEGMENT_HEAD_BYTES, scan_segment
 
 # --- every byte cut --------------------------------------------------------------------------------
 
@@ -397,5 +397,5 @@ def test_without_floors_the_world_notices(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_the_order_of_offsets_the_world_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan that takes any good block for the next one."""
-    monkeypatch.setattr("tidelog.storage.segment._best_chain", lambda runs: runs[:1])
+    monkeypatch.setattr("tidelog.storage.log.segment._best_chain", lambda runs: runs[:1])
     finds_a_violation(200)

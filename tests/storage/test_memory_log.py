@@ -19,10 +19,10 @@ from tidelog.errors import (
     StaleEpoch,
 )
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.log import Log
-from tidelog.storage.memory_log import MemoryLog
-from tidelog.storage.options import MEMORY_LOG_BYTES_MAX, LogOptions, Retention
-from tidelog.storage.recovery import open_log
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.memory_log import MemoryLog
+from tidelog.storage.log.options import MEMORY_LOG_BYTES_MAX, LogOptions, Retention
+from tidelog.storage.log.recovery import open_log
 from tidelog.units import GIB, KIB
 
 NewLog = Callable[[LogOptions], Log]

@@ -26,17 +26,17 @@ from tests.storage.raft import (
     state_of,
 )
 from tidelog.blocks.messages import encode_values
-from tidelog.core.raft.messages import Entry, EntryKind, HardState, Place, Snapshot, SnapshotHead
+from tidelog.codecs.raft_codec import encode_entry
+from tidelog.core.raft.messages import Entry, EntryKind, EntryPlace, HardState, Snapshot, SnapshotHead
 from tidelog.errors import DiskError, FolderLocked, LogClosed, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.disk import SimDisk
-from tidelog.sim.raft_storage_life import State
-from tidelog.storage.options import LogOptions
+from tidelog.sim.metadata.raft_storage_life import StoredState
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.raft_block import entry_block
-from tidelog.storage.raft_files import MARK_SLOT_STEP, write_hard_state
-from tidelog.storage.raft_opening import open_raft_storage, set_aside
-from tidelog.storage.recovery import open_log
-from tidelog.wire.raft_codec import encode_entry
+from tidelog.storage.raft.block import entry_block
+from tidelog.storage.raft.files import MARK_SLOT_STEP, write_hard_state
+from tidelog.storage.raft.opening import open_raft_storage, set_aside
 
 # --- opening and creating --------------------------------------------------------------------------
 
@@ -58,12 +58,12 @@ def test_what_was_created_opens_as_it_was_given() -> None:
     storage = opened(disk)
     assert state_of(storage) == FOUNDED
     assert storage.identity == IDENTITY
-    assert storage.last == Place(0, 0)
+    assert storage.last == EntryPlace(0, 0)
 
 
 def test_a_learner_begins_without_a_term() -> None:
     disk = new_disk()
-    blank = State(HardState(), Snapshot(SnapshotHead()), ())
+    blank = StoredState(HardState(), Snapshot(SnapshotHead()), ())
     created(disk, blank).write([ready(hard_state=HardState(7)), ready(snapshot=snapshot_at(90, 6))])
     assert after_power_cut(disk) == (HardState(7), snapshot_at(90, 6), ())
 
@@ -159,7 +159,7 @@ def test_a_replaced_suffix_never_comes_back(size: int) -> None:
         storage.write([ready(*entries(1, 3, 1), hard_state=HardState(5))])
         storage.write([ready(*entries(4, 20, 5, size))])
         storage.write([ready(*entries(4, 6, 3), hard_state=HardState(6))])
-        assert storage.last == Place(6, 3)
+        assert storage.last == EntryPlace(6, 3)
         storage.write([ready(entry(7, 6))])
         assert after_power_cut(disk).entries == (*entries(1, 3, 1), *entries(4, 6, 3), entry(7, 6)), f"seed {seed}"
 
@@ -218,7 +218,7 @@ def test_an_installed_snapshot_replaces_the_whole_log(index: int) -> None:
     storage = created(disk)
     storage.write([ready(*entries(1, 10))])
     storage.write([ready(snapshot=snapshot_at(index, 1, b"from the leader"))])
-    assert storage.last == Place(index, 1)
+    assert storage.last == EntryPlace(index, 1)
     storage.write([ready(entry(index + 1))])
     state = after_power_cut(disk)
     assert (state.snapshot, state.entries) == (snapshot_at(index, 1, b"from the leader"), (entry(index + 1),))

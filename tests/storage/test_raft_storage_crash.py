@@ -26,11 +26,11 @@ from tests.storage.raft import (
 from tidelog.core.raft.messages import HardState, Ready, Snapshot
 from tidelog.errors import DiskError, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.disk import FailKind, SimDisk
+from tidelog.sim.metadata.raft_storage_life import StoredState, state_after_compaction, states_of_write
 from tidelog.sim.power import PluggedDisk, PowerCut
-from tidelog.sim.raft_storage_life import State, state_after_compaction, states_of_write
-from tidelog.storage.raft_files import MARK_SLOT_STEP
-from tidelog.storage.raft_opening import open_raft_storage, set_aside
-from tidelog.storage.raft_storage import RaftStorage
+from tidelog.storage.raft.files import MARK_SLOT_STEP
+from tidelog.storage.raft.opening import open_raft_storage, set_aside
+from tidelog.storage.raft.storage import RaftStorage
 
 QUARANTINE = ".tidelog/quarantine"
 
@@ -40,7 +40,7 @@ class Story:
 
     def __init__(self, disk: PluggedDisk) -> None:
         self.disk = disk
-        self.possible: list[State | None] = [None, FOUNDED]
+        self.possible: list[StoredState | None] = [None, FOUNDED]
         self.step = "create"
         self.storage: RaftStorage | None = None
 
@@ -60,7 +60,7 @@ class Story:
         self.change("close", [self.state], self.storage.close)
 
     @property
-    def state(self) -> State:
+    def state(self) -> StoredState:
         assert self.possible[-1] is not None
         return self.possible[-1]
 
@@ -75,7 +75,7 @@ class Story:
         after = state_after_compaction(self.state, snapshot)
         self.change(step, [self.state, after], lambda: storage.save_snapshot(snapshot, keep_from_index=keep_from))
 
-    def change(self, step: str, possible: list[State], action: Callable[[], None]) -> None:
+    def change(self, step: str, possible: list[StoredState], action: Callable[[], None]) -> None:
         self.step = step
         self.possible = list(possible)
         action()
@@ -239,7 +239,7 @@ def test_many_marks_between_two_settles_never_touch_the_durable_slot() -> None:
 # --- flipped bits ----------------------------------------------------------------------------------
 
 
-def rich_disk() -> tuple[SimDisk, State]:
+def rich_disk() -> tuple[SimDisk, StoredState]:
     """Several segments, a compacted front, a mark that was lowered; killed, or closed properly."""
     disk = new_disk(5)
     storage = created(disk)
@@ -248,11 +248,11 @@ def rich_disk() -> tuple[SimDisk, State]:
     storage.write([ready(*entries(9, 16, 2, 400))])
     storage.write([ready(*entries(15, 18, 3, 100))])
     storage.settle()
-    state = State(HardState(3, "n2"), snapshot_at(6), (*entries(7, 8, 1, 400), *entries(9, 14, 2, 400)))
+    state = StoredState(HardState(3, "n2"), snapshot_at(6), (*entries(7, 8, 1, 400), *entries(9, 14, 2, 400)))
     return disk.clone(random.Random(5)), state._replace(entries=state.entries + entries(15, 18, 3, 100))
 
 
-def flip_and_open(disk: SimDisk, state: State, path: str, position: int, bit: int) -> bool:
+def flip_and_open(disk: SimDisk, state: StoredState, path: str, position: int, bit: int) -> bool:
     """Whether the flip was noticed; if not, it must be harmless."""
     copy = disk.clone(random.Random(1))
     copy.flip_bit(path, position, bit)
@@ -265,7 +265,9 @@ def flip_and_open(disk: SimDisk, state: State, path: str, position: int, bit: in
     return False
 
 
-def count_noticed(disk: SimDisk, state: State, step: int, bits: Callable[[int], range]) -> dict[str, tuple[int, int]]:
+def count_noticed(
+    disk: SimDisk, state: StoredState, step: int, bits: Callable[[int], range]
+) -> dict[str, tuple[int, int]]:
     """(noticed, flipped) by file."""
     counts = {}
     for path, content in files_below(disk).items():

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tidelog.core.raft.messages import Place, Snapshot
+from tidelog.core.raft.messages import EntryPlace, Snapshot
 from tidelog.errors import MetadataPoisoned
-from tidelog.sim.raft_storage_life import ACTIONS, SOMETIMES, live_raft_storage
-from tidelog.storage import raft_storage
+from tidelog.sim.metadata.raft_storage_life import ACTIONS, SOMETIMES, live_raft_storage
 from tidelog.storage.disk import Buffer, Disk
-from tidelog.storage.log import Log
-from tidelog.storage.raft_files import MarkFile, StoredSnapshot, read_hard_state, write_hard_state
-from tidelog.storage.raft_storage import RaftStorage
+from tidelog.storage.log.log import Log
+from tidelog.storage.raft import storage as raft_storage
+from tidelog.storage.raft.files import MarkFile, StoredSnapshot, read_hard_state, write_hard_state
+from tidelog.storage.raft.storage import RaftStorage
 
 
 def live_through(seeds: range, *, actions: int) -> None:
@@ -76,7 +76,7 @@ def mark_lowered_after_truncation(patch: pytest.MonkeyPatch) -> None:
 def mark_never_raised(patch: pytest.MonkeyPatch) -> None:
     note = MarkFile.note
 
-    def lower(storage: RaftStorage, place: Place) -> None:
+    def lower(storage: RaftStorage, place: EntryPlace) -> None:
         note(storage._mark, place)
         storage._mark.settle()
 
@@ -87,7 +87,7 @@ def mark_never_raised(patch: pytest.MonkeyPatch) -> None:
 def mark_not_synced_by_settle(patch: pytest.MonkeyPatch) -> None:
     settle = MarkFile.settle
 
-    def lower(storage: RaftStorage, place: Place) -> None:
+    def lower(storage: RaftStorage, place: EntryPlace) -> None:
         storage._mark.note(place)
         settle(storage._mark)
 
@@ -99,7 +99,7 @@ def mark_raised_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     append = RaftStorage._append
 
     def append_after_mark(storage: RaftStorage, entries: Any) -> None:
-        storage._mark.note(Place(entries[-1].index, entries[-1].term))
+        storage._mark.note(EntryPlace(entries[-1].index, entries[-1].term))
         storage._mark.settle()
         append(storage, entries)
 
@@ -109,7 +109,7 @@ def mark_raised_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 def mark_turns_to_the_other_slot_each_time(patch: pytest.MonkeyPatch) -> None:
     note = MarkFile.note
 
-    def note_and_turn(mark: MarkFile, place: Place) -> None:
+    def note_and_turn(mark: MarkFile, place: EntryPlace) -> None:
         note(mark, place)
         mark._slot = 1 - mark._slot
 
@@ -203,7 +203,7 @@ def snapshot_written_in_place(patch: pytest.MonkeyPatch) -> None:
         file.close()
         disk.sync_folder(path.rpartition("/")[0])
 
-    patch.setattr("tidelog.storage.raft_files.replace_file", write)
+    patch.setattr("tidelog.storage.raft.files.replace_file", write)
 
 
 def suffix_not_truncated_on_disk(patch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from tidelog.blocks.block import Block, make_block
 from tidelog.blocks.header import BlockKind
 from tidelog.errors import DamagedRange, LogPoisoned
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.log import Log
-from tidelog.storage.options import LogOptions
-from tidelog.storage.recovery import open_log
-from tidelog.storage.scrub import Scrubber
-from tidelog.storage.segment import SEGMENT_HEAD_BYTES
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
+from tidelog.storage.log.scrub import Scrubber
+from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 
 BODY = 200
 

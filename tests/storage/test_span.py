@@ -10,11 +10,11 @@ import pytest
 from tidelog.blocks.block import Block, make_block
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind
 from tidelog.errors import BlockTruncated
+from tidelog.storage.log.segment import FileWindow
+from tidelog.storage.log.span import Span, window_of
 from tidelog.storage.os_disk import OsDisk, OsFile
-from tidelog.storage.segment import FileWindow
-from tidelog.storage.span import Span, window_of
+from tidelog.transports.link.views import side_by_side
 from tidelog.units import KIB, MIB
-from tidelog.wire.link_views import side_by_side
 
 SEED = 7
 

@@ -28,9 +28,10 @@ from tidelog.errors import (
 )
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.atomic import COPY_SUFFIX
-from tidelog.storage.names import escape_name, unescape_name
-from tidelog.storage.options import LogOptions, Retention
-from tidelog.storage.store import (
+from tidelog.storage.log.options import LogOptions, Retention
+from tidelog.storage.log.writer import Append
+from tidelog.storage.store.names import escape_name, unescape_name
+from tidelog.storage.store.store import (
     CHANNELS_FOLDER,
     STATE_PATH,
     TABLE_PATH,
@@ -39,7 +40,6 @@ from tidelog.storage.store import (
     StoreOptions,
     open_store,
 )
-from tidelog.storage.writer import Append
 from tidelog.units import KIB, US_PER_S
 
 NOW = 1_000_000

@@ -21,12 +21,12 @@ from tidelog.errors import DiskError
 from tidelog.sim.disk import SimDisk
 from tidelog.sim.lying import remove_file
 from tidelog.storage.atomic import COPY_SUFFIX, read_mark, write_mark_twice
-from tidelog.storage.options import LogOptions
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, Store, StoreOptions, open_store
-from tidelog.storage.store_parts import WAL_MARK_PATH, StoreRecovery
-from tidelog.storage.wal_mark import WalEnd, WalMark, read_wal_end
-from tidelog.storage.writer import Append
+from tidelog.storage.store.parts import WAL_MARK_PATH, StoreRecovery
+from tidelog.storage.store.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, Store, StoreOptions, open_store
+from tidelog.storage.store.wal_mark import WalEnd, WalMark, read_wal_end
 from tidelog.units import KIB, US_PER_S
 
 NOW = 1_000_000

@@ -9,14 +9,15 @@ import pytest
 
 from tests.sim.mutations import Edit, plant
 from tidelog.errors import LogError
-from tidelog.sim.store_world import StoreViolation, run_store_seeds, run_store_world
-from tidelog.storage import recovery, store
-from tidelog.storage.log import Log
-from tidelog.storage.store import Store, StoreChannel
-from tidelog.storage.store_losses import StoreState
-from tidelog.storage.store_wals import WalChain, WalFiles
-from tidelog.storage.wal import EntryKind, WalWriter
-from tidelog.storage.wal_mark import WalMark
+from tidelog.sim.store.world import StoreViolation, run_store_seeds, run_store_world
+from tidelog.storage.log import recovery
+from tidelog.storage.log.log import Log
+from tidelog.storage.store import store
+from tidelog.storage.store.losses import StoreState
+from tidelog.storage.store.store import Store, StoreChannel
+from tidelog.storage.store.wal import WalEntryKind, WalWriter
+from tidelog.storage.store.wal_mark import WalMark
+from tidelog.storage.store.wals import WalChain, WalFiles
 
 MUTATION_SEEDS = 8
 LYING_SEEDS = 120
@@ -73,8 +74,8 @@ def test_a_checkpoint_without_a_sync_of_the_segments_is_noticed(monkeypatch: pyt
 def test_forgotten_truncations_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     write_entry: Callable[..., None] = Store._write_entry
 
-    def without_truncations(store: Store, kind: EntryKind, *rest: Any) -> None:
-        if kind is not EntryKind.TRUNCATE:
+    def without_truncations(store: Store, kind: WalEntryKind, *rest: Any) -> None:
+        if kind is not WalEntryKind.TRUNCATE:
             write_entry(store, kind, *rest)
 
     monkeypatch.setattr(Store, "_write_entry", without_truncations)

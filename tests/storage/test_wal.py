@@ -10,7 +10,16 @@ from tidelog.blocks.block import Block, make_block
 from tidelog.blocks.header import DEFAULT_LIMITS, BlockKind
 from tidelog.errors import DiskError, DiskFull
 from tidelog.sim.disk import SimDisk
-from tidelog.storage.wal import ENTRY_BYTES, WAL_HEAD_BYTES, Entry, EntryKind, WalScan, WalWriter, scan_wal, wal_numbers
+from tidelog.storage.store.wal import (
+    ENTRY_BYTES,
+    WAL_HEAD_BYTES,
+    WalEntry,
+    WalEntryKind,
+    WalScan,
+    WalWriter,
+    scan_wal,
+    wal_numbers,
+)
 
 FOLDER = "wal"
 
@@ -37,7 +46,7 @@ def scan(disk: SimDisk, number: int = 1) -> WalScan:
     return scan_wal(disk, FOLDER, number, DEFAULT_LIMITS)
 
 
-def offsets(entries: list[Entry]) -> list[int]:
+def offsets(entries: list[WalEntry]) -> list[int]:
     return [entry.block.leader.base_offset for entry in entries if entry.block is not None]
 
 
@@ -45,7 +54,7 @@ def small_wal(disk: SimDisk) -> WalWriter:
     """Three commits: the marks of the second and third vouch for what came before them."""
     wal = WalWriter(disk, FOLDER, 1)
     commit(wal, block(0), block(2))
-    wal.write([wal.other_entry(EntryKind.CREATE, 9, {"name": "x"})])
+    wal.write([wal.other_entry(WalEntryKind.CREATE, 9, {"name": "x"})])
     wal.sync()
     commit(wal, block(4))
     return wal
@@ -56,7 +65,7 @@ def test_entries_come_back_in_order() -> None:
     small_wal(disk)
     found = scan(disk)
     assert offsets(found.entries) == [0, 2, 4]
-    assert [entry.fields for entry in found.entries if entry.kind is EntryKind.CREATE] == [{"name": "x"}]
+    assert [entry.fields for entry in found.entries if entry.kind is WalEntryKind.CREATE] == [{"name": "x"}]
     assert (found.bytes_cut, found.damaged_bytes) == (0, 0)
     assert wal_numbers(disk, FOLDER) == [1]
 
@@ -70,7 +79,7 @@ def test_each_commit_is_marked_with_what_was_durable_before_it() -> None:
         sizes.append(wal.size)
     wal.write([b"".join(wal.block_entry(block(6)))])  # not synced: the next mark must not vouch for it
     commit(wal, block(8))
-    marks = [entry.subject for entry in scan(disk).entries if entry.kind is EntryKind.MARK]
+    marks = [entry.subject for entry in scan(disk).entries if entry.kind is WalEntryKind.MARK]
     assert marks == [*sizes, sizes[-1]]
 
 
@@ -97,7 +106,7 @@ def test_every_flipped_bit_costs_one_entry_at_most_and_is_reported() -> None:
     disk = fresh_disk()
     wal = small_wal(disk)
     entries = scan(disk).entries
-    last_mark = max(entry.subject for entry in entries if entry.kind is EntryKind.MARK)
+    last_mark = max(entry.subject for entry in entries if entry.kind is WalEntryKind.MARK)
     for position in range(WAL_HEAD_BYTES, wal.size):
         for bit in range(8):
             disk.flip_bit(wal.path, position, bit)
@@ -144,13 +153,13 @@ def test_a_block_of_another_channel_than_its_entry_says_is_refused() -> None:
 def test_what_lies_inside_a_damaged_block_is_never_carried_out() -> None:
     disk = fresh_disk()
     wal = WalWriter(disk, FOLDER, 1)
-    poison = wal.other_entry(EntryKind.DELETE, 3, {"name": "x"})
+    poison = wal.other_entry(WalEntryKind.DELETE, 3, {"name": "x"})
     position = wal.size + 2 * ENTRY_BYTES
     commit(wal, block(0, body=poison))
     commit(wal, block(2))
     disk.flip_bit(wal.path, position + 70, 0)
     found = scan(disk)
-    assert EntryKind.DELETE not in [entry.kind for entry in found.entries]
+    assert WalEntryKind.DELETE not in [entry.kind for entry in found.entries]
     assert offsets(found.entries) == [2]
     assert found.damaged_bytes > 0
 

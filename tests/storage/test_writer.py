@@ -23,12 +23,12 @@ from tidelog.errors import (
     SyncFailed,
     WaitTimedOut,
 )
-from tidelog.storage.log import Log
-from tidelog.storage.options import Fsync, LogOptions, Retention
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import Fsync, LogOptions, Retention
+from tidelog.storage.log.recovery import open_log
+from tidelog.storage.log.writer import Append, Committer, LogTarget, LogWriter
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.recovery import open_log
-from tidelog.storage.store import StoreOptions, open_store
-from tidelog.storage.writer import Append, Committer, LogTarget, LogWriter
+from tidelog.storage.store.store import StoreOptions, open_store
 from tidelog.units import KIB, US_PER_S
 
 LONG_S = patient(30.0)

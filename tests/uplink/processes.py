@@ -18,11 +18,11 @@ from tidelog.blocks.block import Block
 from tidelog.blocks.decode import counted_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.cli.main import run
-from tidelog.cluster.uplink_channel import fold_log
-from tidelog.edge.journal import open_journal
+from tidelog.cluster.boats.channel import fold_log
+from tidelog.edge.journal.journal import open_journal
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import open_store
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.store.store import open_store
 
 Frames = dict[tuple[bytes, int], tuple[int, int, bytes]]
 Process = subprocess.Popen[str]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.parties import Fleet, LplexBoat, answer, backfill_block, dialed, live_frame, lpj_block, row, run
+from tests.uplink.parties import Fleet, LplexBoat, answer, backfill_block, dialed, live_frame, lpj_block, row, run
 from tests.uplink.processes import CloudProcess, frames_of, seed_of_the_day
-from tidelog.cluster.uplink_channel import fold_log
+from tidelog.cluster.boats.channel import fold_log
+from tidelog.codecs.proto import replication_pb2 as pb
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import open_store
-from tidelog.storage.writer import wall_clock_us
-from tidelog.wire.proto import replication_pb2 as pb
+from tidelog.storage.store.store import open_store
 
 NAME = "boat-001"
 ROUNDS = 3

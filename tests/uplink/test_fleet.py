@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.parties import BoatParty, Fleet, run, target, wait_until
+from tests.uplink.parties import BoatParty, Fleet, run, target, wait_until
 from tests.uplink.processes import CloudProcess, frames_of, seed_of_the_day
 from tidelog.core.uplink.sender import SenderConfig
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import open_store
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.store.store import open_store
 
 BOATS = 10
 OUTAGE_S = 60.0

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.parties import HOST, BoatParty, run, wait_until
+from tests.uplink.parties import HOST, BoatParty, run, wait_until
 from tests.uplink.processes import Process, frames_of, kill
-from tidelog.edge.uplink_client import UplinkTarget
+from tidelog.edge.uplink.client import UplinkTarget
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store import open_store
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.store.store import open_store
 
 NAME = "boat-001"
 NODES = ("n1", "n2", "n3")

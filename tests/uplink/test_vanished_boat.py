@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.parties import Fleet, LplexBoat, dialed, run, send_frames
 from tests.patience import patient
+from tests.uplink.parties import Fleet, LplexBoat, dialed, run, send_frames
 from tests.uplink.processes import CloudProcess
 from tests.uplink.proxy import LinkProxy
 

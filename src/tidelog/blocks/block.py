@@ -245,7 +245,7 @@ def _inflated(stored: Buffer, size: int) -> bytes:
 
 
 def raw_body(maker: Maker, body: Buffer, limits: BlockLimits = DEFAULT_LIMITS) -> Buffer:
-    """The body as it was before compression. Sizes are compared before anything is inflated (H1)."""
+    """The body as it was before compression. Sizes are compared before anything is inflated (BH1)."""
     stored = memoryview(body)[: maker.stored_bytes]
     if maker.codec == Codec.NONE:
         return stored

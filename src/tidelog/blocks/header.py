@@ -11,8 +11,8 @@ Everything is little-endian. Head and body are multiples of eight bytes, so bloc
 after the other in a file stay aligned. The padding after a body is zero and is covered by the
 maker's checksum.
 
-H1  Nothing is allocated or inflated from a field that has not been compared with `BlockLimits`.
-H2  Windows are ascending, disjoint, not empty and inside the block; none means all of it.
+BH1  Nothing is allocated or inflated from a field that has not been compared with `BlockLimits`.
+BH2  Windows are ascending, disjoint, not empty and inside the block; none means all of it.
 """
 
 from __future__ import annotations

@@ -18,35 +18,66 @@ def bench() -> None:
 
 
 _BENCHES = {
-    "log": "Append, recover, encode, decode and the store, against their floors.",
-    "journal": "What journaling a busy bus costs a boat: processor time and memory.",
-    "uplink": "One boat and one cloud over mTLS, against bare gRPC, rsync and lplex.",
-    "fleet": "Fifty busy boats into one cloud process, then a thousand silent ones.",
-    "metadata": "Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes.",
-    "link": "The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk.",
-    "cluster": "A replicated channel on three nodes against NATS JetStream: batches, single records, latency.",
-    "failover": "A channel's leader is killed, stopped or cut off: how long until the next ack, and is anything lost?",
-    "idle": "Thousands of replicated channels that nobody uses: processor time and memory of each node.",
-    "client": "The native client: producing, fetching raw blocks against a bare TLS socket, publish to subscriber.",
-    "doors": "Liftbridge's API against the native client, and replication over NATS against the link.",
-    "catchup": "A replica that was away is filled while the leader takes writes, within its budget.",
-    "pipeline": "Blocks to tables and rows on Spark, against Spark doing the same with Parquet; decoding.",
-    "freshness": "Ten boats, a cluster and a running pipeline: how old a row is when it can first be queried.",
+    # name: (module, what it measures)
+    "log": ("log.log_bench", "Append, recover, encode, decode and the store, against their floors."),
+    "journal": ("log.journal_bench", "What journaling a busy bus costs a boat: processor time and memory."),
+    "uplink": ("uplink.uplink_bench", "One boat and one cloud over mTLS, against bare gRPC, rsync and lplex."),
+    "fleet": ("uplink.fleet_bench", "Fifty busy boats into one cloud process, then a thousand silent ones."),
+    "metadata": (
+        "cluster.metadata_bench",
+        "Three nodes over mTLS: how fast changes commit, how many share a sync, how long a failover takes.",
+    ),
+    "link": (
+        "cluster.link_bench",
+        "The link between nodes against a bare TLS socket: small messages, bulk, heartbeats beside bulk.",
+    ),
+    "cluster": (
+        "cluster.cluster_bench",
+        "A replicated channel on three nodes against NATS JetStream: batches, single records, latency.",
+    ),
+    "failover": (
+        "cluster.failover_bench",
+        "A channel's leader is killed, stopped or cut off: how long until the next ack, and is anything lost?",
+    ),
+    "idle": (
+        "cluster.idle_bench",
+        "Thousands of replicated channels that nobody uses: processor time and memory of each node.",
+    ),
+    "client": (
+        "clients.client_bench",
+        "The native client: producing, fetching raw blocks against a bare TLS socket, publish to subscriber.",
+    ),
+    "doors": (
+        "clients.gateway_bench",
+        "Liftbridge's API against the native client, and replication over NATS against the link.",
+    ),
+    "catchup": (
+        "cluster.catchup_bench",
+        "A replica that was away is filled while the leader takes writes, within its budget.",
+    ),
+    "pipeline": (
+        "pipeline.pipeline_bench",
+        "Blocks to tables and rows on Spark, against Spark doing the same with Parquet; decoding.",
+    ),
+    "freshness": (
+        "pipeline.freshness_bench",
+        "Ten boats, a cluster and a running pipeline: how old a row is when it can first be queried.",
+    ),
 }
 
 
-def _add_bench(name: str, description: str) -> None:
-    """Every benchmark lies in `tidelog.bench.{name}_bench` and is run by its `run`."""
+def _add_bench(name: str, module: str, description: str) -> None:
+    """Every benchmark lies in a room of `tidelog.bench` and is run by its `run`."""
 
     @bench.command(name, help=description)
     @click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
     @click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
     def command(quick: bool, as_json: bool) -> None:
-        _report(f"tidelog.bench.{name}_bench", quick=quick, as_json=as_json)
+        _report(f"tidelog.bench.{module}", quick=quick, as_json=as_json)
 
 
-for _name, _description in _BENCHES.items():
-    _add_bench(_name, _description)
+for _name, (_module, _description) in _BENCHES.items():
+    _add_bench(_name, _module, _description)
 
 
 def _report(module: str, *, quick: bool, as_json: bool) -> None:

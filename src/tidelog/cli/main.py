@@ -32,24 +32,30 @@ _COMMANDS = {
     "cloud": LazyCommand("tidelog.cli.processes", "cloud", "Take the journals of many boats and keep them."),
     "node": LazyCommand("tidelog.cli.processes", "node", "Be one node of a cluster."),
     "cluster": LazyCommand(
-        "tidelog.cli.cluster_commands", "cluster", "Look at a cluster, and change who belongs to it."
+        "tidelog.cli.cluster.commands", "cluster", "Look at a cluster, and change who belongs to it."
     ),
-    "channel": LazyCommand("tidelog.cli.channel_commands", "channel", "Create, look at, change and delete channels."),
-    "group": LazyCommand("tidelog.cli.group_commands", "group", "Look at consumer groups, and delete them."),
-    "producer": LazyCommand("tidelog.cli.producer_commands", "producer", "Look at producers of channels, remove them."),
-    "cursor": LazyCommand("tidelog.cli.group_commands", "cursor", "Look at named cursors of channels, and move them."),
-    "pub": LazyCommand("tidelog.cli.pub_sub", "pub", "Write records to a channel."),
-    "sub": LazyCommand("tidelog.cli.pub_sub", "sub", "Read the records of a channel."),
-    "log": LazyCommand("tidelog.cli.log_commands", "log", "Inspect, verify, dump, import and export logs."),
+    "channel": LazyCommand("tidelog.cli.channels.commands", "channel", "Create, look at, change and delete channels."),
+    "group": LazyCommand("tidelog.cli.channels.group_commands", "group", "Look at consumer groups, and delete them."),
+    "producer": LazyCommand(
+        "tidelog.cli.channels.producer_commands", "producer", "Look at producers of channels, remove them."
+    ),
+    "cursor": LazyCommand(
+        "tidelog.cli.channels.group_commands", "cursor", "Look at named cursors of channels, and move them."
+    ),
+    "pub": LazyCommand("tidelog.cli.channels.pub_sub", "pub", "Write records to a channel."),
+    "sub": LazyCommand("tidelog.cli.channels.pub_sub", "sub", "Read the records of a channel."),
+    "log": LazyCommand("tidelog.cli.log.commands", "log", "Inspect, verify, dump, import and export logs."),
     "pipeline": LazyCommand(
         "tidelog.cli.pipeline_commands", "pipeline", "Channels to tables with Spark: run, look, prove, tidy up."
     ),
-    "ca": LazyCommand("tidelog.cli.ca_commands", "ca", "Make, renew and revoke certificates."),
-    "token": LazyCommand("tidelog.cli.token_command", "token", "Make, list and revoke the tokens that read over HTTP."),
+    "ca": LazyCommand("tidelog.cli.cluster.ca_commands", "ca", "Make, renew and revoke certificates."),
+    "token": LazyCommand(
+        "tidelog.cli.cluster.token_command", "token", "Make, list and revoke the tokens that read over HTTP."
+    ),
     "bench": LazyCommand("tidelog.cli.bench_commands", "bench", "Measure whatever has a bar to reach."),
     "sim": LazyCommand("tidelog.cli.sim_commands", "sim", "Run everything that decides through faults."),
     "demo": LazyCommand(
-        "tidelog.cli.demo", "demo", "From boats to tables, through cuts and kills, every frame compared."
+        "tidelog.cli.demo.run", "demo", "From boats to tables, through cuts and kills, every frame compared."
     ),
 }
 

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Final
 
-from tidelog.cluster import cloud_http, node_http
+from tidelog.cluster.http import cloud_http, node_http
 from tidelog.edge import boat_http
 from tidelog.edge.boat_http import BoatView
 from tidelog.http.openapi import with_document

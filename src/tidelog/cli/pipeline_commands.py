@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tidelog.cli.common_settings import CONTROL_SETTINGS, GENERAL
 from tidelog.cli.output import print_facts, print_json, print_table
-from tidelog.cli.settings_page import render_help
+from tidelog.cli.settings.common import CONTROL_SETTINGS, GENERAL
+from tidelog.cli.settings.page import render_help
 from tidelog.config import FILE, NAMES, SWITCH, Loaded, Setting, load_settings, read_flags
 from tidelog.errors import InvalidConfig
 from tidelog.pipeline.settings import PIPELINE_SETTINGS, PipelineSettings, check_pipeline
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidelog.pipeline.audit import AuditResult
-    from tidelog.pipeline.runner import PipelineRunner
+    from tidelog.pipeline.jobs.runner import PipelineRunner
 
 PIPELINE_FILES: Final = ("tidelog-pipeline.conf", "/etc/tidelog/pipeline.conf")
 """Where settings are looked for when -config names no file; the first that exists is read."""
@@ -112,7 +112,7 @@ def _require(loaded: Loaded) -> None:
 @contextmanager
 def _engine(settings: PipelineSettings) -> Iterator[SparkSession]:
     from tidelog.pipeline.engine import EngineOptions, start_engine, stop_engine
-    from tidelog.pipeline.runner import ENGINE_SETTINGS
+    from tidelog.pipeline.jobs.runner import ENGINE_SETTINGS
 
     options = EngineOptions(
         master=settings.master,
@@ -139,7 +139,7 @@ def _say(line: str) -> None:
 @_command("run")
 def _run(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Follow the channels until stopped."""
-    from tidelog.pipeline.runner import PipelineRunner
+    from tidelog.pipeline.jobs.runner import PipelineRunner
 
     stop = threading.Event()
     with _engine(settings) as spark, PipelineRunner(spark, settings) as runner, _stopped_by_signals(stop):
@@ -153,7 +153,7 @@ def _backfill(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Bring every table up to what the log holds now, in large batches, then end."""
     from dataclasses import asdict
 
-    from tidelog.pipeline.runner import PipelineRunner
+    from tidelog.pipeline.jobs.runner import PipelineRunner
 
     with _engine(settings) as spark, PipelineRunner(spark, settings) as runner:
         summary = runner.run_once()
@@ -173,7 +173,7 @@ def _backfill(settings: PipelineSettings, values: dict[str, Any]) -> None:
 @_command("status", _JSON)
 def _status(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """How far each stage has come, and how far the log is ahead."""
-    from tidelog.pipeline.runner import pipeline_status
+    from tidelog.pipeline.jobs.runner import pipeline_status
 
     found = pipeline_status(settings)
     if values["json"]:
@@ -208,7 +208,7 @@ def _status(settings: PipelineSettings, values: dict[str, Any]) -> None:
 def _audit(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Prove that journals, log, replicas and the table `frames` hold the same."""
     from tidelog.pipeline.audit import audit
-    from tidelog.pipeline.logs import LogsAddress
+    from tidelog.pipeline.sources.logs import LogsAddress
     from tidelog.pipeline.tables import open_table
     from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 
@@ -235,7 +235,7 @@ def _audit(settings: PipelineSettings, values: dict[str, Any]) -> None:
 @_command("report", _OUT)
 def _report(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Write one HTML page of what the tables hold; it needs no network."""
-    from tidelog.pipeline.report import write_report
+    from tidelog.pipeline.report.page import write_report
 
     path = Path(values["out"])
     write_report(settings.tables, path, table_format=settings.table_format)
@@ -247,7 +247,7 @@ def _optimize(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Make large files of small ones; rows and positions stay as they are."""
     from dataclasses import asdict
 
-    from tidelog.pipeline.runner import tables_of
+    from tidelog.pipeline.jobs.runner import tables_of
     from tidelog.pipeline.tables.maintenance import optimize
 
     done = {table.layout.name: optimize(table, target_bytes=settings.file_bytes) for table in tables_of(settings)}
@@ -262,7 +262,7 @@ def _optimize(settings: PipelineSettings, values: dict[str, Any]) -> None:
 @_command("vacuum", _JSON, _DRY_RUN)
 def _vacuum(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Remove files that no table names and that are older than -keep-files."""
-    from tidelog.pipeline.runner import tables_of
+    from tidelog.pipeline.jobs.runner import tables_of
     from tidelog.pipeline.tables.maintenance import vacuum
 
     hours = settings.keep_files_ms / 3_600_000
@@ -280,7 +280,7 @@ def _vacuum(settings: PipelineSettings, values: dict[str, Any]) -> None:
 @_command("forget", _JSON, _YES)
 def _forget(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Delete the cursors of a pipeline that nobody runs any more, so that the log is held for it no longer."""
-    from tidelog.pipeline.cursors import cursor_name, delete_cursors, held_cursors
+    from tidelog.pipeline.jobs.cursors import cursor_name, delete_cursors, held_cursors
 
     address, name = settings.frames.address, settings.name
     held = held_cursors(address, name, settings.frames.channels)

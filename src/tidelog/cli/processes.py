@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tidelog import __version__
-from tidelog.cli.boat_settings import BOAT_FILES, BOAT_SETTINGS, boat_options, check_boat, open_source
-from tidelog.cli.cloud_settings import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
-from tidelog.cli.common_settings import http_options
 from tidelog.cli.disk_trouble import as_failure, begin_anew_when_there_is_room, is_failed, is_full
-from tidelog.cli.door_settings import with_door
 from tidelog.cli.idle_memory import returned_when_idle
-from tidelog.cli.node_settings import NODE_FILES, NODE_SETTINGS, check_node, node_options
-from tidelog.cli.setting_checks import require_free
-from tidelog.cli.settings_page import render_help
+from tidelog.cli.settings.boat import BOAT_FILES, BOAT_SETTINGS, boat_options, check_boat, open_source
+from tidelog.cli.settings.checks import require_free
+from tidelog.cli.settings.cloud import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
+from tidelog.cli.settings.common import http_options
+from tidelog.cli.settings.gateway import with_door
+from tidelog.cli.settings.node import NODE_FILES, NODE_SETTINGS, check_node, node_options
+from tidelog.cli.settings.page import render_help
 from tidelog.config import Loaded, Setting, load_settings, read_flags
 from tidelog.errors import LogError
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 _LOOSE: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 _HELP: Final = {"-h", "-help", "--help", "-help=true", "--help=true"}
@@ -206,7 +206,7 @@ def _allow_many_files() -> None:
 
 
 async def _run_cloud(values: dict[str, Any]) -> Run:
-    from tidelog.cluster.cloud import Cloud
+    from tidelog.cluster.node.cloud import Cloud
 
     _allow_many_files()
     for flag in ("grpc-listen", "http-listen"):
@@ -235,7 +235,7 @@ def _require_clean(node: Node | None) -> None:
 
 
 async def _run_node(values: dict[str, Any]) -> Run:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
     _allow_many_files()
     for flag in ("listen", "grpc-listen", "http-listen", "liftbridge-listen"):

@@ -18,8 +18,8 @@ import click
 from tidelog.cli.output import print_json
 from tidelog.config import TARGET
 from tidelog.errors import InvalidConfig, LogError
+from tidelog.transports.link.tls import LinkTlsFiles
 from tidelog.units import parse_duration_us
-from tidelog.wire.link_tls import LinkTlsFiles
 
 EXIT_REFUSED: Final = 1
 _TIMEOUT_MS_MAX: Final = 600_000

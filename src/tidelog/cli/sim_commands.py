@@ -54,7 +54,7 @@ _TRANSPORT = click.Option(
 
 
 def _add_world(name: str, description: str) -> None:
-    """Every world lies in `tidelog.sim.{name}_world` and is run by its `run_{name}_seeds`, or over NATS by its
+    """Every world lies in `tidelog.sim.{name}.world` and is run by its `run_{name}_seeds`, or over NATS by its
     `run_nats_{name}_seeds`."""
 
     @sim.command(name, help=description)
@@ -63,7 +63,7 @@ def _add_world(name: str, description: str) -> None:
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     @click.pass_context
     def command(context: click.Context, seeds: int, seed: int | None, as_json: bool, transport: str = "link") -> None:
-        module, function = f"tidelog.sim.{name}_world", f"run_{'nats_' if transport == 'nats' else ''}{name}_seeds"
+        module, function = f"tidelog.sim.{name}.world", f"run_{'nats_' if transport == 'nats' else ''}{name}_seeds"
         _run(context, module, function, seeds=seeds, seed=seed, as_json=as_json)
 
     if name == "cluster":

@@ -2,6 +2,21 @@
 
 `connect` is for programs that run on asyncio, `connect_sync` for all others; both offer the same names. docs/client.md
 shows them. Nothing here needs pyarrow unless Arrow batches are asked for.
+
+Modules:
+
+    admin       Administration of channels
+    calls       Questions to the cluster
+    client      The native client
+    groups/     Consumer groups: membership, and feeds of the channels that a member is given
+    links       Links of a client
+    options     What a client, its producers and its readers are set to
+    producing/  Producing records: batches, sequence numbers, retries, receipts
+    reading/    Reading committed records: fetches ahead, positions, and the reader that puts them together
+    records     From verified blocks to what readers are given
+    retry       Whether to ask again, and when
+    routes      What a client knows of the cluster
+    sync        The client for programs without an event loop
 """
 
 from __future__ import annotations
@@ -9,16 +24,16 @@ from __future__ import annotations
 from tidelog.blocks.header import Codec
 from tidelog.client.admin import Created, Offsets
 from tidelog.client.client import Client, connect
-from tidelog.client.group import Group, Rebalance
-from tidelog.client.group_feeds import GroupBatch
+from tidelog.client.groups.feeds import GroupBatch
+from tidelog.client.groups.group import Group, Rebalance
 from tidelog.client.options import ClientOptions, GroupReaderOptions, ProducerOptions, ReaderOptions, Seq, Time
-from tidelog.client.producer import Producer
-from tidelog.client.reader import Reader
-from tidelog.client.receipts import ManyReceipt, Receipt
+from tidelog.client.producing.producer import Producer
+from tidelog.client.producing.receipts import ManyReceipt, Receipt
+from tidelog.client.reading.reader import Reader
 from tidelog.client.records import FrameRecord, Record
 from tidelog.client.sync import SyncClient, SyncGroup, SyncProducer, SyncReader, connect_sync
 from tidelog.errors import ClientClosed, CommittedLost, OffsetTrimmed
-from tidelog.wire.link_tls import LinkTls, LinkTlsFiles
+from tidelog.transports.link.tls import LinkTls, LinkTlsFiles
 
 __all__ = [
     "Client",

@@ -1,6 +1,6 @@
 """Administration of channels: create, look, change, delete. Any node is asked; it passes on what it cannot do itself.
 
-CA1  What is asked again after an unknown outcome is only what may be done twice: creating with the same config, setting
+AN1  What is asked again after an unknown outcome is only what may be done twice: creating with the same config, setting
      something to what it should be, deleting. Elections and rebalancing are asked once.
 """
 
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.calls import Calls
-from tidelog.client.fetching import offset_at
 from tidelog.client.options import Start
+from tidelog.client.reading.fetching import offset_at
 from tidelog.client.routes import ChannelRoute
-from tidelog.core.catalog.channel_config import ChannelConfig
-from tidelog.errors import BadMessage, LogError, UnknownChannel, UnknownGroup
-from tidelog.wire.client_codec import (
+from tidelog.codecs.client_codec import (
     ALTER,
     CLOSE_PRODUCER,
     CREATE,
@@ -31,7 +29,9 @@ from tidelog.wire.client_codec import (
     config_json,
     config_of_json,
 )
-from tidelog.wire.error_codec import error_of_json
+from tidelog.codecs.error_codec import error_of_json
+from tidelog.core.catalog.channel_config import ChannelConfig
+from tidelog.errors import BadMessage, LogError, UnknownChannel, UnknownGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from tidelog.client.links import NodeLinks
 from tidelog.client.options import ClientOptions
 from tidelog.client.retry import Backoff, Retry
 from tidelog.client.routes import ChannelRoute, Routes
+from tidelog.codecs.client_codec import DESCRIBE, decode_answer, encode_json
 from tidelog.errors import (
     ChannelDeleted,
     ChannelRecreated,
@@ -30,8 +31,7 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
-from tidelog.wire.client_codec import DESCRIBE, decode_answer, encode_json
-from tidelog.wire.link import Link
+from tidelog.transports.link.link import Link
 
 _CHAIN_MAX: Final = 2**32 - 1
 _SHUNNED_MS: Final = 5_000

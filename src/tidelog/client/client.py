@@ -22,19 +22,19 @@ from typing import Any, Final, Self
 from tidelog.blocks.block import Block
 from tidelog.client.admin import ChannelAdmin
 from tidelog.client.calls import Calls
-from tidelog.client.fetching import fetch_blocks
-from tidelog.client.group import Group, Rebalance
+from tidelog.client.groups.group import Group, Rebalance
 from tidelog.client.links import NodeLinks
 from tidelog.client.options import ClientOptions, GroupReaderOptions, ProducerOptions, ReaderOptions
-from tidelog.client.producer import Producer
-from tidelog.client.reader import Reader
+from tidelog.client.producing.producer import Producer
+from tidelog.client.reading.fetching import fetch_blocks
+from tidelog.client.reading.reader import Reader
 from tidelog.client.routes import Routes
+from tidelog.codecs.client_codec import DESCRIBE, PRODUCED, decode_produced
 from tidelog.config import TARGET
 from tidelog.errors import BadMessage, InvalidConfig, LogError
-from tidelog.wire.client_codec import DESCRIBE, PRODUCED, decode_produced
-from tidelog.wire.identity import Kind, identity_of
-from tidelog.wire.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles
-from tidelog.wire.tls_files import read_pem
+from tidelog.pki.identity import Kind, identity_of
+from tidelog.pki.tls_files import read_pem
+from tidelog.transports.link.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles
 
 _TOKEN_BITS: Final = 40
 _PRODUCERS_MAX: Final = 1 << 22

@@ -2,9 +2,9 @@
 
 What a caller must keep: one event loop; `close` at the end.
 
-CL1  At most one link to a node is used, and at most one dial to an address is under way.
-CL2  Who dials waits no longer than its own deadline; the dial goes on for those that still wait.
-CL3  A node that takes the connection and says nothing does not hold up the search for any that answers.
+LI1  At most one link to a node is used, and at most one dial to an address is under way.
+LI2  Who dials waits no longer than its own deadline; the dial goes on for those that still wait.
+LI3  A node that takes the connection and says nothing does not hold up the search for any that answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from tidelog.client.routes import Routes
 from tidelog.errors import ClientClosed, LogError, PeerUnreachable, WrongPeer
-from tidelog.wire.link import Link, LinkEnd, LinkHandler, dial_link
+from tidelog.transports.link.link import Link, LinkEnd, LinkHandler, dial_link
 
 STAGGER_S: Final = 0.25
 """An address that has not answered by then is not given up, but the next one is tried beside it."""
@@ -122,7 +122,7 @@ class NodeLinks:
         link = await dial_link(address, end=self._end, handler=self._handler, expected=node)
         held = self.usable(link.peer)
         if held is not None:
-            link.abort("there is a link to this node already")  # CL1
+            link.abort("there is a link to this node already")  # LI1
             return held
         self._links[link.peer] = link
         self._routes.addresses.setdefault(link.peer, address)

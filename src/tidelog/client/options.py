@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, TypeAlias
 from tidelog.blocks.header import DEFAULT_LIMITS, Codec
 from tidelog.core.client_messages import AckPolicy
 from tidelog.errors import InvalidConfig
+from tidelog.transports.link.events import LinkOptions
 from tidelog.units import KIB, MIB
-from tidelog.wire.link_events import LinkOptions
 
 ACKS: Final = {"all": AckPolicy.ALL, "leader": AckPolicy.LEADER, "none": AckPolicy.NONE}
 BLOCK_BYTES_MAX: Final = DEFAULT_LIMITS.raw_bytes_max - 64 * KIB

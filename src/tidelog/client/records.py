@@ -1,7 +1,7 @@
 """From verified blocks to what readers are given: records one by one, or whole Arrow batches.
 
-CD1  Control blocks and placeholders hold nothing for a reader; their offsets are passed over.
-CD2  Records before the reader's position are left out, and so are those before the time or seq it asked for.
+RE1  Control blocks and placeholders hold nothing for a reader; their offsets are passed over.
+RE2  Records before the reader's position are left out, and so are those before the time or seq it asked for.
 """
 
 from __future__ import annotations

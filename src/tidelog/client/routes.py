@@ -3,9 +3,9 @@
 Nothing here does I/O. Answers to DESCRIBE and refusals that name a leader go in; they may be old, since any node may
 have given them.
 
-RT1  Of one channel, what belongs to an older leader or channel epoch never replaces what is newer.
-RT2  A channel of the same name with a larger id is another channel: it replaces the one that is gone.
-RT3  A channel that a node called deleted is not learned again from a node that has not heard of it yet.
+CRO1  Of one channel, what belongs to an older leader or channel epoch never replaces what is newer.
+CRO2  A channel of the same name with a larger id is another channel: it replaces the one that is gone.
+CRO3  A channel that a node called deleted is not learned again from a node that has not heard of it yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Routes:
         """Of nodes by name."""
         self._channels: dict[str, ChannelRoute] = {}
         self._deleted: dict[str, int] = {}
-        """The largest id of each name that was deleted (RT3); the oldest name first."""
+        """The largest id of each name that was deleted (CRO3); the oldest name first."""
 
     def channel(self, name: str) -> ChannelRoute | None:
         return self._channels.get(name)
@@ -84,14 +84,14 @@ class Routes:
 
     def learn(self, route: ChannelRoute) -> None:
         if route.channel_id <= self._deleted.get(route.name, 0):
-            return  # RT3
+            return  # CRO3
         known = self._channels.get(route.name)
         if known is not None:
             if route.channel_id < known.channel_id:
-                return  # RT2
+                return  # CRO2
             epochs = (route.leader_epoch, route.channel_epoch)
             if route.channel_id == known.channel_id and epochs < (known.leader_epoch, known.channel_epoch):
-                return  # RT1
+                return  # CRO1
         self._channels[route.name] = route
 
     def moved(self, name: str, error: NotChannelLeader) -> bool:

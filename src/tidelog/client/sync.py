@@ -3,8 +3,8 @@
 One thread of its own runs the loop and the async client; calls are handed to it and waited for. Many threads may use
 one client; each reader is for one thread at a time.
 
-CS1  A call that is interrupted (Ctrl-C) is cancelled over there too.
-CS2  After `close` the thread is gone, and every call raises `ClientClosed`.
+SY1  A call that is interrupted (Ctrl-C) is cancelled over there too.
+SY2  After `close` the thread is gone, and every call raises `ClientClosed`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from tidelog.blocks.block import Block
 from tidelog.client.admin import Created, Offsets
 from tidelog.client.client import Client, connect
-from tidelog.client.group import Group
-from tidelog.client.group_feeds import GroupBatch
+from tidelog.client.groups.feeds import GroupBatch
+from tidelog.client.groups.group import Group
 from tidelog.client.options import ClientOptions, Start
-from tidelog.client.producer import Producer
-from tidelog.client.reader import Reader
-from tidelog.client.receipts import ManyReceipt, Receipt
+from tidelog.client.producing.producer import Producer
+from tidelog.client.producing.receipts import ManyReceipt, Receipt
+from tidelog.client.reading.reader import Reader
 from tidelog.client.records import AnyRecord
 from tidelog.core.catalog.channel_config import ChannelConfig
 from tidelog.errors import ClientClosed, LogError, WaitTimedOut
-from tidelog.wire.link_tls import LinkTls, LinkTlsFiles
+from tidelog.transports.link.tls import LinkTls, LinkTlsFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +49,7 @@ class _LoopThread:
         self._is_stopped = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine on the loop (CS1)."""
+        """The result of a coroutine on the loop (SY1)."""
         with self._guard:
             if self._is_stopped:
                 work.close()

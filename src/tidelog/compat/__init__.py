@@ -1,1 +1,8 @@
-"""Other people's formats: the .lpj journal of lplex, candump and canboat captures."""
+"""Other people's files: `.lpj` journals, candump and canboat captures.
+
+Modules:
+
+    captures   Captures that people already have
+    lpj        lplex journal files (.lpj)
+    lpj_table  The device table of the block that an .lpj writer has open
+"""

@@ -6,10 +6,10 @@ unchanged, with `decode()` for those who want frames. The codec of a block is
 functions at the end are the only ones that do.
 
 What holds:
-L1  A block is handed out only after it was inflated and its checksum and framing were checked.
-L2  A file that ends early gives every whole block before its end, and says how many bytes were left.
-L3  An index is believed only if it describes the file from the first block on; otherwise the file is scanned.
-L4  The writer never touches a file that exists, and starts a new block wherever the format could
+CLP1  A block is handed out only after it was inflated and its checksum and framing were checked.
+CLP2  A file that ends early gives every whole block before its end, and says how many bytes were left.
+CLP3  An index is believed only if it describes the file from the first block on; otherwise the file is scanned.
+CLP4  The writer never touches a file that exists, and starts a new block wherever the format could
     not say the truth: at a seq jump, and where the clock runs backwards.
 """
 

@@ -29,13 +29,13 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForVoters:
     """Nothing can be done yet; the reason is for status and log."""
 
     reason: str
 
 
-Decision: TypeAlias = Found | Join | Wait
+Decision: TypeAlias = Found | Join | WaitForVoters
 
 
 class Founding:
@@ -56,20 +56,22 @@ class Founding:
         if self._belonged_to:
             if self._belonged_to in clusters:
                 return Join(self._belonged_to)
-            return Wait(
+            return WaitForVoters(
                 f"this node belonged to cluster {self._belonged_to.hex()} and lost its metadata; "
                 "it waits for a node of that cluster"
             )
         if len(clusters) > 1:
             names = ", ".join(f"{peer} in {cluster.hex()}" for peer, cluster in sorted(fresh.items()) if cluster)
-            return Wait(f"the configured peers belong to different clusters ({names}); correct the list of peers")
+            return WaitForVoters(
+                f"the configured peers belong to different clusters ({names}); correct the list of peers"
+            )
         if clusters:
             return Join(clusters[0])
         silent = [peer for peer in self._peers if peer not in fresh]
         if silent:
-            return Wait(
+            return WaitForVoters(
                 f"no answer from {', '.join(silent)} yet; a cluster is founded once all configured nodes are there"
             )
         if self._peers and self._node > self._peers[0]:
-            return Wait(f"{self._peers[0]} founds the cluster")
+            return WaitForVoters(f"{self._peers[0]} founds the cluster")
         return Found()

@@ -18,20 +18,20 @@ from typing import Any
 from tidelog.blocks.columns import FrameColumns
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.boat_http import BoatHttp, BoatView
-from tidelog.edge.journal import Journal, JournalOptions, open_journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.sources import Source
-from tidelog.edge.transmitting import Sender, SendOptions
-from tidelog.edge.uplink import BoatUplink
-from tidelog.edge.uplink_client import UplinkClient
-from tidelog.edge.uplink_target import UplinkTarget
+from tidelog.edge.journal.journal import Journal, JournalOptions, open_journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.sources.source import FrameSource
+from tidelog.edge.sources.transmitting import BusSender, SendOptions
+from tidelog.edge.uplink.client import UplinkClient
+from tidelog.edge.uplink.target import UplinkTarget
+from tidelog.edge.uplink.uplink import BoatUplink
 from tidelog.errors import DiskError, SourceFailed, SyncFailed
 from tidelog.http.feed import FrameFeed
 from tidelog.http.server import HttpOptions
 from tidelog.http.sessions import BUFFER_MS_MAX, SessionBook
 from tidelog.nmea.devices import DeviceRegistry, introductions_again
+from tidelog.storage.log.writer import steady_clock_ms, wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.writer import steady_clock_ms, wall_clock_us
 from tidelog.units import US_PER_S
 
 _TICK_S = 0.01
@@ -69,7 +69,11 @@ class Boat:
     """Runs until `stop` is called or its source has ended and everything is acked."""
 
     def __init__(
-        self, options: BoatOptions, *, open_source: Callable[[], Source], log: Callable[[str], None] = lambda _: None
+        self,
+        options: BoatOptions,
+        *,
+        open_source: Callable[[], FrameSource],
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._options = options
         self._open_source = open_source
@@ -89,7 +93,7 @@ class Boat:
         self.feed = FrameFeed()
         self.devices = DeviceRegistry()
         self.http: BoatHttp | None = None
-        self._source: Source | None = None
+        self._source: FrameSource | None = None
         """While it is open."""
         self._client: UplinkClient | None = None
         self._source_problem: str | None = None
@@ -171,7 +175,7 @@ class Boat:
             ring=lambda: (len(self.ring.seqs), options.ring_frames),
             recent=self.ring,
             sessions=SessionBook(buffer_ms_max=options.buffer_ms_max),
-            sender=Sender(options.send, transmit=lambda: getattr(self._source, "send", None)),
+            sender=BusSender(options.send, transmit=lambda: getattr(self._source, "send", None)),
             problem=self._what_is_wrong,
             trouble=self._what_is_left_undone,
             extra=self._metering,
@@ -258,7 +262,7 @@ class Boat:
                 source.close()
             await self._pause(_SOURCE_BACKOFF_S)
 
-    async def _record_from(self, source: Source) -> None:
+    async def _record_from(self, source: FrameSource) -> None:
         while not self._stopping.is_set():
             now_us = wall_clock_us()
             frames = source.read(now_us)

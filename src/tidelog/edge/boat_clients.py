@@ -14,10 +14,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from tidelog.compat.captures import parts_from_can_id
-from tidelog.edge.journal import Journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.seq_log import JournalSeqs
-from tidelog.edge.transmitting import BROADCAST, ISO_REQUEST, Query, Sender
+from tidelog.edge.journal.journal import Journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.journal.seq_log import JournalSeqs
+from tidelog.edge.sources.transmitting import BROADCAST, ISO_REQUEST, BusSender, Query
 from tidelog.errors import RequestRefused
 from tidelog.http.access import READ_DATA, WRITE_BUS
 from tidelog.http.feed import FeedBlock, FrameFeed, Subscription
@@ -52,8 +52,8 @@ _SEND: Final = object_of(
 _QUERY: Final = object_of({"pgn": COUNT}, optional={"dst": COUNT, "timeout": TEXT, "bus": TEXT})
 
 
-def _no_sender() -> Sender:
-    return Sender(None, transmit=lambda: None)
+def _no_sender() -> BusSender:
+    return BusSender(None, transmit=lambda: None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ClientsView:
     devices: Callable[[], list[Device]]
     now_ms: Callable[[], int]
     sessions: SessionBook = field(default_factory=SessionBook)
-    sender: Sender = field(default_factory=_no_sender)
+    sender: BusSender = field(default_factory=_no_sender)
 
 
 def client_routes(view: Callable[[], ClientsView]) -> list[Route]:

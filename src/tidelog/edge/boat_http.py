@@ -19,11 +19,11 @@ from aiohttp import web
 from tidelog.blocks.block import Block
 from tidelog.blocks.decode import counted_frames
 from tidelog.edge.boat_clients import ClientsView, client_routes
-from tidelog.edge.journal import Journal
-from tidelog.edge.ring import Ring
-from tidelog.edge.seq_log import FRAME_KINDS, JournalFrames, last_frames
-from tidelog.edge.transmitting import Sender
-from tidelog.edge.uplink import UplinkStatistics
+from tidelog.edge.journal.journal import Journal
+from tidelog.edge.journal.ring import Ring
+from tidelog.edge.journal.seq_log import FRAME_KINDS, JournalFrames, last_frames
+from tidelog.edge.sources.transmitting import BusSender
+from tidelog.edge.uplink.uplink import UplinkStatistics
 from tidelog.errors import OffsetOutOfRange
 from tidelog.http.access import READ_STATUS
 from tidelog.http.bus_routes import BusSummaries, bus_routes
@@ -49,8 +49,8 @@ from tidelog.http.shapes import (
 from tidelog.http.streams import history_query, last_of, stream_events, stream_history
 from tidelog.http.values import values_json
 from tidelog.nmea.devices import Device
+from tidelog.pki.revocation import RevocationList
 from tidelog.units import US_PER_S
-from tidelog.wire.revocation import RevocationList
 
 TITLE: Final = "Tidelog boat"
 NEVER: Final = "0001-01-01T00:00:00Z"
@@ -80,7 +80,7 @@ class BoatView:
     recent: Ring | None = None
     """The ring itself: what the journal has not written yet is read from it."""
     sessions: SessionBook = field(default_factory=SessionBook)
-    sender: Sender = field(default_factory=lambda: Sender(None, transmit=lambda: None))
+    sender: BusSender = field(default_factory=lambda: BusSender(None, transmit=lambda: None))
     """What puts frames on the bus; by default nothing does."""
     problem: Callable[[], str | None] = lambda: None
     """What keeps the boat from recording, in words; None when it records."""

@@ -3,12 +3,12 @@
 A replica that withdrew, fell behind, or whose node died is passed over without the reader noticing (seed 001: "reads
 re-route automatically"). Only committed records are ever given out, by whichever node.
 
-CR1  What was seen here as committed is never taken back: a holder that knows only an older epoch, or less than is known
-     here to be committed, is passed over. Only an unclean election ends that, and a tail is told of it.
-CR2  That records are gone is believed when the leader says so, or every holder does.
-CR3  Without a wait the end is believed of the leader, or of a replica if the leader does not answer: what was
+ECR1  What was seen here as committed is never taken back: a holder that knows only an older epoch, or less than is
+     known here to be committed, is passed over. Only an unclean election ends that, and a tail is told of it.
+ECR2  That records are gone is believed when the leader says so, or every holder does.
+ECR3  Without a wait the end is believed of the leader, or of a replica if the leader does not answer: what was
      acknowledged before somebody asks is found, whichever node is nearest.
-CR4  Asking goes on for `PATIENCE_MS` while nobody can answer, then the reason is raised.
+ECR4  Asking goes on for `PATIENCE_MS` while nobody can answer, then the reason is raised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidelog.blocks.block import Block, iterate_blocks
-from tidelog.cluster.chain_holders import find_chain_holders
+from tidelog.cluster.status.chain_holders import find_chain_holders
+from tidelog.codecs.client_codec import FETCH, decode_fetched, encode_fetch
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched
 from tidelog.errors import (
@@ -30,11 +31,10 @@ from tidelog.errors import (
     OffsetOutOfRange,
     ReplicaBehind,
 )
-from tidelog.storage.writer import steady_clock_ms
-from tidelog.wire.client_codec import FETCH, decode_fetched, encode_fetch
+from tidelog.storage.log.writer import steady_clock_ms
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 PATIENCE_MS: Final = 5_000
 RETRY_MS: Final = 25
@@ -147,7 +147,7 @@ class ChainReader:
             self._unclean_epoch, self.known_end = newest, 0
 
     def _take(self, fetched: Fetched, *, is_empty: bool) -> None:
-        """CR1."""
+        """ECR1."""
         if fetched.leader_epoch < self.leader_epoch or (is_empty and fetched.committed_end < self.known_end):
             raise ReplicaBehind(
                 channel=self._channel, leader_epoch=fetched.leader_epoch, committed_end=fetched.committed_end
@@ -162,7 +162,7 @@ class ChainReader:
         return isinstance(told, ReplicaBehind) and offset > max(self.known_end, told.committed_end)
 
     def _check_lagged(self, offset: int, record: ChannelRecord, problems: dict[str, LogError]) -> None:
-        """CR2."""
+        """ECR2."""
         starts = {
             node: error.log_start
             for node, error in problems.items()

@@ -4,10 +4,10 @@ Roles follow from what the catalog decides; the handle shows them and lets a per
 manual transition is checked by the table of `core.replication.roles` first, cause and all. What the table allows and no
 hand may give (to lead without an election, to follow without a placement) is refused with what to do instead.
 
-CO1  No manual transition makes a leader: one is elected by the catalog, whoever asked for it.
-CO2  A manual transition costs no committed record: a leader that steps down leaves its ISR as it is, and a copy that is
-     withdrawn is kept until the catalog no longer counts on it.
-CO3  Observers are called on the node's event loop, after the change. What happens within one turn of it is one change:
+ECO1  No manual transition makes a leader: one is elected by the catalog, whoever asked for it.
+ECO2  A manual transition costs no committed record: a leader that steps down leaves its ISR as it is, and a copy that
+     is withdrawn is kept until the catalog no longer counts on it.
+ECO3  Observers are called on the node's event loop, after the change. What happens within one turn of it is one change:
      a Candidate that wins at once is seen as Replica, then Leader.
 """
 
@@ -18,17 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tidelog.cluster.chain_holders import find_chain_holders, holds_chain
-from tidelog.cluster.channel_admin import ChannelAdmin
-from tidelog.cluster.replica import ChannelReplica
-from tidelog.cluster.replica_statistics import ReplicaStatistics, channel_tag
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.replication.statistics import ReplicaStatistics, channel_tag
+from tidelog.cluster.status.chain_holders import find_chain_holders, holds_chain
+from tidelog.codecs.client_codec import ALTER
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.replication.roles import WITHDRAWAL, Cause, Role, check_transition
 from tidelog.errors import ChannelDeleted, TransitionReserved, WaitTimedOut, WithdrawnByHand
-from tidelog.wire.client_codec import ALTER
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 _WAIT_MS: Final = 10_000
 _LOOK_MS: Final = 10
@@ -60,7 +60,7 @@ Observer = Callable[[RoleChange], None]
 
 
 class ReplicationCoordinator:
-    def __init__(self, node: Node, *, admin: ChannelAdmin, channel: str, channel_id: int) -> None:
+    def __init__(self, node: Node, *, admin: ChannelAdministration, channel: str, channel_id: int) -> None:
         self._node = node
         self._admin = admin
         self.channel = channel
@@ -200,7 +200,7 @@ class ReplicationCoordinator:
         return self.role
 
     async def _elect_here(self) -> None:
-        """CO1."""
+        """ECO1."""
         node = self._node.core.node
         request = {"channel": self.channel, "op": "elect", "leader": node}
         await self._admin.ask(ALTER, request, principal=f"node:{node}")

@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tidelog.blocks.block import Block, MadeBlock
-from tidelog.cluster.replica_storage import ReplicaStorage
+from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.core.catalog import ChannelConfig
 from tidelog.core.client_messages import ANY_OFFSET
 from tidelog.errors import ConfigMismatch, DiskError, LogClosed, LogError, OffsetConflict, QueueFull
-from tidelog.storage.channel_logs import ChannelLogs
 from tidelog.storage.disk import Disk
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.ram_disk import RamDisk
-from tidelog.storage.store import StoreOptions, open_store
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.store.channel_logs import ChannelLogs
+from tidelog.storage.store.store import StoreOptions, open_store
 from tidelog.units import MIB, US_PER_MS, US_PER_S
 
 QUEUE_BYTES_MAX: Final = 64 * MIB

@@ -3,10 +3,10 @@
 Offsets are half-open everywhere. What is read is committed: it was as durable as the channel promises, on as many nodes
 as it promises, before anybody saw it.
 
-LF1  `read_range` and `tail` give every committed record once, in order. Control records of the log itself have offsets
+ELF1  `read_range` and `tail` give every committed record once, in order. Control records of the log itself have offsets
      and are not given, so offsets may have holes and never repeat.
-LF2  A reader that retention has passed is told so (`Lagged`), before it sees anything that comes later.
-LF3  Every wait has an end; an append whose fate is not known says so (`definite` is False).
+ELF2  A reader that retention has passed is told so (`Lagged`), before it sees anything that comes later.
+ELF3  Every wait has an end; an append whose fate is not known says so (`definite` is False).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.client.records import AnyRecord, records_of
 from tidelog.core.client_messages import ANY_OFFSET
 from tidelog.core.replication.config import FileConfig
 from tidelog.errors import CommittedLost, InvalidRecord, LogClosed, OffsetOutOfRange
-from tidelog.storage.writer import wall_clock_us
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.units import MIB
 
 APPEND_MS: Final = 10_000
@@ -143,7 +143,7 @@ class LogFile(ABC):
     async def _fetch(self, offset: int, wait_ms: int) -> Sequence[Block]:
         """Committed blocks from the one that holds `offset`; none if nothing is committed there yet after the wait.
 
-        Raises `Lagged` (LF2).
+        Raises `Lagged` (ELF2).
         """
 
     # --- keeping -----------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ through its catalog: a program that opens it on another node, an operator, and a
 
 What a caller must keep: use a manager from one event loop, the node's if it has one; `close` it before the node stops.
 
-LM1  Replication is opt-in per channel: without it nothing is sent and nobody else is asked.
-LM2  A name is open once: opening it again gives the same file, with another config `ConfigMismatch`.
-LM3  A config is judged as a whole before anything happens; all its problems are told at once.
-LM4  `enable_replication` and `disable_replication` may be called again and from anywhere: what is so already stays so.
-LM5  A replicated channel is opened with as many replicas as its factor says, or `FactorNotMet` says who can hold it
+EM1  Replication is opt-in per channel: without it nothing is sent and nobody else is asked.
+EM2  A name is open once: opening it again gives the same file, with another config `ConfigMismatch`.
+EM3  A config is judged as a whole before anything happens; all its problems are told at once.
+EM4  `enable_replication` and `disable_replication` may be called again and from anywhere: what is so already stays so.
+EM5  A replicated channel is opened with as many replicas as its factor says, or `FactorNotMet` says who can hold it
      and why others cannot; it is not created then.
 """
 
@@ -27,9 +27,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from tidelog.cluster.chain_holders import find_chain_holders
-from tidelog.cluster.channel_admin import ChannelAdmin
-from tidelog.cluster.client_access import ClientAccess
+from tidelog.cluster.clients.access import ClientAccess
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tidelog.cluster.status.chain_holders import find_chain_holders
+from tidelog.codecs.client_codec import CREATE, config_json
+from tidelog.codecs.error_codec import error_of_json
 from tidelog.core.catalog import ChannelConfig
 from tidelog.core.catalog.records import CHANNEL_NAME
 from tidelog.core.replication.config import FileConfig
@@ -48,12 +50,10 @@ from tidelog.errors import (
     ReplicationNotEnabled,
     WaitTimedOut,
 )
-from tidelog.storage.store import StoreOptions
-from tidelog.wire.client_codec import CREATE, config_json
-from tidelog.wire.error_codec import error_of_json
+from tidelog.storage.store.store import StoreOptions
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 HAND_OVER_MS: Final = 3_000
 REGISTERED_MS: Final = 10_000
@@ -82,7 +82,7 @@ class LogManager:
         self._files: dict[str, LogFile] = {}
         self._changing = asyncio.Lock()
         self._node: Node | None = None
-        self._admin: ChannelAdmin | None = None
+        self._admin: ChannelAdministration | None = None
         self._no_metrics = ReplicationMetricsRegistry(enabled=False)
         self._is_closed = False
 
@@ -99,7 +99,7 @@ class LogManager:
         return self._node is not None
 
     def enable_replication(self, node: Node) -> None:
-        """Let channels be replicated by this node, which runs. With the same node again nothing changes (LM4)."""
+        """Let channels be replicated by this node, which runs. With the same node again nothing changes (EM4)."""
         self._check_open()
         if self._node is node:
             return
@@ -110,11 +110,11 @@ class LogManager:
         # A program that runs the node could do anything in its name.
         access = ClientAccess(catalog=lambda: doors.catalog, now_ms=doors.wall_ms, insecure_dev=True)
         rng = random.Random(random.SystemRandom().getrandbits(64))
-        self._admin = ChannelAdmin(doors, access=access, rng=rng)
+        self._admin = ChannelAdministration(doors, access=access, rng=rng)
         self._node = node
 
     async def disable_replication(self) -> None:
-        """Close what is replicated and let go of the node. Files without replication go on (LM4).
+        """Close what is replicated and let go of the node. Files without replication go on (EM4).
 
         The node keeps its copies and serves them: a copy that went on by itself would be another log.
         """
@@ -159,7 +159,7 @@ class LogManager:
             return await self._open_replicated(name, config, held)
 
     def _validate(self, name: str, config: FileConfig) -> None:
-        """LM3."""
+        """EM3."""
         problems = config.problems()
         if not isinstance(name, str) or not CHANNEL_NAME.fullmatch(name):
             problems.insert(0, f"{str(name)[:80]!a} is no channel name; use letters, digits and . _ : / -")
@@ -198,8 +198,8 @@ class LogManager:
         self._files[name] = file
         return file
 
-    async def _placed(self, admin: ChannelAdmin, wanted: dict[str, Any], *, principal: str) -> int:
-        """The channel's id, once it is there. Nodes that start together are waited for (LM5)."""
+    async def _placed(self, admin: ChannelAdministration, wanted: dict[str, Any], *, principal: str) -> int:
+        """The channel's id, once it is there. Nodes that start together are waited for (EM5)."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._factor_timeout_ms / 1000
         while True:
@@ -264,7 +264,7 @@ async def _registered(node: Node) -> None:
 
 
 def _check_same(name: str, live: ChannelConfig, wanted: ChannelConfig) -> None:
-    """LM2."""
+    """EM2."""
     for setting in fields(live):
         if getattr(live, setting.name) != getattr(wanted, setting.name):
             raise ConfigMismatch(channel=name, setting=setting.name)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.cluster.produce_order import ProduceOrder
-from tidelog.cluster.replica import ChannelReplica
-from tidelog.cluster.replica_statistics import Storage
+from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.replication.statistics import Storage
 from tidelog.core.client_messages import AckPolicy
 from tidelog.core.replication.config import FileConfig
 from tidelog.embedded.chain_reader import ChainReader
 from tidelog.embedded.coordinator import ReplicationCoordinator
 from tidelog.embedded.log_file import READ_BYTES, LogFile
 from tidelog.errors import NoReplicaHere, NotChannelLeader, NotEnoughReplicas, WaitTimedOut
-from tidelog.storage.writer import steady_clock_ms
+from tidelog.storage.log.writer import steady_clock_ms
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 _PUBLISH_PATH: Final = 3
 _LOOK_MS: Final = 10

@@ -26,10 +26,10 @@ from tidelog.embedded.coordinator import ReplicationCoordinator
 from tidelog.embedded.log_file import LogFile
 from tidelog.embedded.manager import FACTOR_MS, LogManager
 from tidelog.errors import LogClosed, UnknownChannel
-from tidelog.storage.store import StoreOptions
+from tidelog.storage.store.store import StoreOptions
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node import Node
+    from tidelog.cluster.node.process import Node
 
 _DEFAULT: Final = FileConfig()
 

@@ -6,6 +6,22 @@ message tells the reader what to do next. Callers decide by the class attributes
 effect; when unsure, False).
 
 The modules are for the reader; everybody imports from here.
+
+Modules:
+
+    base         The base of every error
+    catalog      Errors of the catalog
+    channels     Refusals of channels
+    client       Errors that only a client of a cluster meets
+    doors        Errors of the doors to NATS and Liftbridge
+    embedded     Refusals that only embedded use meets (`tidelog.embedded`)
+    groups       Errors of consumer groups
+    identity     Errors of who somebody is
+    link         Errors of the link between nodes
+    pipeline     Refusals of the pipeline
+    raft         Refusals of the metadata group
+    replication  Errors of what travels
+    storage      Errors of what is stored
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ and, if the token shall not see every instance, the instances with commas betwee
 
 What a caller must keep: ask on every request, for tokens may be taken back and certificates revoked meanwhile.
 
-A1  A token is compared with every known one, each in constant time.
-A2  The file is believed as a whole. One that became unusable (a typo, cut off, writable by others) changes nothing:
+HA1  A token is compared with every known one, each in constant time.
+HA2  The file is believed as a whole. One that became unusable (a typo, cut off, writable by others) changes nothing:
     the last good one stays in force and `problem` says why. A file that is gone means that nobody has a token.
-A3  An operator's certificate may do everything, a boat's reads its own instance, a node's nothing.
-A4  Whoever is let in anonymously reads; nothing but a named credential writes.
+HA3  An operator's certificate may do everything, a boat's reads its own instance, a node's nothing.
+HA4  Whoever is let in anonymously reads; nothing but a named credential writes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.errors import InvalidConfig, LogError, RequestRefused
-from tidelog.storage.writer import wall_clock_us
+from tidelog.pki.identity import identity_of_certificate, is_name, parse_certificate, require_valid_at
+from tidelog.pki.revocation import RevocationList
+from tidelog.storage.log.writer import wall_clock_us
 from tidelog.units import MIB, US_PER_S
-from tidelog.wire.identity import identity_of_certificate, is_name, parse_certificate, require_valid_at
-from tidelog.wire.revocation import RevocationList
 
 READ_STATUS: Final = "read:status"
 """Heads, cursors, holes, events of replication, details of health."""
@@ -111,7 +111,7 @@ def new_token(
 
 
 def parse_tokens(data: bytes) -> dict[bytes, Principal]:
-    """Digest to holder. Raises ValueError in an operator's words (A2)."""
+    """Digest to holder. Raises ValueError in an operator's words (HA2)."""
     if data and not data.endswith(b"\n"):
         raise ValueError("its last line does not end with a newline, so it may be cut off")
     try:
@@ -276,7 +276,7 @@ class Access:
         return found
 
     def _certified(self, data: bytes) -> Principal:
-        """What a certificate that TLS has verified may read (A3)."""
+        """What a certificate that TLS has verified may read (HA3)."""
         try:
             certificate = parse_certificate(data)
             identity = identity_of_certificate(certificate, fleet=self._options.fleet)

@@ -5,9 +5,9 @@ every error one shape: `{"error": code, "detail": words}`.
 
 What a caller must keep: `start` once and `stop` once, on the loop on which the routes' data lives.
 
-S1  Every request passes through `_answer`, so nothing is served without the checks in it.
-S2  Connections, event streams, sizes and times all have a limit; over it the answer is 503, 413 or 431.
-S3  `stop` ends event streams at once and waits for other answers no longer than `stop_s`.
+HS1  Every request passes through `_answer`, so nothing is served without the checks in it.
+HS2  Connections, event streams, sizes and times all have a limit; over it the answer is 503, 413 or 431.
+HS3  `stop` ends event streams at once and waits for other answers no longer than `stop_s`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from tidelog.http.routes import (
 )
 from tidelog.http.streams import wants_gzip
 from tidelog.http.tls import ServerTls
-from tidelog.http.tls_accept import TlsAccept
+from tidelog.pki.revocation import RevocationList
+from tidelog.transports.grpc.tls_accept import TlsAccept
 from tidelog.units import KIB
-from tidelog.wire.revocation import RevocationList
 
 RETRY_AFTER_S: Final = 5
 _PREFLIGHT_MAX_AGE_S: Final = 86_400
@@ -155,7 +155,7 @@ class HttpServer:
         self._log(f"http up port={self.port} tls={self.tls is not None} anonymous={options.access.anonymous}")
 
     async def stop(self) -> None:
-        """Take no new requests, end event streams at once, give other answers a moment (S3)."""
+        """Take no new requests, end event streams at once, give other answers a moment (HS3)."""
         self._stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -171,7 +171,7 @@ class HttpServer:
     # --- one request -----------------------------------------------------------------------------
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Every request, whatever comes of it (S1)."""
+        """Every request, whatever comes of it (HS1)."""
         status = _LEFT
         headers = self._common_headers(request)
         try:

@@ -4,10 +4,10 @@ A device is known by its source address as soon as it speaks; an address claim (
 NAME, product information (PGN 126996) the strings on its label.
 
 What holds:
-D1  At most one device per source, and no more than the 252 sources that can be claimed.
-D2  A new NAME on a source is a new device: nothing of the old one stays. A NAME that moves to another
+ND1  At most one device per source, and no more than the 252 sources that can be claimed.
+ND2  A new NAME on a source is a new device: nothing of the old one stays. A NAME that moves to another
     source takes its label along and leaves nothing behind.
-D3  No frame raises: what is too short to be a claim or a label only counts as a packet.
+ND3  No frame raises: what is too short to be a claim or a label only counts as a packet.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class DeviceRegistry:
 
     def _set(self, device: Device) -> DeviceChange:
         self._devices[device.source] = device
-        assert len(self._devices) <= SOURCES_MAX, "D1"
+        assert len(self._devices) <= SOURCES_MAX, "ND1"
         return DeviceChange(source=device.source, device=device)
 
     def _remove(self, source: int) -> DeviceChange:

@@ -5,13 +5,13 @@ messages of one sender apart) and a frame number (5 bits); frame 0 has the lengt
 6 bytes, the others 7 bytes each. Nothing here does I/O or reads a clock: time comes with each frame.
 
 What holds:
-P1  A frame of a PGN that is not a fast packet, and a payload longer than 8 bytes (assembled already),
+NFP1  A frame of a PGN that is not a fast packet, and a payload longer than 8 bytes (assembled already),
     pass unchanged.
-P2  Frames of one message may come in any order and more than once; those of different senders,
+NFP2  Frames of one message may come in any order and more than once; those of different senders,
     destinations, PGNs and sequence counters never mix.
-P3  A message comes out at most once for every frame 0 that came in, at the time of the frame that made it
+NFP3  A message comes out at most once for every frame 0 that came in, at the time of the frame that made it
     whole, so times that went in rising come out rising.
-P4  No input raises, and no more than `open_max` messages are held; a frame or message that is given up
+NFP4  No input raises, and no more than `open_max` messages are held; a frame or message that is given up
     is counted under its reason.
 
 What cannot be told apart: when a sender repeats a sequence counter within the timeout, the older message

@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.pipeline.columns import ROWS_MAX, batches
 from tidelog.pipeline.fingerprint import FINGERPRINT_SCHEMA, HASH_SCHEMA, STRETCH_BITS, fingerprints, hashes
-from tidelog.pipeline.logs import ChannelEnds, LogsAddress, Piece
+from tidelog.pipeline.sources.columns import ROWS_MAX, batches
+from tidelog.pipeline.sources.logs import ChannelEnds, LogsAddress, Piece
 from tidelog.pipeline.tables.table import Table
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from tidelog.config import DURATION, FILE, FOLDER, INTEGER, NAMES, SIZE, SWITCH, Loaded, Setting, load_settings, one_of
 from tidelog.errors import InvalidConfig
-from tidelog.pipeline.frames_job import ACCEPT, FramesOptions
-from tidelog.pipeline.logs import FAIL, SKIP, LogsAddress
-from tidelog.pipeline.signals_job import SignalsOptions
+from tidelog.pipeline.jobs.frames_job import ACCEPT, FramesOptions
+from tidelog.pipeline.jobs.signals_job import SignalsOptions
+from tidelog.pipeline.sources.logs import FAIL, SKIP, LogsAddress
 from tidelog.pipeline.tables import DELTA, FORMATS
 from tidelog.units import MIB
 

@@ -1,4 +1,15 @@
-"""NMEA 2000 decoded over whole columns: frames to signals, raw captures to messages, clocks and devices.
+"""NMEA 2000 messages decoded over whole columns.
 
-Knows numpy, pyarrow and the field definitions of the `nmea2000` package, and nothing of Spark.
+Modules:
+
+    buffers     Arrow's binary columns as numpy arrays and back, without a step for a single value
+    clocks      Frames with wrong clocks, placed by what is known around them
+    columns     Fields of one variant, each read from all of its frames at once
+    decode      Whole messages to signals
+    devices     Which device sent a frame
+    layouts     How the fields of a parameter group lie in its payload, learned from the `nmea2000` package
+    payloads    The payloads of many frames side by side
+    reassembly  Fast packets of raw captures put together, over whole columns
+    rows        The long table
+    texts       Texts of one batch
 """

@@ -5,10 +5,10 @@ A boat without a battery for its clock wakes up in 1970, jumps when the GPS has 
 clock went steadily, and a run that cannot be right is moved as a whole.
 
 What holds:
-K1  Frames of a run that can be right keep their times and are "ok".
-K2  Within a run all times move by the same amount, so distances between frames stay.
-K3  The result depends on the arguments alone.
-K4  A frame that was moved is "gps" (moved by what the GPS said within its run) or "placed".
+SCL1  Frames of a run that can be right keep their times and are "ok".
+SCL2  Within a run all times move by the same amount, so distances between frames stay.
+SCL3  The result depends on the arguments alone.
+SCL4  A frame that was moved is "gps" (moved by what the GPS said within its run) or "placed".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Clock(enum.IntEnum):
 CLOCK_NAMES: Final = ("ok", "gps", "placed")
 
 
-class Placed(NamedTuple):
+class PlacedTimes(NamedTuple):
     """Times and what was done to them, frame by frame."""
 
     times_us: Int64s
@@ -77,13 +77,13 @@ def place_times(
     *,
     previous_end_us: int | None = None,
     next_start_us: int | None = None,
-) -> Placed:
+) -> PlacedTimes:
     """Times of the frames of one lineage, in order of seq.
 
     `previous_end_us` and `next_start_us` are the good times around this stretch, where it is a part of more.
     """
     if not len(times_us):
-        return Placed(times_us, np.zeros(0, dtype=np.int8))
+        return PlacedTimes(times_us, np.zeros(0, dtype=np.int8))
     starts = _run_starts(times_us)
     ends = np.append(starts[1:], len(times_us)) - 1
     gps_offsets, has_gps = _gps_offsets(times_us, append_us, gps, starts)
@@ -99,7 +99,7 @@ def place_times(
     clocks[left] = Clock.PLACED
     _place_runs(left, times_us[starts], times_us[ends], append_us[ends], shifts, previous_end_us, next_start_us)
     counts = ends - starts + 1
-    return Placed(times_us + np.repeat(shifts, counts), np.repeat(clocks, counts))
+    return PlacedTimes(times_us + np.repeat(shifts, counts), np.repeat(clocks, counts))
 
 
 def _run_starts(times_us: Int64s) -> Int64s:

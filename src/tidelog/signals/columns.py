@@ -5,9 +5,9 @@ set. The place of a field is one number as long as all frames agree; behind a te
 number for each frame. Either way no step is taken for a single frame.
 
 What holds:
-C1  Columns come in the order of the fields, the sets of a repeated run one behind the other.
-C2  A column has no row for a frame whose field is missing, "not available" or out of range.
-C3  A frame that holds a value whose type only its payload tells is reported in `opaque_rows`.
+SC1  Columns come in the order of the fields, the sets of a repeated run one behind the other.
+SC2  A column has no row for a frame whose field is missing, "not available" or out of range.
+SC3  A frame that holds a value whose type only its payload tells is reported in `opaque_rows`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidelog.signals.layouts import FieldLayout, Kind, RepeatedSet, Variant
+from tidelog.signals.layouts import FieldKind, FieldLayout, RepeatedSet, Variant
 from tidelog.signals.payloads import PAYLOAD_BYTES_MAX, Int64s, Integers, Payloads, Place, Unique
 from tidelog.signals.texts import TextPool, date_text, fixed_text, hex_text, lau_text, lz_text
 
@@ -148,15 +148,17 @@ class _Reader:
         """Read one field of some rows; where the next one lies, or None where nobody knows."""
         item = self._variant.fields[place]
         kind = item.kind
-        if kind is Kind.VARIABLE:
+        if kind is FieldKind.VARIABLE:
             self._mark_opaque(rows)
             return None
-        if item.bit_length is None or kind in (Kind.TEXT_FIXED, Kind.TEXT_LZ):
+        if item.bit_length is None or kind in (FieldKind.TEXT_FIXED, FieldKind.TEXT_LZ):
             return self._read_bytes(item, rows, at, suffix)
-        if kind is Kind.BINARY and (item.bit_length > 64 or (isinstance(at, int) and not (at | item.bit_length) & 7)):
+        if kind is FieldKind.BINARY and (
+            item.bit_length > 64 or (isinstance(at, int) and not (at | item.bit_length) & 7)
+        ):
             return self._read_bytes(item, rows, at, suffix)
         following = at + item.bit_length
-        if kind is Kind.SKIPPED:
+        if kind is FieldKind.SKIPPED:
             return following
         fitting = self._payloads.fitting(rows, at, item.bit_length)
         if fitting is not None and not len(fitting):
@@ -173,22 +175,22 @@ class _Reader:
 
     def _add_raws(self, place: int, item: FieldLayout, found: _Found, suffix: str) -> None:
         match item.kind:
-            case Kind.NUMBER | Kind.DATE:
+            case FieldKind.NUMBER | FieldKind.DATE:
                 self._add_numbers(item, found, suffix)
-            case Kind.LOOKUP | Kind.BITS:
+            case FieldKind.LOOKUP | FieldKind.BITS:
                 self._add_codes(place, item, found, suffix)
-            case Kind.FLOAT:
+            case FieldKind.FLOAT:
                 with np.errstate(invalid="ignore"):
                     values = found.raws.astype(np.uint32).view(np.float32).astype(np.float64) * item.scale
                 kept = np.flatnonzero(np.isfinite(values))
                 self._add(item, suffix, _some(found.rows, kept, len(values)), values[kept], None, plain=True)
-            case Kind.DECIMAL:
+            case FieldKind.DECIMAL:
                 self._add_decimals(item, found, suffix)
-            case Kind.NAME:
+            case FieldKind.NAME:
                 kept = np.flatnonzero(found.raws != np.uint64(item.raw_max))
                 texts = _coded(found.raws[kept], lambda raw: self._pool.code(f"{raw:016x}"))
                 self._add(item, suffix, _some(found.rows, kept, len(found.raws)), None, texts)
-            case Kind.BINARY:
+            case FieldKind.BINARY:
                 size = -(-(item.bit_length or 0) // 8)
                 texts = _coded(found.raws, lambda raw: self._pool.code(raw.to_bytes(size, "little").hex()))
                 self._add(item, suffix, found.rows, None, texts)
@@ -207,7 +209,7 @@ class _Reader:
                 return
             rows, raws = _some(rows, kept, len(raws)), raws[kept]
         texts = None
-        if item.kind is Kind.DATE:
+        if item.kind is FieldKind.DATE:
             texts = _coded(raws, lambda raw: self._pool.code(date_text(raw)))
         self._add(item, suffix, rows, raws, texts)
 
@@ -224,7 +226,7 @@ class _Reader:
         def code(key: int) -> int:
             raw, master = (key & none, key >> (item.bit_length or 0)) if item.indirect is not None else (key, 0)
             label = self._variant.label(place, raw, master)
-            missing = label is None and item.kind is Kind.LOOKUP and raw > none - _reserved(none)
+            missing = label is None and item.kind is FieldKind.LOOKUP and raw > none - _reserved(none)
             return _MISSING if missing else self._pool.code(label)
 
         texts = _coded(combined, code)
@@ -273,10 +275,10 @@ class _Reader:
         payloads = self._payloads
         starting = payloads.fitting(rows, at, 8)
         lengths: Int64s | int
-        if item.kind is Kind.TEXT_LAU or (item.kind is Kind.TEXT_LZ and item.bit_length is None):
+        if item.kind is FieldKind.TEXT_LAU or (item.kind is FieldKind.TEXT_LZ and item.bit_length is None):
             count = len(payloads) if rows is None else len(rows)
             first = payloads.raw(rows, _per_row(at, count), 8).astype(np.int64)
-            lengths = np.maximum(first, 2) if item.kind is Kind.TEXT_LAU else first + 1
+            lengths = np.maximum(first, 2) if item.kind is FieldKind.TEXT_LAU else first + 1
             following: Place = at + lengths * 8
         elif item.bit_length is not None:
             lengths = item.bit_length // 8
@@ -290,9 +292,9 @@ class _Reader:
             among = _among(rows, starting)
             at = at if isinstance(at, int) else at[among]
             lengths = lengths if isinstance(lengths, int) else lengths[among]
-        if item.kind is Kind.DYNAMIC:
+        if item.kind is FieldKind.DYNAMIC:
             self._mark_opaque(starting)
-        if item.kind is not Kind.SKIPPED:
+        if item.kind is not FieldKind.SKIPPED:
             self._add_strings(item, suffix, starting, payloads.strings(starting, at, lengths))
         return following
 
@@ -304,7 +306,7 @@ class _Reader:
         found = None if teller is None else self._raws.get(teller)
         if found is not None and teller is not None:
             told = found.raws.astype(np.int64)
-            if item.kind is Kind.BINARY:
+            if item.kind is FieldKind.BINARY:
                 told = -(-told // 8)
             else:
                 # What lies between a length and its value counts too; a length that is no number is no limit.
@@ -351,12 +353,12 @@ class _Reader:
 _MISSING: Final = -2
 """A code or text that says "not available"; -1 is one without a name."""
 
-_READERS: Final[dict[Kind, Callable[[bytes], str | None]]] = {
-    Kind.TEXT_FIXED: fixed_text,
-    Kind.TEXT_LAU: lau_text,
-    Kind.TEXT_LZ: lz_text,
-    Kind.BINARY: hex_text,
-    Kind.DYNAMIC: hex_text,
+_READERS: Final[dict[FieldKind, Callable[[bytes], str | None]]] = {
+    FieldKind.TEXT_FIXED: fixed_text,
+    FieldKind.TEXT_LAU: lau_text,
+    FieldKind.TEXT_LZ: lz_text,
+    FieldKind.BINARY: hex_text,
+    FieldKind.DYNAMIC: hex_text,
 }
 
 
@@ -416,9 +418,9 @@ def _teller(variant: Variant, item: FieldLayout) -> int | None:
     place = variant.fields.index(item)
     for before in range(place - 1, -1, -1):
         name = variant.fields[before].id
-        if item.kind is Kind.BINARY and name.startswith("numberOfBits"):
+        if item.kind is FieldKind.BINARY and name.startswith("numberOfBits"):
             return before
-        if item.kind is Kind.DYNAMIC and name == "length":
+        if item.kind is FieldKind.DYNAMIC and name == "length":
             return before
     return None
 

@@ -6,10 +6,10 @@ long table one behind the other (`rows.py`).
 A caller gives messages that are whole; `reassemble` makes them from raw captures.
 
 What holds:
-S1  Rows come by PGN, then by variant and field; those of one field in the order of the frames.
-S2  Every frame is decoded or counted in `undecoded`, never both: `frames == decoded + sum(undecoded)`.
+DEC1  Rows come by PGN, then by variant and field; those of one field in the order of the frames.
+DEC2  Every frame is decoded or counted in `undecoded`, never both: `frames == decoded + sum(undecoded)`.
     A counted frame may still have rows for what is known of it: a proprietary one has its manufacturer.
-S3  Equal batches give equal results, dictionaries included.
+DEC3  Equal batches give equal results, dictionaries included.
 """
 
 from __future__ import annotations

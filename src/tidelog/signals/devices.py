@@ -1,12 +1,12 @@
 """Which device sent a frame: the NAME that its source address had claimed at that point, by seq.
 
-The same rules as `tidelog.nmea.devices` (D2), for history: claims are sorted by source and seq, and every
+The same rules as `tidelog.nmea.devices` (ND2), for history: claims are sorted by source and seq, and every
 frame finds the last one of its source before it.
 
 What holds:
-N1  A frame's device is the last NAME claimed by its source at or before it; none after the NAME has moved to
+SDE1  A frame's device is the last NAME claimed by its source at or before it; none after the NAME has moved to
     another source, until the source is claimed again.
-N2  Steps are taken for claims that say something new, never for frames.
+SDE2  Steps are taken for claims that say something new, never for frames.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ LABELS_MAX: Final = 8_192
 _LOCK: Final = Lock()
 
 
-class Kind(enum.Enum):
+class FieldKind(enum.Enum):
     """How the bits of a field are read."""
 
     NUMBER = enum.auto()
@@ -68,26 +68,26 @@ class Kind(enum.Enum):
 
 
 _KINDS: Final = {
-    "LOOKUP": Kind.LOOKUP,
-    "INDIRECT_LOOKUP": Kind.LOOKUP,
-    "DYNAMIC_FIELD_KEY": Kind.LOOKUP,
-    "BITLOOKUP": Kind.BITS,
-    "DATE": Kind.DATE,
-    "FLOAT": Kind.FLOAT,
-    "DECIMAL": Kind.DECIMAL,
-    "STRING_FIX": Kind.TEXT_FIXED,
-    "STRING_LAU": Kind.TEXT_LAU,
-    "STRING_LZ": Kind.TEXT_LZ,
-    "BINARY": Kind.BINARY,
-    "ISO_NAME": Kind.NAME,
-    "DYNAMIC_FIELD_VALUE": Kind.DYNAMIC,
-    "VARIABLE": Kind.VARIABLE,
-    "RESERVED": Kind.SKIPPED,
-    "SPARE": Kind.SKIPPED,
+    "LOOKUP": FieldKind.LOOKUP,
+    "INDIRECT_LOOKUP": FieldKind.LOOKUP,
+    "DYNAMIC_FIELD_KEY": FieldKind.LOOKUP,
+    "BITLOOKUP": FieldKind.BITS,
+    "DATE": FieldKind.DATE,
+    "FLOAT": FieldKind.FLOAT,
+    "DECIMAL": FieldKind.DECIMAL,
+    "STRING_FIX": FieldKind.TEXT_FIXED,
+    "STRING_LAU": FieldKind.TEXT_LAU,
+    "STRING_LZ": FieldKind.TEXT_LZ,
+    "BINARY": FieldKind.BINARY,
+    "ISO_NAME": FieldKind.NAME,
+    "DYNAMIC_FIELD_VALUE": FieldKind.DYNAMIC,
+    "VARIABLE": FieldKind.VARIABLE,
+    "RESERVED": FieldKind.SKIPPED,
+    "SPARE": FieldKind.SKIPPED,
 }
 """By the database's type; every other one is a number (MMSI, PGN, DURATION, TIME, ADDRESS ...)."""
 
-_RAW_KINDS: Final = (Kind.NUMBER, Kind.DATE)
+_RAW_KINDS: Final = (FieldKind.NUMBER, FieldKind.DATE)
 _INDIRECT: Final = {"deviceFunction": "deviceClass", "value": "id"}
 """Which field an indirect lookup also depends on, by the lookup's own id; the database does not say."""
 
@@ -106,7 +106,7 @@ class FieldLayout:
 
     id: str
     signal: str
-    kind: Kind
+    kind: FieldKind
     bit_offset: int | None
     """None behind a field of no fixed length."""
     bit_length: int | None
@@ -163,7 +163,7 @@ class Variant:
     @property
     def opaque(self) -> bool:
         """Whether some value's type is told by the payload, so that its content is not decoded."""
-        return any(item.kind in (Kind.DYNAMIC, Kind.VARIABLE) for item in self.fields)
+        return any(item.kind in (FieldKind.DYNAMIC, FieldKind.VARIABLE) for item in self.fields)
 
     def label(self, place: int, code: int, other: int = 0) -> str | None:
         """What a code, or a set of flags, is called; None where it has no name."""
@@ -278,7 +278,8 @@ def _learn(info: Any, pgn: int) -> Variant | None:
     probe = probe.ljust(width, b"\xff")
     fields = tuple(_learn_field(info, place, start, length, probe, pgn) for place, (start, length) in enumerate(places))
     fields = tuple(
-        replace(item, kind=Kind.VARIABLE) if _is_optional(info, place) else item for place, item in enumerate(fields)
+        replace(item, kind=FieldKind.VARIABLE) if _is_optional(info, place) else item
+        for place, item in enumerate(fields)
     )
     matches = tuple(_matches(info, fields, probe, pgn))
     # A match field has one value by definition; asking for others has asked other variants.
@@ -346,7 +347,7 @@ def _places(info: Any, probe: bytes) -> Iterator[tuple[int, int | None]]:
 
 def _learn_field(info: Any, place: int, start: int, length: int | None, probe: bytes, pgn: int) -> FieldLayout:
     item = info.fields[place]
-    kind = _KINDS.get(item.field_type or "", Kind.NUMBER)
+    kind = _KINDS.get(item.field_type or "", FieldKind.NUMBER)
     if item.field_type == "STRING_LZ" and length is not None:
         length = item.bit_length
     signed, raw_min, raw_max = False, 0, (1 << (length or 0)) - 1
@@ -421,7 +422,7 @@ def _matches(info: Any, fields: tuple[FieldLayout, ...], probe: bytes, pgn: int)
     for place, item in enumerate(fields):
         if place in repeated or item.bit_offset is None or item.bit_length is None or item.bit_length > 64:
             continue
-        if item.kind not in (Kind.NUMBER, Kind.LOOKUP):
+        if item.kind not in (FieldKind.NUMBER, FieldKind.LOOKUP):
             continue
         raw = int.from_bytes(probe, "little") >> item.probe_bit & (1 << item.bit_length) - 1
         changed = _with_bits(probe, item.probe_bit, item.bit_length, raw ^ 1)

@@ -5,8 +5,8 @@ Payloads of a group are gathered into a matrix of 8-byte words, one row for each
 Where fields lie at a different place in every frame, words are read at each frame's own place instead.
 
 What holds:
-B1  No read leaves the buffer: it is followed by as many zeros as the widest read needs.
-B2  Bits beyond a payload's end are of another frame; a caller asks `fitting` before it believes a field.
+SP1  No read leaves the buffer: it is followed by as many zeros as the widest read needs.
+SP2  Bits beyond a payload's end are of another frame; a caller asks `fitting` before it believes a field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALIGNED: Final = {
 
 
 def padded(values: UInt8s, bytes_max: int) -> UInt8s:
-    """A copy of a values buffer that may be read `bytes_max` beyond its end (B1)."""
+    """A copy of a values buffer that may be read `bytes_max` beyond its end (SP1)."""
     buffer = np.zeros(len(values) + bytes_max + 3 * _WORD_BYTES, dtype=np.uint8)
     buffer[: len(values)] = values
     return buffer
@@ -112,7 +112,7 @@ class Payloads:
 
     def _windows(self, starts: Int64s, place: Int64s) -> tuple[Integers, Integers, Integers]:
         bytes_ = starts + (place >> 3)
-        # A place may lie beyond the end of the last payload; what is read there is thrown away (B2).
+        # A place may lie beyond the end of the last payload; what is read there is thrown away (SP2).
         np.minimum(bytes_, len(self._words_at) - 2, out=bytes_)
         return self._words_at[bytes_], self._buffer[bytes_ + _WORD_BYTES], (place & 7).astype(np.uint64)
 

@@ -6,11 +6,11 @@ order of time; a message begins at each frame 0 that is no copy, and at each pau
 comes out stands at the frame that made it whole.
 
 What holds:
-R1  Frames that are no part of anything pass unchanged and in order.
-R2  A message comes out at most once for every frame 0, and only if all its frames are there.
-R3  Every frame passes, is in a message that came out, or is counted: `incomplete` counts frames, copies and
+SRE1  Frames that are no part of anything pass unchanged and in order.
+SRE2  A message comes out at most once for every frame 0, and only if all its frames are there.
+SRE3  Every frame passes, is in a message that came out, or is counted: `incomplete` counts frames, copies and
     malformed ones included.
-R4  A stream that was put together already is left alone: it is known by payloads of more than 8 bytes, which
+SRE4  A stream that was put together already is left alone: it is known by payloads of more than 8 bytes, which
     no CAN frame has.
 
 Frame 0 behind its own other frames (reordered by a gateway) is taken for the next message's, so such a message
@@ -53,7 +53,7 @@ class Reassembled:
 
 
 def is_assembled(batch: pa.RecordBatch) -> bool:
-    """Whether a stream's long messages are whole already (R4)."""
+    """Whether a stream's long messages are whole already (SRE4)."""
     offsets, _ = binary_buffers(batch.column("data"))
     return bool((np.diff(offsets) > _FRAME_BYTES_MAX).any())
 

@@ -4,8 +4,8 @@ A signal's rows stand together, so everything is copied in long runs and nothing
 too: a file is mostly runs of one name, and who looks for one signal passes over the pages of the others.
 
 What holds:
-L1  Rows come in the order in which columns were added, those of a column in the order of its frames.
-L2  `signal`, `unit` and `text` are dictionaries: a name is written once for a batch.
+SR1  Rows come in the order in which columns were added, those of a column in the order of its frames.
+SR2  `signal`, `unit` and `text` are dictionaries: a name is written once for a batch.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SignalRows:
         self._rows += sum(len(members) if column.rows is None else len(column.rows) for column in columns)
 
     def to_arrow(self, pool: TextPool) -> pa.RecordBatch:
-        """All rows (L1)."""
+        """All rows (SR1)."""
         slab = Slab(self._rows)
         taken = {name: _Taken(self._batch.column(name), SIGNALS_SCHEMA.field(name).type, slab) for name in _TAKEN}
         passed = {name: _Passed(self._batch, name, slab) for name in _PASSED}

@@ -6,16 +6,16 @@ truncates between the two in order. Each folder has visible and durable names, w
 un-synced name operations between them.
 
 What survives `crash`, the power cut:
-M1  A byte that was synced and not written since is never lost, torn or changed.
-M2  Each un-synced write is, on its own, lost, kept or torn (a prefix, or sectors of 512 bytes that are
+DI1  A byte that was synced and not written since is never lost, torn or changed.
+DI2  Each un-synced write is, on its own, lost, kept or torn (a prefix, or sectors of 512 bytes that are
     new, zero or old). So a later write may survive an earlier one. The file may have the new length all
     the same, filled with zeros. An un-synced truncate is kept or lost.
-M3  Of a folder's un-synced name operations a prefix is kept, for metadata is journaled in order. A rename
+DI3  Of a folder's un-synced name operations a prefix is kept, for metadata is journaled in order. A rename
     is kept in both folders or in neither. Syncing a file says nothing about its name: one that
     never became durable is gone.
-M4  After a failed `sync` the writes it should have made durable are still read, and are lost in the next
+DI4  After a failed `sync` the writes it should have made durable are still read, and are lost in the next
     crash, even if a later `sync` succeeds (the kernel marked the pages clean).
-M5  Handles and locks do not survive; the same object then is the rebooted machine.
+DI5  Handles and locks do not survive; the same object then is the rebooted machine.
 
 Everything follows from the `rng` passed in and the order of the calls: no clock, no threads, no global
 state. Only faults, crashes and the order in which `remove_folder` empties a folder draw from it.
@@ -84,7 +84,7 @@ class DiskFaults:
 
     lying_syncs: int = 0
     """So many file syncs from now report success and make nothing durable: what they should have saved is read until
-    the next crash takes it, as M4 says of failed ones."""
+    the next crash takes it, as DI4 says of failed ones."""
 
     lying_folder: str = ""
     """Only syncs of files below it lie."""
@@ -319,7 +319,7 @@ class SimDisk:
     # --- what goes wrong -----------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Cut the power and boot again: M1 to M5."""
+        """Cut the power and boot again: DI1 to DI5."""
         self._crashes += 1
         self._recent.append(("crash", "", 0, 0))
         for handle in self._handles:

@@ -2,7 +2,7 @@
 
 A file has the bytes that reads see and the bytes that are durable, with the un-synced writes between
 them; a folder has the same for names. This module knows what becomes of un-synced changes in a power
-cut (M1 to M3 of `tidelog.sim.disk`); it knows nothing of faults, capacity or handles.
+cut (DI1 to DI3 of `tidelog.sim.disk`); it knows nothing of faults, capacity or handles.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FileNode:
         self.pending.clear()
 
     def lose_pending(self) -> None:
-        """M4. Truncates stay pending: they are metadata, and the journal still has them."""
+        """DI4. Truncates stay pending: they are metadata, and the journal still has them."""
         self.pending = [change for change in self.pending if change[1] is None]
 
 
@@ -106,7 +106,7 @@ def settle_folder(folder: FolderNode, dirty: dict[FolderNode, None]) -> None:
 
 
 def surviving_name_changes(dirty: dict[FolderNode, None], rng: random.Random) -> list[NameChange]:
-    """A prefix of each folder's journal, shortened until every kept change is kept in all its folders (M3)."""
+    """A prefix of each folder's journal, shortened until every kept change is kept in all its folders (DI3)."""
     kept = {folder: rng.randint(0, len(folder.journal)) for folder in dirty}
     shrinking = True
     while shrinking:
@@ -123,7 +123,7 @@ def surviving_name_changes(dirty: dict[FolderNode, None], rng: random.Random) ->
 
 
 def survive(rng: random.Random, durable: bytearray, position: int, data: bytes) -> None:
-    """Draw the fate of one un-synced write (M2). Touches no byte outside it (M1)."""
+    """Draw the fate of one un-synced write (DI2). Touches no byte outside it (DI1)."""
     fate = rng.randrange(4)
     if fate == 1:
         put(durable, position, data)

@@ -1,6 +1,6 @@
 """A disk that lies: what was synced is gone, zeroed, flipped or removed, or a folder is an older copy of itself.
 
-`SimDisk.crash` takes only what nobody was promised (M1). These functions break that promise, behind everyone's back:
+`SimDisk.crash` takes only what nobody was promised (DI1). These functions break that promise, behind everyone's back:
 call them between two lives, when the owner of the files has stopped or lost its power. What they leave is durable.
 
     picture = take_picture(disk, ".tidelog")            # a backup, a snapshot of the virtual machine

@@ -1,7 +1,7 @@
 """Virtual time, and a link between a boat and its cloud that behaves as badly as a real one.
 
 A `Scheduler` is a heap of calls by virtual millisecond; calls of the same millisecond run in the order
-in which they were made. A `Link` makes `Connection`s as TCP would: each has independent streams (Live and
+in which they were made. A `SimLink` makes `Connection`s as TCP would: each has independent streams (Live and
 Backfill do not wait for each other), a stream keeps its order, and nothing is lost while the connection
 lives. A cut loses what is in flight. A half-open connection swallows one direction without a word, from
 some moment on. A side that closes stops listening, but what it sent may still arrive, even after its
@@ -73,7 +73,7 @@ class Weather:
 class Connection:
     """One dialed connection. `deliver` takes a message at the far end, or says False when nobody is there."""
 
-    def __init__(self, link: Link, deliver: Callable[[Connection, Way, Any], bool]) -> None:
+    def __init__(self, link: SimLink, deliver: Callable[[Connection, Way, Any], bool]) -> None:
         self._link = link
         self._deliver = deliver
         self.cut = False
@@ -111,7 +111,7 @@ class Connection:
         self.closed.add(side)
 
 
-class Link:
+class SimLink:
     """The way from one boat to the cloud. Keeps the connections that are not cut."""
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, weather: Weather) -> None:

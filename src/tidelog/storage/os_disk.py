@@ -4,11 +4,11 @@ One descriptor per open file, positioned reads and writes, `fdatasync` for a fil
 folder. Nothing is cached here, so any number of threads may use one file at the same time; only
 `close` must not race with them.
 
-O1  Every path stays under the root: an absolute path or one with `..` is a `ValueError`, because it
+OD1  Every path stays under the root: an absolute path or one with `..` is a `ValueError`, because it
     is a bug of the caller and not something the world did.
-O2  No `OSError` leaves. It is translated once, here: no space (ENOSPC, EDQUOT, EFBIG) is `DiskFull`,
+OD2  No `OSError` leaves. It is translated once, here: no space (ENOSPC, EDQUOT, EFBIG) is `DiskFull`,
     ENOENT is `FileMissing`, anything out of fsync or fdatasync is `SyncFailed`, the rest `DiskError`.
-O3  `write_at` returns only after every byte was taken by the kernel. When it raises, a part may have
+OD3  `write_at` returns only after every byte was taken by the kernel. When it raises, a part may have
     been written (D3); the caller truncates.
 
 EINTR needs no code: Python repeats the system call by itself (PEP 475).
@@ -40,7 +40,7 @@ _LOCK_ATTEMPTS = 8
 
 
 def checked_path(path: str) -> str:
-    """The path without empty and `.` parts; `""` is the root. Refuses to leave the root (O1)."""
+    """The path without empty and `.` parts; `""` is the root. Refuses to leave the root (OD1)."""
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
         raise ValueError(f"{path!r} leaves the disk's root; use a relative path without '..'")

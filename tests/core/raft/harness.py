@@ -15,8 +15,8 @@ from random import Random
 from typing import NamedTuple
 
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     HardState,
@@ -24,10 +24,10 @@ from tidelog.core.raft import (
     Message,
     Raft,
     RaftConfig,
+    RaftRole,
     ReadAborted,
     ReadReady,
     Ready,
-    Role,
     Snapshot,
     SnapshotHead,
     VoteAnswer,
@@ -105,7 +105,7 @@ class Member:
         self.is_up = True
         self.pending: deque[Ready] = deque()
         self.reads: list[ReadReady | ReadAborted] = []
-        self.shown = (Role.FOLLOWER, self.disk.hard_state.term)
+        self.shown = (RaftRole.FOLLOWER, self.disk.hard_state.term)
         self._restore(self.disk.snapshot)
         self.raft = Raft(
             me=self.name,
@@ -185,7 +185,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        return self.is_up and self.raft.role is Role.LEADER
+        return self.is_up and self.raft.role is RaftRole.LEADER
 
     @property
     def log_terms(self) -> list[int]:
@@ -383,7 +383,7 @@ class Net:
         if (raft.role, raft.term) != member.shown:
             member.shown = (raft.role, raft.term)
             self.note(f"{member.name} role", f"{raft.role.value}, term {raft.term}")
-        if raft.role is Role.LEADER:
+        if raft.role is RaftRole.LEADER:
             known = self._leaders.setdefault(raft.term, member.name)
             assert known == member.name, f"RA2: {known} and {member.name} lead term {raft.term} (seed {self.seed})"
         log = raft.log
@@ -407,7 +407,7 @@ class Net:
             assert durable.vote == sender.name, "RA1: asked for votes before its own was durable"
         if isinstance(message, AppendAnswer) and message.accepted and term == durable.term:
             assert message.index <= sender.disk.last_index, f"RA6: {sender.name} claims {message.index}"
-        if isinstance(message, Append) and message.entries:
+        if isinstance(message, AppendEntries) and message.entries:
             assert message.entries[0].index == message.previous_index + 1
 
     def _voted(self, packet: Packet) -> None:

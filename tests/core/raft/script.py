@@ -18,8 +18,8 @@ from pathlib import Path
 from tests.core.raft.harness import Net, Packet, describe_members, describe_span
 from tidelog.core.raft import (
     AddLearner,
-    Append,
     AppendAnswer,
+    AppendEntries,
     Demote,
     MembersChange,
     Promote,
@@ -54,7 +54,7 @@ def describe(packet: Packet) -> str:
             return f"yes, try term {answer.term}" if answer.granted else f"no; it is term {answer.term}"
         case VoteAnswer() as answer:
             return f"my vote in term {answer.term} is yours" if answer.granted else f"no vote in term {answer.term}"
-        case Append() as append:
+        case AppendEntries() as append:
             what = f"take {describe_span(append.entries)}" if append.entries else "I lead"
             after = f"after {append.previous_index}@{append.previous_term}"
             return f"term {append.term}: {what} {after}; commit {append.commit}, round {append.round}"

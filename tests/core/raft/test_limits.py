@@ -9,8 +9,8 @@ import pytest
 from tests.core.raft.harness import Disk, Member, Net, Packet, entries_of
 from tidelog.core.raft import (
     AddLearner,
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     HardState,
@@ -27,8 +27,10 @@ from tidelog.errors import InvalidConfig, MembershipPending, MembershipRefused, 
 HEARTBEAT_MS = RaftConfig().heartbeat_ms
 
 
-def with_entries(packets: list[Packet]) -> list[Append]:
-    return [packet.message for packet in packets if isinstance(packet.message, Append) and packet.message.entries]
+def with_entries(packets: list[Packet]) -> list[AppendEntries]:
+    return [
+        packet.message for packet in packets if isinstance(packet.message, AppendEntries) and packet.message.entries
+    ]
 
 
 def propose_until_refused(net: Net, leader: Member, data: bytes) -> None:
@@ -42,11 +44,11 @@ def test_unanswered_appends_to_one_follower_are_bounded_in_number() -> None:
     net = Net("abc", config=RaftConfig(inflight_max=4, append_bytes_max=1))
     leader = net.elect("a")
     net.holding = lambda packet: packet.source == "b" and isinstance(packet.message, AppendAnswer)
-    before = len(with_entries(net.messages(Append, target="b")))
+    before = len(with_entries(net.messages(AppendEntries, target="b")))
     for number in range(20):
         leader.raft.propose(f"{number}".encode())
         net.settle()
-    assert len(with_entries(net.messages(Append, target="b"))) - before == 4
+    assert len(with_entries(net.messages(AppendEntries, target="b"))) - before == 4
     assert net["c"].disk.last_index == 21, "the other one is not held up"
     net.release()
     net.settle()
@@ -59,11 +61,11 @@ def test_unanswered_appends_to_one_follower_are_bounded_in_bytes() -> None:
     net = Net("abc", config=config)
     leader = net.elect("a")
     net.holding = lambda packet: packet.source == "b"
-    before = len(net.messages(Append, target="b"))
+    before = len(net.messages(AppendEntries, target="b"))
     for _ in range(30):
         leader.raft.propose(b"x" * 100)
     net.settle()
-    sent = with_entries(net.messages(Append, target="b")[before:])
+    sent = with_entries(net.messages(AppendEntries, target="b")[before:])
     size_bytes = sum(entry.size_bytes for message in sent for entry in message.entries)
     assert 1_000 <= size_bytes <= 1_000 + 300
 
@@ -75,7 +77,7 @@ def test_an_append_is_bounded_but_a_large_entry_still_travels() -> None:
     for size_bytes in (50, 50, 50, 5_000, 50):
         leader.raft.propose(b"x" * size_bytes)
     net.run_for(HEARTBEAT_MS)
-    for message in with_entries(net.messages(Append)):
+    for message in with_entries(net.messages(AppendEntries)):
         assert len(message.entries) == 1 or sum(entry.size_bytes for entry in message.entries) <= 200
     assert [len(data) for data in net["c"].applied] == [50, 50, 50, 5_000, 50]
 
@@ -104,11 +106,11 @@ def test_where_logs_agree_is_asked_one_append_at_a_time() -> None:
     net.restart("b")
     net.losing = lambda packet: packet.source == "b" and isinstance(packet.message, AppendAnswer)
     leader.raft.step("b", AppendAnswer(term=1, round=0, accepted=False, index=0, rejected_index=2), leader.now_ms)
-    before = len(net.messages(Append, target="b"))
+    before = len(net.messages(AppendEntries, target="b"))
     for number in range(10):
         leader.raft.propose(f"{number}".encode())
         net.settle()
-    assert len(net.messages(Append, target="b")) - before == 1
+    assert len(net.messages(AppendEntries, target="b")) - before == 1
 
 
 def test_proposals_that_are_not_committed_are_bounded() -> None:
@@ -140,7 +142,7 @@ def test_the_bound_holds_when_a_tail_of_older_leaders_is_committed() -> None:
     tail = [Entry(index, 1, EntryKind.CHANGE, b"x" * 500) for index in range(1, 5)]
     config = RaftConfig(uncommitted_bytes_max=1_000, entry_bytes_max=500, append_bytes_max=2_000)
     net = Net("abc", disks={"a": Disk(HardState(1), entries=tail)}, config=config)
-    net.losing = lambda packet: packet.source == "a" and isinstance(packet.message, Append)
+    net.losing = lambda packet: packet.source == "a" and isinstance(packet.message, AppendEntries)
     leader = net.elect("a")
     with pytest.raises(TooManyProposals):
         propose_until_refused(net, leader, b"y" * 100)
@@ -188,13 +190,13 @@ def test_a_leader_that_nobody_answers_repeats_itself_only_with_its_heartbeats() 
     leader = net.elect("a")
     net.run_for(HEARTBEAT_MS)
     net.isolate("a")
-    before = len(net.messages(Append))
+    before = len(net.messages(AppendEntries))
     net.run_for(100 * HEARTBEAT_MS)
-    assert len(net.messages(Append)) - before == 200
+    assert len(net.messages(AppendEntries)) - before == 200
     for number in range(1_000):
         leader.raft.propose(f"{number}".encode())
         net.settle()
-    assert len(net.messages(Append)) - before <= 200 + 2 * net.config.inflight_max
+    assert len(net.messages(AppendEntries)) - before <= 200 + 2 * net.config.inflight_max
 
 
 def test_a_snapshot_to_a_silent_follower_is_repeated_only_with_heartbeats() -> None:
@@ -234,7 +236,7 @@ def test_reads_do_not_repeat_the_chunk_of_a_snapshot_that_is_on_its_way() -> Non
 
 
 def test_what_a_follower_keeps_of_snapshots_is_one_at_a_time() -> None:
-    """RS1: chunks of many snapshots do not add up."""
+    """RG1: chunks of many snapshots do not add up."""
     net = Net("abc")
     member = net["c"]
     for index in range(1, 50):

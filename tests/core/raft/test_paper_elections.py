@@ -6,12 +6,12 @@ import pytest
 
 from tests.core.raft.harness import Disk, Net, entries_of
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     HardState,
     RaftConfig,
+    RaftRole,
     Remove,
-    Role,
     SnapshotAnswer,
     SnapshotChunk,
     SnapshotHead,
@@ -23,8 +23,8 @@ from tidelog.core.raft import (
 TIMEOUT_MS = RaftConfig().election_timeout_ms
 
 
-def append(term: int, *, previous: tuple[int, int] = (0, 0), commit: int = 0, round_: int = 0) -> Append:
-    return Append(
+def append(term: int, *, previous: tuple[int, int] = (0, 0), commit: int = 0, round_: int = 0) -> AppendEntries:
+    return AppendEntries(
         term=term, previous_index=previous[0], previous_term=previous[1], entries=(), commit=commit, round=round_
     )
 
@@ -36,7 +36,7 @@ def vote_request(term: int, *, last: tuple[int, int] = (0, 0), pre: bool = False
 # --- 5.1 terms -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", [Role.FOLLOWER, Role.PRE_CANDIDATE, Role.CANDIDATE, Role.LEADER])
+@pytest.mark.parametrize("role", [RaftRole.FOLLOWER, RaftRole.PRE_CANDIDATE, RaftRole.CANDIDATE, RaftRole.LEADER])
 @pytest.mark.parametrize(
     "message",
     [
@@ -50,22 +50,22 @@ def vote_request(term: int, *, last: tuple[int, int] = (0, 0), pre: bool = False
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_whoever_learns_of_a_newer_term_takes_it_and_follows(role: Role, message: object) -> None:
+def test_whoever_learns_of_a_newer_term_takes_it_and_follows(role: RaftRole, message: object) -> None:
     """5.1: a member that sees a larger term than its own adopts it, and a candidate or leader becomes a follower."""
     net = Net("abc")
-    if role is Role.PRE_CANDIDATE:
+    if role is RaftRole.PRE_CANDIDATE:
         net.split("a", "b", "c")
         net.time_out("a")
-    elif role is Role.CANDIDATE:
+    elif role is RaftRole.CANDIDATE:
         net.losing = lambda packet: isinstance(packet.message, VoteAnswer) and not packet.message.pre
         net.time_out("a")
-    elif role is Role.LEADER:
+    elif role is RaftRole.LEADER:
         net.elect("a")
     net.settle()
     member = net["a"]
     assert member.raft.role is role
     member.raft.step("b", message, member.now_ms)  # type: ignore[arg-type]
-    assert (member.raft.term, member.raft.role) == (9, Role.FOLLOWER)
+    assert (member.raft.term, member.raft.role) == (9, RaftRole.FOLLOWER)
     member.pump()
     assert member.disk.hard_state.term == 9
 
@@ -91,7 +91,7 @@ def test_a_leader_of_the_past_is_told_the_term_and_steps_down() -> None:
     assert net["a"].leads
     net.heal()
     net.heartbeat("a")
-    assert net["a"].raft.role is Role.FOLLOWER
+    assert net["a"].raft.role is RaftRole.FOLLOWER
     assert net["a"].raft.term == net["b"].raft.term
 
 
@@ -117,7 +117,7 @@ def test_everybody_starts_as_a_follower() -> None:
     net.elect("a")
     net.crash("a")
     net.restart("a")
-    assert net["a"].raft.role is Role.FOLLOWER
+    assert net["a"].raft.role is RaftRole.FOLLOWER
     assert net["a"].raft.leader is None
 
 
@@ -216,7 +216,7 @@ def test_a_candidate_asks_only_once_its_own_vote_is_durable() -> None:
     net["a"].is_stalled = True
     net.time_out("a")
     net.settle()
-    assert net["a"].raft.role is Role.CANDIDATE
+    assert net["a"].raft.role is RaftRole.CANDIDATE
     assert all(packet.message.pre for packet in net.messages(VoteRequest))
     net.crash("a")
     net.restart("a")
@@ -234,7 +234,7 @@ def test_a_split_vote_ends() -> None:
         net.holding = lambda packet: isinstance(packet.message, VoteRequest) and not packet.message.pre
         net.time_out("a", "c")
         net.settle()
-        assert [net[name].raft.role for name in "ac"] == [Role.CANDIDATE, Role.CANDIDATE], f"seed {seed}"
+        assert [net[name].raft.role for name in "ac"] == [RaftRole.CANDIDATE, RaftRole.CANDIDATE], f"seed {seed}"
         net.release()
         net.settle()
         assert not net["a"].leads
@@ -253,9 +253,9 @@ def test_a_candidate_steps_down_for_a_leader_of_its_term() -> None:
     candidate.raft.step("b", VoteAnswer(term=1, granted=True, pre=True), candidate.now_ms)
     candidate.raft.tick(candidate.raft.wake_at_ms())
     candidate.raft.step("b", VoteAnswer(term=2, granted=True, pre=True), candidate.now_ms)
-    assert (candidate.raft.role, candidate.raft.term) == (Role.CANDIDATE, 2)
+    assert (candidate.raft.role, candidate.raft.term) == (RaftRole.CANDIDATE, 2)
     candidate.raft.step("a", append(2), candidate.now_ms)
-    assert (candidate.raft.role, candidate.raft.leader, candidate.raft.term) == (Role.FOLLOWER, "a", 2)
+    assert (candidate.raft.role, candidate.raft.leader, candidate.raft.term) == (RaftRole.FOLLOWER, "a", 2)
 
 
 def test_votes_of_learners_and_strangers_do_not_count() -> None:
@@ -268,11 +268,11 @@ def test_votes_of_learners_and_strangers_do_not_count() -> None:
     member = net["a"]
     for sender in ("d", "e", "x", "y"):
         member.raft.step(sender, VoteAnswer(term=1, granted=True, pre=True), member.now_ms)
-    assert member.raft.role is Role.PRE_CANDIDATE
+    assert member.raft.role is RaftRole.PRE_CANDIDATE
     member.raft.step("b", VoteAnswer(term=1, granted=True, pre=True), member.now_ms)
     for sender in ("d", "e", "x", "y"):
         member.raft.step(sender, VoteAnswer(term=1, granted=True, pre=False), member.now_ms)
-    assert member.raft.role is Role.CANDIDATE
+    assert member.raft.role is RaftRole.CANDIDATE
 
 
 def test_one_voter_saying_yes_many_times_is_one_vote() -> None:
@@ -283,7 +283,7 @@ def test_one_voter_saying_yes_many_times_is_one_vote() -> None:
     member = net["a"]
     for _ in range(5):
         member.raft.step("b", VoteAnswer(term=1, granted=True, pre=True), member.now_ms)
-    assert member.raft.role is Role.PRE_CANDIDATE
+    assert member.raft.role is RaftRole.PRE_CANDIDATE
 
 
 # --- 5.4.1 the log of who is elected -----------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_who_is_cut_off_does_not_raise_its_term() -> None:
     net.elect("a")
     net.isolate("c")
     net.run_for(30 * TIMEOUT_MS)
-    assert net["c"].raft.role is Role.PRE_CANDIDATE
+    assert net["c"].raft.role is RaftRole.PRE_CANDIDATE
     assert net["c"].raft.term == 1
     net.heal()
     net.run_for(3 * TIMEOUT_MS)
@@ -407,7 +407,7 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     net.elect("a")
     net.split("ab", "cde")
     net.run_for(2 * TIMEOUT_MS)
-    assert net["a"].raft.role is not Role.LEADER
+    assert net["a"].raft.role is not RaftRole.LEADER
     assert net["a"].raft.term == 1
     net.heal()
     net.run_for(10 * TIMEOUT_MS)

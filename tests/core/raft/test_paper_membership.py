@@ -7,16 +7,16 @@ import pytest
 from tests.core.raft.harness import Disk, Net, entries_of
 from tidelog.core.raft import (
     AddLearner,
-    Append,
     AppendAnswer,
+    AppendEntries,
     Demote,
     EntryKind,
     HardState,
     MembersChange,
     Promote,
     RaftConfig,
+    RaftRole,
     Remove,
-    Role,
     TimeoutNow,
     VoteRequest,
 )
@@ -57,7 +57,7 @@ def test_only_one_change_is_on_its_way_at_a_time() -> None:
 def test_a_new_leader_changes_no_members_before_it_has_committed_in_its_term() -> None:
     """4.1, the erratum: a change of an older term may be half done; an entry of the own term settles it first."""
     net = Net("abc")
-    net.losing = lambda packet: isinstance(packet.message, Append)
+    net.losing = lambda packet: isinstance(packet.message, AppendEntries)
     leader = net.elect("a")
     with pytest.raises(MembershipPending):
         leader.raft.propose_members(AddLearner("d"))
@@ -79,7 +79,7 @@ def test_the_schedule_of_the_erratum_ends_with_one_truth() -> None:
     first.raft.propose_members(Promote("e"))
     net.settle()
     assert net["e"].raft.members.voters == tuple("abcde")
-    net.losing = lambda packet: packet.target == "d" and isinstance(packet.message, Append)
+    net.losing = lambda packet: packet.target == "d" and isinstance(packet.message, AppendEntries)
     second = net.elect("b")
     with pytest.raises(MembershipPending):
         second.raft.propose_members(Remove("a"))
@@ -161,7 +161,7 @@ def test_a_learner_never_asks_for_votes() -> None:
     member.raft.campaign(member.now_ms)
     member.pump()
     assert net.messages(VoteRequest) == []
-    assert member.raft.role is Role.FOLLOWER
+    assert member.raft.role is RaftRole.FOLLOWER
 
 
 def test_a_promoted_member_is_asked_for_its_vote_before_it_knows() -> None:
@@ -244,7 +244,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed(change: Memb
     assert leader.leads, "b alone is no majority of b and c"
     net.restart("c")
     net.run_for(2 * HEARTBEAT_MS)
-    assert leader.raft.role is Role.FOLLOWER
+    assert leader.raft.role is RaftRole.FOLLOWER
     assert leader.raft.log.commit == 2
     net.run_for(4 * TIMEOUT_MS)
     assert net.leader.name in "bc"
@@ -396,7 +396,7 @@ def test_leadership_moves_to_a_voter_that_is_up_to_date() -> None:
     net = Net("abc")
     leader = net.elect("a")
     net.run_for(2 * HEARTBEAT_MS)  # everybody has just heard of the leader
-    net.holding = lambda packet: packet.target == "b" and isinstance(packet.message, Append)
+    net.holding = lambda packet: packet.target == "b" and isinstance(packet.message, AppendEntries)
     leader.raft.propose(b"x")
     net.pump()
     leader.raft.transfer("b", leader.now_ms)
@@ -448,7 +448,7 @@ def test_a_late_handover_disturbs_but_harms_nobody() -> None:
     leader.raft.transfer("b", leader.now_ms)
     net.run_for(2 * TIMEOUT_MS)
     leader.raft.propose(b"x")
-    net.losing = lambda packet: packet.target == "b" and isinstance(packet.message, Append)
+    net.losing = lambda packet: packet.target == "b" and isinstance(packet.message, AppendEntries)
     net.settle()
     net.release()
     net.settle()

@@ -11,15 +11,15 @@ import pytest
 from tests.core.raft.harness import Disk, Member, Net, entries_of
 from tests.core.raft.test_paper_elections import append, vote_request
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     HardState,
     Members,
     Message,
     RaftConfig,
-    Role,
+    RaftRole,
     Snapshot,
     SnapshotAnswer,
     SnapshotChunk,
@@ -125,9 +125,9 @@ TABLE = [
          lambda net: _step(net, "a", "b", append(5, previous=(7, 4)))),
     Case("a heartbeat of a term that is on disk", AppendAnswer, False, _heartbeat_of_a_known_term),
     Case("a chunk in a new term: the term", SnapshotAnswer, True, lambda net: _step(net, "a", "b", _chunk(5))),
-    Case("a leader's entries leave before its own write", Append, False, _proposed),
-    Case("a leader's heartbeat", Append, False, _heartbeat),
-    Case("a single voter's first append: its term", Append, True, _alone),
+    Case("a leader's entries leave before its own write", AppendEntries, False, _proposed),
+    Case("a leader's heartbeat", AppendEntries, False, _heartbeat),
+    Case("a single voter's first append: its term", AppendEntries, True, _alone),
     Case("a handover", TimeoutNow, False, _transfer),
 ]  # fmt: skip
 
@@ -204,7 +204,11 @@ def test_a_member_restarts_from_any_disk_it_can_have_left(
     others = Disk(HardState(2), snapshot, list(older))
     net = Net("abc", disks={"a": mine, "b": others, "c": others.copy()})
     member = net["a"]
-    assert (member.raft.term, member.raft.vote, member.raft.role) == (hard_state.term, hard_state.vote, Role.FOLLOWER)
+    assert (member.raft.term, member.raft.vote, member.raft.role) == (
+        hard_state.term,
+        hard_state.vote,
+        RaftRole.FOLLOWER,
+    )
     assert member.raft.log.last_index == 2 + len(terms)
     assert member.raft.log.commit == base, "what is committed beyond the snapshot has to be learned again"
     assert member.applied == ([b"1.1", b"2.1"] if base else [])

@@ -6,13 +6,13 @@ import pytest
 
 from tests.core.raft.harness import Disk, Net, entries_of
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     HardState,
     RaftConfig,
+    RaftRole,
     ReadAborted,
     ReadReady,
-    Role,
     SnapshotAnswer,
 )
 from tidelog.errors import NotLeader, TooManyReads
@@ -79,7 +79,7 @@ def test_a_new_leader_waits_for_its_own_first_commit() -> None:
     """6.4: at the start of its term a leader may not know what is committed; an entry of its own term tells it."""
     disks = {name: Disk(HardState(1), entries=entries_of(1, 1, 1)) for name in "abc"}
     net = Net("abc", disks=disks)
-    net.losing = lambda packet: isinstance(packet.message, Append) and bool(packet.message.entries)
+    net.losing = lambda packet: isinstance(packet.message, AppendEntries) and bool(packet.message.entries)
     leader = net.elect("a")
     leader.raft.read(1)
     net.run_for(TIMEOUT_MS // 2)
@@ -153,7 +153,7 @@ def test_a_rejection_of_this_term_confirms_the_leader_too() -> None:
     net = Net("abc", disks=disks)
     leader = net.elect("a")
     leader.raft.read(1)
-    round_ = 1 + max(packet.message.round for packet in net.messages(Append))
+    round_ = 1 + max(packet.message.round for packet in net.messages(AppendEntries))
     leader.pump()
     rejected = AppendAnswer(term=leader.raft.term, round=round_, accepted=False, index=0, rejected_index=2)
     leader.raft.step("b", rejected, leader.now_ms)
@@ -188,7 +188,7 @@ def test_who_steps_down_aborts_every_waiting_read_once() -> None:
     leader.pump()
     leader.raft.read(3)
     net.run_for(3 * TIMEOUT_MS)
-    assert leader.raft.role is not Role.LEADER
+    assert leader.raft.role is not RaftRole.LEADER
     assert leader.reads == [ReadReady(1, 1), ReadAborted(2), ReadAborted(3)]
     with pytest.raises(NotLeader):
         leader.raft.read(4)

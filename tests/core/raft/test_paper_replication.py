@@ -8,13 +8,13 @@ import pytest
 
 from tests.core.raft.harness import Disk, Net, Packet, entries_of
 from tidelog.core.raft import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
     HardState,
     RaftConfig,
-    Role,
+    RaftRole,
     SnapshotChunk,
     TimeoutNow,
     VoteRequest,
@@ -24,8 +24,10 @@ from tidelog.errors import NotLeader
 HEARTBEAT_MS = RaftConfig().heartbeat_ms
 
 
-def append(term: int, *entries: Entry, previous: tuple[int, int] = (0, 0), commit: int = 0, round_: int = 0) -> Append:
-    return Append(
+def append(
+    term: int, *entries: Entry, previous: tuple[int, int] = (0, 0), commit: int = 0, round_: int = 0
+) -> AppendEntries:
+    return AppendEntries(
         term=term, previous_index=previous[0], previous_term=previous[1], entries=entries, commit=commit, round=round_
     )
 
@@ -207,7 +209,7 @@ def test_figure_8_an_entry_of_an_older_term_is_not_committed_by_counting() -> No
 
     def without_the_new_entry(packet: Packet) -> bool:
         message = packet.message
-        return isinstance(message, Append) and any(entry.term == 4 for entry in message.entries)
+        return isinstance(message, AppendEntries) and any(entry.term == 4 for entry in message.entries)
 
     net.losing = without_the_new_entry
     leader = net.elect("s1")
@@ -478,12 +480,12 @@ def test_a_role_change_sends_nothing_of_an_old_term() -> None:
     leader = net.elect("a")
     leader.raft.step("c", VoteRequest(term=7, last_index=9, last_term=6, pre=False, forced=True), leader.now_ms)
     leader.pump()
-    assert leader.raft.role is Role.FOLLOWER
-    count = len(net.messages(Append, source="a"))
+    assert leader.raft.role is RaftRole.FOLLOWER
+    count = len(net.messages(AppendEntries, source="a"))
     leader.now_ms += HEARTBEAT_MS
     leader.raft.tick(leader.now_ms)
     leader.pump()
-    assert len(net.messages(Append, source="a")) == count
+    assert len(net.messages(AppendEntries, source="a")) == count
 
 
 def test_followers_hear_of_a_commit_soon_even_if_nothing_follows() -> None:

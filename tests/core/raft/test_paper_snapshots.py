@@ -10,8 +10,8 @@ import pytest
 from tests.core.raft.harness import Disk, Member, Net, Packet, entries_of
 from tidelog.core.raft import (
     AddLearner,
-    Append,
     AppendAnswer,
+    AppendEntries,
     HardState,
     Members,
     RaftConfig,
@@ -179,7 +179,7 @@ def test_a_restored_snapshot_is_acknowledged_only_when_durable() -> None:
     ],
 )
 def test_a_snapshot_with_a_wrong_checksum_is_never_restored(spoil: Callable[[bytes], bytes]) -> None:
-    """RS2: every byte is there and right, or nothing happens and the transfer begins again."""
+    """RG2: every byte is there and right, or nothing happens and the transfer begins again."""
     net, leader = compacted_without("c")
     snapshot = leader.disk.snapshot
     good = chunk(snapshot, term=1)
@@ -205,7 +205,7 @@ def test_a_snapshot_with_a_wrong_checksum_is_never_restored(spoil: Callable[[byt
 
 
 def test_a_snapshot_larger_than_the_limit_is_not_gathered() -> None:
-    """RS1: what a follower keeps of an unfinished snapshot is bounded by `snapshot_bytes_max`."""
+    """RG1: what a follower keeps of an unfinished snapshot is bounded by `snapshot_bytes_max`."""
     net = Net("abc", config=RaftConfig(snapshot_bytes_max=100))
     member = net["c"]
     snapshot = Snapshot(SnapshotHead(5, 1, net.founders), b"x" * 101)
@@ -217,7 +217,7 @@ def test_a_snapshot_larger_than_the_limit_is_not_gathered() -> None:
 
 
 def test_a_chunk_that_lies_about_its_place_is_not_kept() -> None:
-    """RS1: no chunk reaches beyond the size that its snapshot claims."""
+    """RG1: no chunk reaches beyond the size that its snapshot claims."""
     net = Net("abc")
     member = net["c"]
     lying = SnapshotChunk(
@@ -307,7 +307,7 @@ def test_an_append_that_begins_before_the_snapshot_is_taken_from_where_it_matter
     net.run_for(HEARTBEAT_MS)
     entries = tuple(member.disk.entries)
     member.snapshot()
-    late = Append(term=1, previous_index=0, previous_term=0, entries=entries, commit=5, round=0)
+    late = AppendEntries(term=1, previous_index=0, previous_term=0, entries=entries, commit=5, round=0)
     member.raft.step("a", late, member.now_ms)
     member.pump()
     assert member.disk.entries == []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.core.catalog.channel_config import BandwidthClass
-from tidelog.core.replication.budget import RETRY_MS_MAX, Granted, LinkBudget, LinkBudgets, Verdict, Wait
+from tidelog.core.replication.budget import RETRY_MS_MAX, Granted, LinkBudget, LinkBudgets, Verdict, WaitForBudget
 
 FOREGROUND = BandwidthClass.FOREGROUND
 BACKGROUND = BandwidthClass.BACKGROUND
@@ -66,15 +66,15 @@ def link() -> Link:
 
 def test_a_bucket_holds_one_second_and_starts_full(link: Link) -> None:
     assert link.spend(500) == Granted(500)
-    assert isinstance(link.spend(1), Wait)
+    assert isinstance(link.spend(1), WaitForBudget)
 
 
 def test_a_refusal_takes_nothing_and_says_when_to_come_back(link: Link) -> None:
     assert link.spend(400) == Granted(400)
-    assert link.spend(200) == Wait(200), "100 bytes lack, at 500 a second"
+    assert link.spend(200) == WaitForBudget(200), "100 bytes lack, at 500 a second"
     assert link.available == 100
     link.now_us += 199_999
-    assert isinstance(link.spend(200), Wait)
+    assert isinstance(link.spend(200), WaitForBudget)
     link.now_us += 1
     assert link.spend(200) == Granted(200)
 
@@ -83,14 +83,14 @@ def test_a_bucket_never_holds_more_than_its_second(link: Link) -> None:
     assert link.spend(500) == Granted(500)
     link.now_us += 3_600 * SECOND_US
     assert isinstance(link.spend(501), Granted), "as one request larger than a full bucket"
-    assert isinstance(link.spend(1), Wait)
+    assert isinstance(link.spend(1), WaitForBudget)
 
 
 def test_time_that_goes_back_fills_nothing(link: Link) -> None:
     link.now_us = 5 * SECOND_US
     assert link.spend(500) == Granted(500)
     link.now_us = 0
-    assert isinstance(link.spend(1), Wait)
+    assert isinstance(link.spend(1), WaitForBudget)
     link.now_us = 5 * SECOND_US + 2_000
     assert link.spend(1) == Granted(1)
 
@@ -102,13 +102,13 @@ def test_nothing_costs_nothing(link: Link) -> None:
 
 def test_a_request_larger_than_a_bucket_waits_for_a_full_one_and_is_paid_back(link: Link) -> None:
     assert link.spend(1) == Granted(1)
-    assert link.spend(2_000) == Wait(2)
+    assert link.spend(2_000) == WaitForBudget(2)
     link.now_us += 2_000
     assert link.spend(2_000) == Granted(2_000)
     assert link.available == -1_500
-    assert link.spend(1) == Wait(RETRY_MS_MAX)
+    assert link.spend(1) == WaitForBudget(RETRY_MS_MAX)
     link.now_us += 3 * SECOND_US
-    assert isinstance(link.spend(1), Wait)
+    assert isinstance(link.spend(1), WaitForBudget)
     link.now_us += 2_000
     assert link.spend(1) == Granted(1)
 
@@ -138,7 +138,7 @@ def test_a_refund_on_a_link_that_was_never_used_is_nothing(link: Link) -> None:
 def test_a_link_starts_at_one_gigabit() -> None:
     link = Link(LinkBudget(now_us=0))
     assert link.spend(62_500_000) == Granted(62_500_000)
-    assert isinstance(link.spend(1), Wait)
+    assert isinstance(link.spend(1), WaitForBudget)
 
 
 @pytest.mark.parametrize(("peak", "available"), [(2_000, 400), (100, 20), (1_000, 200)])
@@ -168,15 +168,15 @@ def test_a_tiny_peak_still_lets_something_through() -> None:
 def test_channels_of_equal_fractions_share_one_budget(link: Link) -> None:
     assert link.spend(300, channel_id=1) == Granted(300)
     assert link.spend(200, channel_id=2) == Granted(200)
-    assert isinstance(link.spend(1, channel_id=3), Wait)
+    assert isinstance(link.spend(1, channel_id=3), WaitForBudget)
 
 
 def test_a_channel_stays_at_its_own_fraction_beside_a_larger_one(link: Link) -> None:
     assert link.spend(100, channel_id=1, fraction_ppm=900_000) == Granted(100)
     assert link.spend(100, channel_id=2, fraction_ppm=100_000) == Granted(100)
-    assert isinstance(link.spend(1, channel_id=2, fraction_ppm=100_000), Wait)
+    assert isinstance(link.spend(1, channel_id=2, fraction_ppm=100_000), WaitForBudget)
     assert link.spend(700, channel_id=1, fraction_ppm=900_000) == Granted(700)
-    assert isinstance(link.spend(1, channel_id=1, fraction_ppm=900_000), Wait)
+    assert isinstance(link.spend(1, channel_id=1, fraction_ppm=900_000), WaitForBudget)
 
 
 def test_the_link_follows_the_largest_fraction_that_uses_it_now(link: Link) -> None:
@@ -191,7 +191,7 @@ def test_the_link_follows_the_largest_fraction_that_uses_it_now(link: Link) -> N
 
 def test_an_altered_fraction_counts_at_once(link: Link) -> None:
     assert link.spend(250) == Granted(250)
-    assert isinstance(link.spend(100, fraction_ppm=100_000), Wait), "half of a bucket of 100 is left"
+    assert isinstance(link.spend(100, fraction_ppm=100_000), WaitForBudget), "half of a bucket of 100 is left"
     assert link.spend(50, fraction_ppm=100_000) == Granted(50)
 
 
@@ -199,7 +199,7 @@ def test_channels_that_are_idle_are_forgotten_and_too_many_wait() -> None:
     link = Link(LinkBudget(now_us=0, peak_bytes_per_s=1_000, channels_max=2))
     assert isinstance(link.spend(10, channel_id=1), Granted)
     assert isinstance(link.spend(10, channel_id=2), Granted)
-    assert link.spend(10, channel_id=3) == Wait(RETRY_MS_MAX)
+    assert link.spend(10, channel_id=3) == WaitForBudget(RETRY_MS_MAX)
     assert link.room(channel_id=3) == 0
     link.now_us += SECOND_US
     assert isinstance(link.spend(10, channel_id=3), Granted)
@@ -211,7 +211,7 @@ def test_channels_that_are_idle_are_forgotten_and_too_many_wait() -> None:
 
 def test_background_leaves_seven_tenths_to_the_others(link: Link) -> None:
     assert link.spend(150, bandwidth_class=BACKGROUND) == Granted(150)
-    assert isinstance(link.spend(1, bandwidth_class=BACKGROUND), Wait)
+    assert isinstance(link.spend(1, bandwidth_class=BACKGROUND), WaitForBudget)
     assert link.spend(350, channel_id=2) == Granted(350)
 
 
@@ -225,7 +225,7 @@ def test_background_alone_still_gets_the_whole_rate(link: Link) -> None:
 
 def test_background_larger_than_its_part_passes_on_a_full_bucket(link: Link) -> None:
     assert link.spend(400, bandwidth_class=BACKGROUND) == Granted(400)
-    assert isinstance(link.spend(400, bandwidth_class=BACKGROUND), Wait)
+    assert isinstance(link.spend(400, bandwidth_class=BACKGROUND), WaitForBudget)
 
 
 def starve(link: Link, seconds: int) -> None:
@@ -238,20 +238,20 @@ def starve(link: Link, seconds: int) -> None:
 def test_starved_background_passes_once_with_a_tenth_of_a_bucket(link: Link) -> None:
     assert link.spend(10, bandwidth_class=BACKGROUND) == Granted(10)
     starve(link, 60)
-    assert isinstance(link.spend(50, bandwidth_class=BACKGROUND), Wait), "60 s and not more"
+    assert isinstance(link.spend(50, bandwidth_class=BACKGROUND), WaitForBudget), "60 s and not more"
     assert link.room(bandwidth_class=BACKGROUND) == 0
     link.now_us += 1
     assert link.room(bandwidth_class=BACKGROUND) == 50
-    assert isinstance(link.spend(51, bandwidth_class=BACKGROUND), Wait), "too much, and no turn is used up"
+    assert isinstance(link.spend(51, bandwidth_class=BACKGROUND), WaitForBudget), "too much, and no turn is used up"
     assert link.spend(50, bandwidth_class=BACKGROUND) == Granted(50)
-    assert isinstance(link.spend(1, bandwidth_class=BACKGROUND), Wait)
+    assert isinstance(link.spend(1, bandwidth_class=BACKGROUND), WaitForBudget)
     assert link.room(bandwidth_class=BACKGROUND) == 0
 
 
 def test_without_a_part_of_its_own_background_has_an_idle_link_only() -> None:
     link = Link(LinkBudget(now_us=0, peak_bytes_per_s=1_000, background_ppm=0))
     assert link.spend(10, channel_id=2) == Granted(10)
-    assert isinstance(link.spend(10, bandwidth_class=BACKGROUND), Wait)
+    assert isinstance(link.spend(10, bandwidth_class=BACKGROUND), WaitForBudget)
     link.now_us += SECOND_US
     assert link.spend(10, bandwidth_class=BACKGROUND) == Granted(10)
 
@@ -259,13 +259,13 @@ def test_without_a_part_of_its_own_background_has_an_idle_link_only() -> None:
 def test_realtime_passes_on_an_empty_bucket_with_at_most_half_a_bucket(link: Link) -> None:
     assert link.spend(500) == Granted(500)
     assert link.spend(250, bandwidth_class=REALTIME) == Granted(250)
-    assert isinstance(link.spend(251, bandwidth_class=REALTIME), Wait)
+    assert isinstance(link.spend(251, bandwidth_class=REALTIME), WaitForBudget)
     assert link.available == 0
 
 
 def test_a_large_realtime_request_has_no_privilege_and_is_not_refused_for_ever(link: Link) -> None:
     assert link.spend(400, bandwidth_class=REALTIME) == Granted(400)
-    assert link.spend(400, bandwidth_class=REALTIME) == Wait(600)
+    assert link.spend(400, bandwidth_class=REALTIME) == WaitForBudget(600)
 
 
 def test_refunds_pay_realtimes_debt_first(link: Link) -> None:
@@ -320,7 +320,7 @@ def test_no_stretch_of_time_has_more_than_its_rate_and_one_bucket(
         )
         if byte_count <= room:
             assert verdict == Granted(byte_count), "room is a promise"
-        if isinstance(verdict, Wait):
+        if isinstance(verdict, WaitForBudget):
             assert 1 <= verdict.retry_after_ms <= RETRY_MS_MAX
         elif refund:
             budget.refund(channel_id, byte_count, now_us=now_us)
@@ -379,11 +379,11 @@ def test_two_channels_that_both_catch_up_get_the_fraction_together(link: Link) -
 
 def test_who_was_refused_first_is_served_first(link: Link) -> None:
     assert link.spend(500, channel_id=1) == Granted(500)
-    assert link.spend(100, channel_id=2) == Wait(200)
-    assert link.spend(50, channel_id=3) == Wait(300), "after the 100 bytes of the one before"
+    assert link.spend(100, channel_id=2) == WaitForBudget(200)
+    assert link.spend(50, channel_id=3) == WaitForBudget(300), "after the 100 bytes of the one before"
     link.now_us += 150_000
     assert link.room(channel_id=3) == 0
-    assert isinstance(link.spend(50, channel_id=3), Wait), "there are 75 bytes, and they are not for it"
+    assert isinstance(link.spend(50, channel_id=3), WaitForBudget), "there are 75 bytes, and they are not for it"
     link.now_us += 50_000
     assert link.spend(100, channel_id=2) == Granted(100)
     link.now_us += 100_000
@@ -392,9 +392,9 @@ def test_who_was_refused_first_is_served_first(link: Link) -> None:
 
 def test_who_does_not_come_back_loses_its_turn(link: Link) -> None:
     assert link.spend(500, channel_id=1) == Granted(500)
-    assert link.spend(500, channel_id=2) == Wait(1_000)
+    assert link.spend(500, channel_id=2) == WaitForBudget(1_000)
     link.now_us += 1_250_000
-    assert isinstance(link.spend(10, channel_id=3), Wait)
+    assert isinstance(link.spend(10, channel_id=3), WaitForBudget)
     link.now_us += 1
     assert link.spend(10, channel_id=3) == Granted(10)
 

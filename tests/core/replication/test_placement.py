@@ -15,7 +15,7 @@ from tidelog.core.replication.placement import (
     Move,
     MoveLeader,
     NodeLoad,
-    Placed,
+    PlacedReplicas,
     RttUs,
     chain_id,
     chain_text,
@@ -56,7 +56,7 @@ def choose(
     avoid: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
     **settings: Any,
-) -> Placed:
+) -> PlacedReplicas:
     config = ChannelConfig(placement_metadata=tuple(sorted((metadata or {}).items())), **settings)
     assert config.problems() == []
     return choose_replicas(
@@ -227,7 +227,7 @@ def test_the_pinned_leader_gets_a_replica_wherever_it_can_have_one() -> None:
 # --- strict colocation and pins ------------------------------------------------------------------------
 
 
-def strict(records: Sequence[NodeRecord], loads: Mapping[str, NodeLoad], **settings: Any) -> Placed:
+def strict(records: Sequence[NodeRecord], loads: Mapping[str, NodeLoad], **settings: Any) -> PlacedReplicas:
     return choose(
         records,
         loads=loads,

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from tidelog.core.replication.progress import Lags, Progress, Uncommitted, committed_end
+from tidelog.core.replication.progress import Lags, ReplicaProgress, Uncommitted, committed_end
 
 
-def at(held_end: int, *, known: bool = True) -> Progress:
-    progress = Progress(0)
+def at(held_end: int, *, known: bool = True) -> ReplicaProgress:
+    progress = ReplicaProgress(0)
     progress.held_end, progress.is_known = held_end, known
     return progress
 
 
-def end(*held: Progress, current: int = 0, own_end: int = 10, isr_count: int = 3, min_isr: int = 2) -> int:
+def end(*held: ReplicaProgress, current: int = 0, own_end: int = 10, isr_count: int = 3, min_isr: int = 2) -> int:
     return committed_end(current=current, own_end=own_end, counted=held, isr_count=isr_count, min_isr=min_isr)
 
 

@@ -1,4 +1,23 @@
-"""The cluster's memory: what Raft applies. `catalog` has the rules; the other modules are named by what they hold."""
+"""The cluster's memory: what Raft applies. `catalog` has the rules; the other modules are named by what they hold.
+
+Modules:
+
+    access_rules      What happens to producers, tokens and grants
+    activity_rules    What happened to channels and groups, noted until somebody has published it
+    catalog           The cluster's memory
+    changes           What can be asked of the catalog
+    channel_config    How one channel is replicated and kept
+    channel_rules     What happens to channels
+    codec             Records and changes as canonical JSON, driven by the types of their fields
+    election_rules    Who may lead a channel
+    explain           Changes and refusals in words, for operators
+    group_assignment  Who of a group reads which channel
+    group_rules       What happens to consumer groups
+    node_rules        What happens to nodes
+    records           What the catalog remembers
+    snapshot          The whole catalog as bytes
+    state             The tables of the catalog, with a way back
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Liveness, sans-IO: heartbeats between nodes, sessions with the metadata leader, the proximity graph."""
+"""Liveness, sans-IO: heartbeats between nodes, sessions with the metadata leader, the proximity graph.
+
+Modules:
+
+    config      The settings of liveness
+    heartbeats  Heartbeats between a node and its peers
+    measures    What a link between two nodes has shown
+    messages    What nodes say to each other about being alive, free of any wire
+    proximity   The proximity graph
+    sessions    Sessions of nodes with the metadata leader
+"""
 
 from __future__ import annotations
 
@@ -19,8 +29,8 @@ from tidelog.core.liveness.messages import (
     Message,
     PeerRestarted,
     RenewSession,
-    SessionFenced,
     SessionLost,
+    SessionRefused,
     SessionRenewed,
 )
 from tidelog.core.liveness.proximity import ProximityGraph
@@ -43,9 +53,9 @@ __all__ = [
     "PeerRestarted",
     "ProximityGraph",
     "RenewSession",
-    "SessionFenced",
     "SessionHolder",
     "SessionLost",
+    "SessionRefused",
     "SessionRenewed",
     "SessionStatistics",
     "Sessions",

@@ -269,7 +269,7 @@ class PairHeartbeats:
     def record_transfer(
         self, peer: str, byte_count: int, elapsed_us: int, now_ms: int, *, limited: bool = False
     ) -> None:
-        """A bulk transfer ended. `limited` if our own budget held it back: it may then only raise the peak (M2).
+        """A bulk transfer ended. `limited` if our own budget held it back: it may then only raise the peak (LME2).
 
         Best is the time on the wire, without waits for the budget: then even a limited transfer shows the link.
         """

@@ -2,8 +2,8 @@
 
 Both keep a small window and forget by themselves, so that a link that changed is seen as it is now.
 
-M1  A peak is 1 Gbit/s until a transfer of enough bytes has shown another one (R10); small bursts never count.
-M2  A transfer that was held back by our own budget never lowers a peak. Else a budget of half the peak would halve
+LME1  A peak is 1 Gbit/s until a transfer of enough bytes has shown another one (R10); small bursts never count.
+LME2  A transfer that was held back by our own budget never lowers a peak. Else a budget of half the peak would halve
     the peak, then the budget, and so on to nothing.
 """
 
@@ -60,7 +60,7 @@ class Peak:
     """The highest throughput of the last ten minutes of transfers.
 
     When no transfer in those minutes showed the link itself, the highest ever shown counts: the first transfer that the
-    link then holds back corrects it. So one congested hour does not stay for ever (M2).
+    link then holds back corrects it. So one congested hour does not stay for ever (LME2).
     """
 
     __slots__ = ("_buckets", "_bytes_min", "_highest")

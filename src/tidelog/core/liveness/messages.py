@@ -1,7 +1,7 @@
 """What nodes say to each other about being alive, free of any wire.
 
 Two conversations: every pair of nodes exchanges a `Heartbeat`, and every node renews its session with the metadata
-leader (`RenewSession`; `SessionRenewed`, `SessionFenced`). Who sent a message is known from the link it came over.
+leader (`RenewSession`; `SessionRenewed`, `SessionRefused`). Who sent a message is known from the link it came over.
 No message carries a clock reading: a time in a message is always an age or a length, measured by its sender alone.
 """
 
@@ -85,7 +85,7 @@ class SessionRenewed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFenced:
+class SessionRefused:
     """This incarnation (and every one before it) is over; the node may come back with a higher one."""
 
     node: str
@@ -109,4 +109,4 @@ class PeerRestarted:
     incarnation: int
 
 
-Message: TypeAlias = Heartbeat | RenewSession | SessionRenewed | SessionFenced
+Message: TypeAlias = Heartbeat | RenewSession | SessionRenewed | SessionRefused

@@ -7,11 +7,11 @@ decides who is alive: sessions do that.
 What a caller must keep: `set_nodes` with the nodes of the catalog before any report; feed the node's own report in too,
 on every wake of its heartbeats; only reports of heartbeats that were accepted.
 
-G1  A way is called cut only on the word of the node at its end, while that word is fresh; where that node cannot be
+PY1  A way is called cut only on the word of the node at its end, while that word is fresh; where that node cannot be
     heard, nothing is said about what it hears. So a cut one way is seen as one way.
-G2  One lost heartbeat is no cut, and one that gets through does not end one: silence must reach `deaf_percent` of the
+PY2  One lost heartbeat is no cut, and one that gets through does not end one: silence must reach `deaf_percent` of the
     pair's interval, and then stay within `hears_percent` for at least half an interval and two reports.
-G3  Memory is bounded by the square of the number of nodes, which is bounded by `nodes_max`.
+PY3  Memory is bounded by the square of the number of nodes, which is bounded by `nodes_max`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SENTENCES_MAX: Final = 64
 
 
 class _Ear:
-    """How one node hears another, with the memory that keeps a verdict from flapping (G2)."""
+    """How one node hears another, with the memory that keeps a verdict from flapping (PY2)."""
 
     __slots__ = ("deaf", "good_since_ms", "hearing")
 
@@ -126,7 +126,7 @@ class ProximityGraph:
     # --- cuts ------------------------------------------------------------------------------------
 
     def cannot_hear(self, now_ms: int) -> list[tuple[str, str]]:
-        """(deaf, silent): the first does not hear the second. Both directions of a pair are told apart (G1)."""
+        """(deaf, silent): the first does not hear the second. Both directions of a pair are told apart (PY1)."""
         self._fade(now_ms)
         return [
             (node, other)
@@ -137,11 +137,11 @@ class ProximityGraph:
         ]
 
     def is_cut(self, a: str, b: str, now_ms: int) -> bool:
-        """Whether one of the two is known not to hear the other (G1)."""
+        """Whether one of the two is known not to hear the other (PY1)."""
         return self.is_deaf(a, b, now_ms) or self.is_deaf(b, a, now_ms)
 
     def is_deaf(self, node: str, other: str, now_ms: int) -> bool:
-        """Whether `node` is known not to hear `other` (G1)."""
+        """Whether `node` is known not to hear `other` (PY1)."""
         ears = self._ears.get(node)
         ear = None if ears is None else ears.by_node.get(other)
         return ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tidelog.core.liveness.config import LivenessConfig, believed_ms
-from tidelog.core.liveness.messages import RenewSession, SessionFenced, SessionLost, SessionRenewed
+from tidelog.core.liveness.messages import RenewSession, SessionLost, SessionRefused, SessionRenewed
 from tidelog.errors import TooManyNames
 
 _UNANSWERED_MAX: Final = 16
@@ -32,7 +32,7 @@ _WAKES_PER_TIMEOUT: Final = 4
 _PAUSE_PER_TIMEOUT: Final = 2
 """A leader not woken for half a timeout was paused: renewals may wait unread in its buffers."""
 
-Answer: TypeAlias = SessionRenewed | SessionFenced
+Answer: TypeAlias = SessionRenewed | SessionRefused
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Sessions:
             raise TooManyNames(names_max=self._config.nodes_max)
         if session is not None and session.is_over(incarnation):
             self._fenced_answers += 1
-            return SessionFenced(node=node, incarnation=incarnation)
+            return SessionRefused(node=node, incarnation=incarnation)
         self._renewals += 1
         self._sessions[node] = _Session(incarnation, now_ms + self._config.session_timeout_ms)
         return SessionRenewed(
@@ -220,7 +220,7 @@ class SessionHolder:
         """Take an answer in, of whichever leader: a former one answers only for the time that is its own (L1)."""
         if answer.node != self._node:
             return
-        if isinstance(answer, SessionFenced):
+        if isinstance(answer, SessionRefused):
             self.fenced(answer.incarnation)
             return
         sent_ms = self._unanswered.get(answer.counter)

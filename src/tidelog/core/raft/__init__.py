@@ -12,19 +12,31 @@ what a message says must be on disk before the message leaves.
         apply(ready.committed)
 
 Names: a *member* is one disk of one node, so a node that lost its disk is a new member and never votes twice.
+
+Modules:
+
+    config     How one member of a Raft group behaves
+    leading    The leader's half of Raft
+    log        The entries of one member, as far as they are newer than its snapshot, in memory
+    members    Who belongs to a Raft group
+    messages   What members of a Raft group say to each other, and what a core asks of its caller
+    outbox     What gathers between two `Ready`s
+    progress   What a leader knows of one follower
+    raft       One member of a Raft group
+    receiving  A snapshot that arrives in chunks, until it is whole
 """
 
 from tidelog.core.raft.config import RaftConfig
 from tidelog.core.raft.members import AddLearner, Demote, Members, MembersChange, Promote, Remove
 from tidelog.core.raft.messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
+    EntryPlace,
     Envelope,
     HardState,
     Message,
-    Place,
     ReadAborted,
     ReadReady,
     Ready,
@@ -36,30 +48,30 @@ from tidelog.core.raft.messages import (
     VoteAnswer,
     VoteRequest,
 )
-from tidelog.core.raft.raft import Raft, RaftStatistics, Role
+from tidelog.core.raft.raft import Raft, RaftRole, RaftStatistics
 
 __all__ = [
     "AddLearner",
-    "Append",
     "AppendAnswer",
+    "AppendEntries",
     "Demote",
     "Entry",
     "EntryKind",
+    "EntryPlace",
     "Envelope",
     "HardState",
     "Members",
     "MembersChange",
     "Message",
-    "Place",
     "Promote",
     "Raft",
     "RaftConfig",
+    "RaftRole",
     "RaftStatistics",
     "ReadAborted",
     "ReadReady",
     "Ready",
     "Remove",
-    "Role",
     "Snapshot",
     "SnapshotAnswer",
     "SnapshotChunk",

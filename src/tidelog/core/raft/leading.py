@@ -1,6 +1,6 @@
 """The leader's half of Raft: what to send to whom, what is committed, which reads are safe, whom to hand over to.
 
-One `Leading` lives as long as one leadership; nothing of it outlives the term. Nothing here does I/O.
+One `RaftLeading` lives as long as one leadership; nothing of it outlives the term. Nothing here does I/O.
 
 LD1  An entry is committed once a majority of the voters holds it durably and it is of the leader's own term; older
      entries are committed with it, never by counting (section 5.4.2, figure 8).
@@ -19,12 +19,12 @@ from tidelog.core.raft.config import RaftConfig
 from tidelog.core.raft.log import RaftLog
 from tidelog.core.raft.members import Members, MembersChange, Promote
 from tidelog.core.raft.messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
     EntryKind,
+    EntryPlace,
     Message,
-    Place,
     ReadAborted,
     ReadReady,
     SnapshotAnswer,
@@ -32,7 +32,7 @@ from tidelog.core.raft.messages import (
     TimeoutNow,
 )
 from tidelog.core.raft.outbox import Outbox
-from tidelog.core.raft.progress import Pace, Progress
+from tidelog.core.raft.progress import MemberProgress, Pace
 from tidelog.errors import (
     LeadershipMoving,
     MembershipPending,
@@ -46,7 +46,7 @@ _ROUNDS_MAX: Final = 64
 """Of heartbeats that are remembered while nobody answers; the leader steps down long before."""
 
 
-class Leading:
+class RaftLeading:
     def __init__(self, *, me: str, term: int, config: RaftConfig, log: RaftLog, outbox: Outbox, now_ms: int) -> None:
         self.me = me
         self.term = term
@@ -68,7 +68,7 @@ class Leading:
         self._reads: deque[tuple[int, int, int]] = deque()
         """(token, index, round): waiting for a majority to answer that round."""
         self._uncommitted_bytes = 0
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, MemberProgress] = {}
         self.first_index = log.last_index + 1
         self._follow_members(self.first_index)
         self._settled = log.last_index
@@ -84,7 +84,7 @@ class Leading:
         members = self._log.members
         for member in members.all:
             if member != self.me and member not in self.progress:
-                self.progress[member] = Progress(next_index)
+                self.progress[member] = MemberProgress(next_index)
         for member in [member for member in self.progress if member not in members]:
             del self.progress[member]
         if self._transfer is not None and self._transfer[0] not in members.voters:
@@ -95,7 +95,7 @@ class Leading:
         """An entry of this term is committed, so everything before it is known to be."""
         return self._log.commit >= self.first_index
 
-    def propose_members(self, change: MembersChange) -> Place:
+    def propose_members(self, change: MembersChange) -> EntryPlace:
         log = self._log
         self._refuse_while_moving()
         if not self.has_committed:
@@ -127,7 +127,7 @@ class Leading:
         progress = self.progress.get(member)
         return 0 if progress is None else progress.match
 
-    def propose(self, data: bytes) -> Place:
+    def propose(self, data: bytes) -> EntryPlace:
         config = self._config
         self._refuse_while_moving()
         if len(data) > config.entry_bytes_max:
@@ -140,11 +140,11 @@ class Leading:
         if self._transfer is not None:
             raise LeadershipMoving(target=self._transfer[0])
 
-    def _take(self, kind: EntryKind, data: bytes = b"", members: Members | None = None) -> Place:
+    def _take(self, kind: EntryKind, data: bytes = b"", members: Members | None = None) -> EntryPlace:
         entry = Entry(self._log.last_index + 1, self.term, kind, data, members)
         self._log.append(entry)
         self._uncommitted_bytes += entry.size_bytes
-        return Place(entry.index, entry.term)
+        return EntryPlace(entry.index, entry.term)
 
     # --- what leaves -----------------------------------------------------------------------------
 
@@ -167,12 +167,12 @@ class Leading:
             if self._lacks_news(progress):
                 self._send_append(member, progress, ())
 
-    def _lacks_news(self, progress: Progress) -> bool:
+    def _lacks_news(self, progress: MemberProgress) -> bool:
         """It was sent every entry, and has not heard that the newest are committed."""
         log = self._log
         return progress.told < log.commit and progress.next > log.last_index and progress.pace is Pace.REPLICATE
 
-    def _send_appends(self, member: str, progress: Progress) -> None:
+    def _send_appends(self, member: str, progress: MemberProgress) -> None:
         config, log = self._config, self._log
         while progress.next <= log.last_index and progress.pace is not Pace.SNAPSHOT:
             if progress.pace is Pace.PROBE and progress.probed:
@@ -186,14 +186,14 @@ class Leading:
             progress.send_snapshot(log.snapshot)
             self._send_chunk(member, progress)
 
-    def _send_append(self, member: str, progress: Progress, entries: tuple[Entry, ...]) -> None:
+    def _send_append(self, member: str, progress: MemberProgress, entries: tuple[Entry, ...]) -> None:
         log = self._log
         previous_index = progress.next - 1
         previous_term = log.term_at(previous_index)
         assert previous_term is not None
         self._outbox.send(
             member,
-            Append(
+            AppendEntries(
                 term=self.term,
                 previous_index=previous_index,
                 previous_term=previous_term,
@@ -208,7 +208,7 @@ class Leading:
         elif entries:
             progress.sent(entries[-1].index, sum(entry.size_bytes for entry in entries))
 
-    def _send_chunk(self, member: str, progress: Progress) -> None:
+    def _send_chunk(self, member: str, progress: MemberProgress) -> None:
         snapshot = progress.snapshot
         assert snapshot is not None
         offset = progress.snapshot_received
@@ -226,7 +226,7 @@ class Leading:
             ),
         )
 
-    def _heartbeat(self, member: str, progress: Progress) -> None:
+    def _heartbeat(self, member: str, progress: MemberProgress) -> None:
         """Empty appends detect loss too: one that does not fit is rejected, and the follower is probed again."""
         progress.probed = False
         if progress.pace is Pace.SNAPSHOT:
@@ -312,7 +312,7 @@ class Leading:
             if moved and answer.received_bytes < len(progress.snapshot.data):
                 self._send_chunk(sender, progress)
 
-    def _heard(self, sender: str, round_: int) -> Progress | None:
+    def _heard(self, sender: str, round_: int) -> MemberProgress | None:
         progress = self.progress.get(sender)
         if progress is not None:
             progress.heard = True
@@ -352,7 +352,7 @@ class Leading:
         for member, progress in self.progress.items():
             if progress.pace is Pace.SNAPSHOT:
                 # The round alone: the chunk that is on its way need not be repeated for every read.
-                nothing = Append(
+                nothing = AppendEntries(
                     term=self.term, previous_index=0, previous_term=0, entries=(), commit=0, round=self._round
                 )
                 self._outbox.send(member, nothing)
@@ -395,7 +395,7 @@ class Leading:
         if self._transfer is None and voters:
             self.transfer(max(voters, key=lambda voter: (self.progress[voter].match, voter)), now_ms)
 
-    def _advance_transfer(self, member: str, progress: Progress) -> None:
+    def _advance_transfer(self, member: str, progress: MemberProgress) -> None:
         if self._transfer is None or self._transfer[0] != member or self._transfer_told:
             return
         if progress.match == self._log.last_index:

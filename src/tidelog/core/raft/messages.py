@@ -22,7 +22,7 @@ class EntryKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryPlace:
     """Where a proposal stands: it is committed if the entry applied at this index has this term, else it is not."""
 
     index: int
@@ -83,7 +83,7 @@ class VoteAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class AppendEntries:
     """Entries that follow (previous_index, previous_term); without entries, a heartbeat."""
 
     term: int
@@ -135,7 +135,9 @@ class TimeoutNow:
     term: int
 
 
-Message: TypeAlias = VoteRequest | VoteAnswer | Append | AppendAnswer | SnapshotChunk | SnapshotAnswer | TimeoutNow
+Message: TypeAlias = (
+    VoteRequest | VoteAnswer | AppendEntries | AppendAnswer | SnapshotChunk | SnapshotAnswer | TimeoutNow
+)
 
 
 class Envelope(NamedTuple):

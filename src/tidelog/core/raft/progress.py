@@ -18,7 +18,7 @@ class Pace(Enum):
     """What it needs next is compacted away; a snapshot is on its way in chunks."""
 
 
-class Progress:
+class MemberProgress:
     """Invariant: match < next. `match` never falls while this leader leads."""
 
     __slots__ = (

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tidelog.core.raft.config import RaftConfig
-from tidelog.core.raft.leading import Leading
+from tidelog.core.raft.leading import RaftLeading
 from tidelog.core.raft.log import RaftLog
 from tidelog.core.raft.members import Members, MembersChange
 from tidelog.core.raft.messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Entry,
+    EntryPlace,
     HardState,
     Message,
-    Place,
     Ready,
     Snapshot,
     SnapshotAnswer,
@@ -45,7 +45,7 @@ from tidelog.core.raft.receiving import SnapshotReceiver
 from tidelog.errors import NotLeader
 
 
-class Role(Enum):
+class RaftRole(Enum):
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
     CANDIDATE = "candidate"
@@ -54,7 +54,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftStatistics:
-    role: Role
+    role: RaftRole
     term: int
     leader: str | None
     commit: int
@@ -83,7 +83,7 @@ class Raft:
         self.me = me
         self.term = hard_state.term
         self.vote = hard_state.vote
-        self.role = Role.FOLLOWER
+        self.role = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.log = RaftLog(snapshot, entries)
         assert self.log.last_term <= self.term
@@ -91,7 +91,7 @@ class Raft:
         self._random_fraction = random_fraction
         self._hard_stored = self._hard_stable = hard_state
         self._outbox = Outbox()
-        self._leading: Leading | None = None
+        self._leading: RaftLeading | None = None
         self._votes: dict[str, bool] = {}
         self._heard_ms: int | None = None
         self._receiver = SnapshotReceiver(config.snapshot_bytes_max)
@@ -127,7 +127,7 @@ class Raft:
         return self.me in log.members_at(log.members_index - 1).voters
 
     @property
-    def leading(self) -> Leading | None:
+    def leading(self) -> RaftLeading | None:
         """What this member knows as leader, or None."""
         return self._leading
 
@@ -151,10 +151,10 @@ class Raft:
 
     # --- what a caller asks for --------------------------------------------------------------------
 
-    def propose(self, data: bytes) -> Place:
+    def propose(self, data: bytes) -> EntryPlace:
         return self._lead().propose(data)
 
-    def propose_members(self, change: MembersChange) -> Place:
+    def propose_members(self, change: MembersChange) -> EntryPlace:
         leading = self._lead()
         place = leading.propose_members(change)
         leading.advance_commit()
@@ -177,7 +177,7 @@ class Raft:
         """A snapshot of the state machine is durable; entries before `keep_from_index` are forgotten."""
         self.log.compact(snapshot, keep_from_index)
 
-    def _lead(self) -> Leading:
+    def _lead(self) -> RaftLeading:
         if self._leading is None:
             raise NotLeader(leader=self.leader)
         return self._leading
@@ -213,7 +213,7 @@ class Raft:
         if term > self.term:
             self.term, self.vote = term, None
             self._receiver.clear()
-        self.role = Role.FOLLOWER
+        self.role = RaftRole.FOLLOWER
         self.leader = leader
         self._rest(self._now_ms)
 
@@ -223,9 +223,9 @@ class Raft:
         self._votes = {self.me: True}
         self._rest(now_ms)
         if pre:
-            self.role = Role.PRE_CANDIDATE
+            self.role = RaftRole.PRE_CANDIDATE
         else:
-            self.role = Role.CANDIDATE
+            self.role = RaftRole.CANDIDATE
             self.term, self.vote = self.term + 1, self.me
             self._elections += 1
         if self.members.voters == (self.me,):
@@ -244,12 +244,12 @@ class Raft:
                 (self._outbox.send if pre else self._outbox.send_after)(voter, request)
 
     def _won(self, now_ms: int) -> None:
-        if self.role is Role.PRE_CANDIDATE:
+        if self.role is RaftRole.PRE_CANDIDATE:
             self._campaign(now_ms, pre=False)
             return
-        self.role = Role.LEADER
+        self.role = RaftRole.LEADER
         self.leader = self.me
-        self._leading = Leading(
+        self._leading = RaftLeading(
             me=self.me, term=self.term, config=self._config, log=self.log, outbox=self._outbox, now_ms=now_ms
         )
 
@@ -265,7 +265,7 @@ class Raft:
                 if not message.pre:
                     self._follow(message.term, None)
             elif not (isinstance(message, VoteAnswer) and message.pre and message.granted):
-                self._follow(message.term, sender if isinstance(message, Append | SnapshotChunk) else None)
+                self._follow(message.term, sender if isinstance(message, AppendEntries | SnapshotChunk) else None)
         elif message.term < self.term:
             self._refuse_stale(sender, message)
             return
@@ -281,7 +281,7 @@ class Raft:
                     self._resign_if_removed()
                 elif isinstance(message, SnapshotAnswer):
                     self._leading.snapshot_answered(sender, message)
-            case Append():
+            case AppendEntries():
                 self._on_append(sender, message, now_ms)
             case SnapshotChunk():
                 self._on_snapshot_chunk(sender, message, now_ms)
@@ -301,7 +301,7 @@ class Raft:
     def _refuse_stale(self, sender: str, message: Message) -> None:
         """Tell a leader of the past, and a candidate that asks ahead of time, which term it is."""
         match message:
-            case Append() | SnapshotChunk():
+            case AppendEntries() | SnapshotChunk():
                 answer = AppendAnswer(term=self.term, round=0, accepted=False, index=0)
                 self._outbox.send_after(sender, answer)
             case VoteRequest(pre=True):
@@ -323,7 +323,7 @@ class Raft:
         self._outbox.send_after(sender, answer)  # RA1
 
     def _on_vote_answer(self, sender: str, answer: VoteAnswer, now_ms: int) -> None:
-        asking = Role.PRE_CANDIDATE if answer.pre else Role.CANDIDATE
+        asking = RaftRole.PRE_CANDIDATE if answer.pre else RaftRole.CANDIDATE
         asked_term = self.term + 1 if answer.pre else self.term
         if self.role is not asking or (answer.granted and answer.term != asked_term):
             return
@@ -339,13 +339,13 @@ class Raft:
             self._follow(self.term, None)
 
     def _heard_leader(self, sender: str, now_ms: int) -> None:
-        if self.role is not Role.FOLLOWER:
+        if self.role is not RaftRole.FOLLOWER:
             self._follow(self.term, sender)
         self.leader = sender
         self._heard_ms = now_ms
         self._rest(now_ms)
 
-    def _on_append(self, sender: str, message: Append, now_ms: int) -> None:
+    def _on_append(self, sender: str, message: AppendEntries, now_ms: int) -> None:
         self._heard_leader(sender, now_ms)
         log, entries = self.log, message.entries
         last_index = message.previous_index + len(entries)

@@ -57,17 +57,17 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForBudget:
     """Not now. Answer Backpressure; the same request may pass after so long."""
 
     retry_after_ms: int
 
 
-Verdict: TypeAlias = Granted | Wait
+Verdict: TypeAlias = Granted | WaitForBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkStatistics:
+class BudgetStatistics:
     """Of one link, since it was first used."""
 
     peak_bytes_per_s: int
@@ -197,7 +197,7 @@ class LinkBudget:
         own = self._bucket_of(channel_id, fraction_ppm, now_us)
         if own is None:
             self._waits += 1
-            return Wait(RETRY_MS_MAX)
+            return WaitForBudget(RETRY_MS_MAX)
         shared = self._shared
         assert shared is not None
         cost = byte_count * _MICRO
@@ -209,7 +209,7 @@ class LinkBudget:
             shared_us = self._shared_wait_us(shared, channel_id, cost, bandwidth_class, now_us)
             if own_us > 0 or shared_us > 0:
                 self._waits += 1
-                wait = Wait(min(max(1, -(-max(own_us, shared_us) // US_PER_MS)), RETRY_MS_MAX))
+                wait = WaitForBudget(min(max(1, -(-max(own_us, shared_us) // US_PER_MS)), RETRY_MS_MAX))
                 if shared_us >= own_us:  # else it is its own fraction that it waits for, and nobody takes that away
                     self._keep_turn(channel_id, bandwidth_class, cost, now_us + wait.retry_after_ms * US_PER_MS)
                 return wait
@@ -263,10 +263,10 @@ class LinkBudget:
             bucket.set_rate(self._rate(fraction_ppm))
         self._set_shared_rate(now_us)
 
-    def statistics(self, *, now_us: int) -> LinkStatistics:
+    def statistics(self, *, now_us: int) -> BudgetStatistics:
         if self._shared is not None:
             self._shared.refill(now_us)
-        return LinkStatistics(
+        return BudgetStatistics(
             peak_bytes_per_s=self._peak,
             rate_bytes_per_s=self._shared.rate if self._shared is not None else 0,
             available_bytes=self._shared.level // _MICRO if self._shared is not None else 0,

@@ -5,8 +5,8 @@ own end, and the committed end that a replica was told of are kept apart from th
 (R9). They decide nothing by themselves: an election compares them with the logs (EL5), and a follower does not cut
 below what it knows to be committed (FW6).
 
-ME1  The committed end only rises, until an unclean election of a later epoch voids it: then nothing is known.
-ME2  Ends are those of one leader epoch. Contact in a later one begins a new list; within one an end only rises, but for
+RM1  The committed end only rises, until an unclean election of a later epoch voids it: then nothing is known.
+RM2  Ends are those of one leader epoch. Contact in a later one begins a new list; within one an end only rises, but for
      what was cut on a leader's word.
 """
 
@@ -31,7 +31,7 @@ class ReplicaMemory:
         """By node."""
 
     def load(self, hints: Mapping[str, int], committed_end: int) -> None:
-        """As an earlier life saved it; nothing if more is known already, such as an unclean election since (ME1).
+        """As an earlier life saved it; nothing if more is known already, such as an unclean election since (RM1).
 
         Older versions saved the committed end alone, of an epoch that is not known."""
         if hints.get(_EPOCH, 0) < self.epoch:
@@ -52,7 +52,7 @@ class ReplicaMemory:
         return LogMemory(epoch=self.epoch, committed_end=self.committed_end, ends=tuple(sorted(self.ends.items())))
 
     def in_contact(self, epoch: int) -> None:
-        """Its leader of this epoch has answered, or it leads in it: older ends are of no use any more (ME2)."""
+        """Its leader of this epoch has answered, or it leads in it: older ends are of no use any more (RM2)."""
         if epoch > self.epoch:
             self.epoch = epoch
             self.ends.clear()
@@ -71,7 +71,7 @@ class ReplicaMemory:
             self.ends[node] = end
 
     def elected_with_loss(self, epoch: int) -> bool:
-        """An unclean election: what was committed before may be gone, and the catalog says so (ME1). Whether that is
+        """An unclean election: what was committed before may be gone, and the catalog says so (RM1). Whether that is
         news here."""
         if epoch <= self.epoch:
             return False

@@ -64,7 +64,7 @@ class NodeLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedReplicas:
     """Where the replicas go, in the order in which they were chosen."""
 
     nodes: tuple[str, ...]
@@ -95,7 +95,7 @@ def choose_replicas(
     keep: Sequence[str] = (),
     leader: str | None = None,
     avoid: Mapping[str, str] | None = None,
-) -> Placed:
+) -> PlacedReplicas:
     """Choose the replicas of a channel that is new, has lost some (`keep` are left), or gets another factor.
 
     `avoid` has nodes that must not be chosen now, with the reason ("withdrew from it: its disk is full"). With more in
@@ -127,7 +127,7 @@ def choose_replicas(
         choice.fill(factor)
     if not choice.chosen:
         raise PlacementRefused(channel=channel, problems=list(refused.values()) or ["there are no nodes"])
-    return Placed(
+    return PlacedReplicas(
         nodes=tuple(choice.chosen),
         wanted=factor,
         reasons=choice.reasons,
@@ -141,7 +141,7 @@ def _choose_pinned(
     records: Mapping[str, NodeRecord],
     refused: Mapping[str, str],
     keep: Sequence[str],
-) -> Placed:
+) -> PlacedReplicas:
     """The literal list. Somebody chose it, so a node that cannot is his to hear of, not ours to leave out (PL4)."""
     problems = []
     for node in config.pinned_nodes:
@@ -153,7 +153,7 @@ def _choose_pinned(
             problems.append(refused[node])
     if problems:
         raise PlacementRefused(channel=channel, problems=problems)
-    return Placed(
+    return PlacedReplicas(
         nodes=config.pinned_nodes,
         wanted=config.effective_factor,
         reasons={node: f"{node} is named by the placement" for node in config.pinned_nodes},

@@ -18,7 +18,7 @@ _MARK_MS: Final = 50
 """How finely it is remembered when the log ended where."""
 
 
-class Progress:
+class ReplicaProgress:
     """One replica in one epoch, as its leader sees it."""
 
     __slots__ = (
@@ -122,7 +122,9 @@ class Uncommitted:
             self.bytes -= blocks.pop()[1]
 
 
-def committed_end(*, current: int, own_end: int, counted: Iterable[Progress], isr_count: int, min_isr: int) -> int:
+def committed_end(
+    *, current: int, own_end: int, counted: Iterable[ReplicaProgress], isr_count: int, min_isr: int
+) -> int:
     """PG1, PG2, PG3. `counted` are the other members of the ISR and whoever is joining it."""
     if isr_count < min_isr:
         return current

@@ -58,7 +58,7 @@ class OlderAsked:
 
 
 @dataclass(slots=True)
-class LplexAsks:
+class LplexRequests:
     ring_frames: int
     max_live_lag: int
     reach: int = -1

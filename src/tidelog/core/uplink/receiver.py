@@ -1,6 +1,6 @@
 """The cloud's half of the uplink: takes what a boat sends, in any order, and says what it holds.
 
-Nothing here does I/O. The caller passes messages and the time in, appends what `Append` and `Note`
+Nothing here does I/O. The caller passes messages and the time in, appends what `AppendBlock` and `Note`
 effects ask for to the channel's log, in order, and reports with `committed` how many of them are
 committed and durable. The receiver belongs to one channel on its leader; where that runs is not its
 business.
@@ -37,7 +37,7 @@ from tidelog.core.uplink.facts import (
     apply_fact,
 )
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
-from tidelog.core.uplink.lplex_asks import LplexAsks
+from tidelog.core.uplink.lplex_asks import LplexRequests
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
@@ -106,7 +106,7 @@ class ReceiverLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Append(Generic[BlockT]):
+class AppendBlock(Generic[BlockT]):
     """Append this block to the log; only records inside the windows count (none: all of them)."""
 
     block: BlockT
@@ -126,7 +126,7 @@ class Reply:
     message: Welcome | LiveAck | BackfillAck | Refused
 
 
-Effect: TypeAlias = Append[BlockT] | Note | Reply
+Effect: TypeAlias = AppendBlock[BlockT] | Note | Reply
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._bucket: TokenBucket | None = None
         self.can_say_gone = True
         """False for the boat of a session that has no lineages, and no word for what is gone: lplex."""
-        self.asks = LplexAsks(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
+        self.asks = LplexRequests(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
         self._live_seq = 0
         """Highest seq that came by Live in this session; the cursor may stand far below it (seed 000)."""
         self._live_committed = 0
@@ -462,7 +462,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._pending.append(pending)
         whole = len(missing) == 1 and missing[0] == seqs
         windows = () if whole else tuple(range(part.start - seqs.start, part.stop - seqs.start) for part in missing)
-        return [Append(block, windows, via)]
+        return [AppendBlock(block, windows, via)]
 
     def _answer(self, via: Via, seqs: range) -> _Pending:
         return _Pending(

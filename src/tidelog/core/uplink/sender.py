@@ -97,7 +97,7 @@ _SETTLE_MS = 500
 _AHEAD_BYTES_MIN = 32 * 1024
 
 
-class Link(Enum):
+class LinkState(Enum):
     DOWN = "down"
     DIALING = "dialing"
     """A Handshake is on its way."""
@@ -173,7 +173,7 @@ class UplinkSender:
             steady_ms=config.backoff_steady_ms,
             jitter=jitter,
         )
-        self.link = Link.DOWN
+        self.link = LinkState.DOWN
         self.session = 0
         self.cursor = 0
         self.reconnects = 0
@@ -207,16 +207,16 @@ class UplinkSender:
     # --- the connection --------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> list[Effect]:
-        if self.link is Link.DOWN:
+        if self.link is LinkState.DOWN:
             if now_ms < self._dial_at_ms:
                 return []
-            self.link = Link.DIALING
+            self.link = LinkState.DIALING
             self.dials += 1
             self._heard_ms = now_ms
             return [Dial()]
         if now_ms >= self._dead_at_ms():
             return [Hangup("no answer: the link is dead")]
-        if self.link is Link.UP and now_ms >= self._status_at_ms:
+        if self.link is LinkState.UP and now_ms >= self._status_at_ms:
             self._status_at_ms = now_ms + self._config.status_interval_ms
             if not self.speaks_lplex:
                 self._statuses_unheard.append(now_ms)
@@ -224,18 +224,18 @@ class UplinkSender:
         return []
 
     def _dead_at_ms(self) -> int:
-        if self.link is Link.UP and self.speaks_lplex:
+        if self.link is LinkState.UP and self.speaks_lplex:
             return _NEVER_MS if self._unanswered_ms is None else self._unanswered_ms + self._config.silence_max_ms
         waits_since_ms = min(self._heard_ms, *self._statuses_unheard) if self._statuses_unheard else self._heard_ms
         return waits_since_ms + self._config.silence_max_ms
 
     def wake_at_ms(self) -> int:
-        if self.link is Link.DOWN:
+        if self.link is LinkState.DOWN:
             return self._dial_at_ms
-        return min(self._dead_at_ms(), self._status_at_ms) if self.link is Link.UP else self._dead_at_ms()
+        return min(self._dead_at_ms(), self._status_at_ms) if self.link is LinkState.UP else self._dead_at_ms()
 
     def welcomed(self, welcome: Welcome, *, now_ms: int) -> None:
-        self.link = Link.UP
+        self.link = LinkState.UP
         self.session = welcome.session
         self.cursor = welcome.cursor
         self._heard_ms = now_ms
@@ -267,15 +267,15 @@ class UplinkSender:
 
     def disconnected(self, *, now_ms: int) -> None:
         """The connection is gone, or could not be made. The next dial waits for the back-off."""
-        if self.link is Link.DOWN:
+        if self.link is LinkState.DOWN:
             return
         self._end_session()
         self._dial_at_ms = now_ms + self._backoff.wait_ms()
 
     def _end_session(self) -> None:
-        if self.link is Link.UP and self.last_ack_ms is not None:
+        if self.link is LinkState.UP and self.last_ack_ms is not None:
             self._backoff.session_was_acked(self.last_ack_ms - self._welcomed_ms)
-        self.link = Link.DOWN
+        self.link = LinkState.DOWN
         self._statuses_unheard.clear()
         self.reconnects += 1
         self._holes = RangeSet()
@@ -292,7 +292,7 @@ class UplinkSender:
 
     def next_live(self, head: int, *, now_ms: int) -> range | Hangup | None:
         """Seqs that may leave now, or None; `Hangup` when Live is too far behind to catch up (seed 000)."""
-        if self.link is not Link.UP or head < self._live_next:
+        if self.link is not LinkState.UP or head < self._live_next:
             return None
         if self._live_sent - self._lag_checked >= self._config.lag_check_interval:
             self._lag_checked = self._live_sent
@@ -327,7 +327,7 @@ class UplinkSender:
 
     def live_ready_at_ms(self, head: int, *, now_ms: int) -> int | None:
         """When the pace allows the next live frame, if nothing else holds it back."""
-        blocked = self.link is not Link.UP or head < self._live_next or self._settled_at_ms is not None
+        blocked = self.link is not LinkState.UP or head < self._live_next or self._settled_at_ms is not None
         if blocked or self._live_window_is_full() or self._live_bucket is None:
             return None
         if self._live_bucket.ceiling < 1:
@@ -350,7 +350,7 @@ class UplinkSender:
 
     def live_acked(self, ack: LiveAck, *, now_ms: int) -> bool:
         """False for an answer of a session that is over: its cursor may be that of another lineage."""
-        if ack.session != self.session or self.link is not Link.UP:
+        if ack.session != self.session or self.link is not LinkState.UP:
             return False
         self._heard(now_ms)
         self._advance(ack.cursor)
@@ -387,7 +387,7 @@ class UplinkSender:
         return below[-1] if below else None
 
     def _backfill_is_blocked(self) -> bool:
-        if self.link is not Link.UP:
+        if self.link is not LinkState.UP:
             return True
         flight, config = self._backfill_flight, self._config
         return flight.is_full(blocks_max=config.backfill_window_blocks, ahead_ms=config.backfill_ahead_ms)
@@ -434,7 +434,7 @@ class UplinkSender:
 
     def backfill_acked(self, ack: BackfillAck, *, now_ms: int) -> bool:
         """False for an answer of a session that is over."""
-        if ack.session != self.session or self.link is not Link.UP:
+        if ack.session != self.session or self.link is not LinkState.UP:
             return False
         self._heard(now_ms)
         self._advance(ack.cursor)
@@ -446,7 +446,7 @@ class UplinkSender:
 
     def take_backfill_end(self) -> bool:
         """True once, when an lplex cloud has all it can get: it saves its state when Backfill ends."""
-        if not self._backfill_ends or self.link is not Link.UP or self._holes or self._backfill_flight.seqs():
+        if not self._backfill_ends or self.link is not LinkState.UP or self._holes or self._backfill_flight.seqs():
             return False
         self._backfill_ends = False
         return True

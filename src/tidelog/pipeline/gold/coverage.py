@@ -4,8 +4,8 @@ The hour is that of the bus. Where the boat's clock is plainly wrong (before 201
 took the frame) it is the hour of arrival, and the frame is counted as such: a clock that says 1970 makes
 no partition of 1970.
 
-C1  A row depends on the frames of its own hour alone.
-C2  Every frame is counted in exactly one row.
+GCO1  A row depends on the frames of its own hour alone.
+GCO2  Every frame is counted in exactly one row.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def build_engine(signals: DataFrame) -> DataFrame:
 def running_spans(signals: DataFrame) -> DataFrame:
     """Stretches in which an engine ran: channel, instance, us, span_us. Those of one engine never overlap.
 
-    Days are taken one by one, so that a day comes out the same whichever other days are at hand (G2).
+    Days are taken one by one, so that a day comes out the same whichever other days are at hand (GD2).
     """
     readings = (
         signals.filter(F.col("signal") == ENGINE_SPEED.signal)

@@ -39,10 +39,10 @@ from tidelog.pipeline.gold.schemas import (
     GoldLayout,
 )
 from tidelog.pipeline.gold.tracks import build_tracks
-from tidelog.pipeline.lost_ranges import read_lost_ranges
+from tidelog.pipeline.jobs.lost_ranges import read_lost_ranges
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT
-from tidelog.pipeline.tables.table import DataFile, Partition, Step, Table
+from tidelog.pipeline.tables.table import DataFile, Partition, Table, TableStep
 
 _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
     TRACKS: build_tracks,
@@ -130,14 +130,14 @@ class _GoldJob:
     def follow(self, layout: GoldLayout, rebuild: _Rebuild) -> GoldOutcome:
         table, pipeline = self.open(layout), self._options.pipeline
         table.create()
-        steps: list[Step] = []
+        steps: list[TableStep] = []
         added: list[DataFile] = []
         # The versions first: rows that come after them are built in perhaps, and looked at again next time.
         for source, version in self._versions(layout):
             consumed = table.consumed(pipeline, source.layout.name)
             if consumed != version:
                 added += _added(source, consumed, version)
-            steps.append(Step(upstream=source.layout.name, start=consumed, end=version))
+            steps.append(TableStep(upstream=source.layout.name, start=consumed, end=version))
         if all(step.start == step.end for step in steps):
             return _outcome(layout, 0, Changes(), table.version(), is_new=False)
         changes = Changes()
@@ -158,7 +158,7 @@ class _GoldJob:
         return found
 
     def by_day(self, build: Callable[[DataFrame], DataFrame]) -> _Rebuild:
-        """For tables whose partitions depend on `signals` of the same day and channel alone (G2)."""
+        """For tables whose partitions depend on `signals` of the same day and channel alone (GD2)."""
 
         def rebuild(table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
             touched = {file.partition for file in added}

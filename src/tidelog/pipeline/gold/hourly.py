@@ -2,8 +2,8 @@
 
 The mean is the mean of the samples. Instruments send at a steady rate, so it is the mean over time as well.
 
-H1  A value outside what its measure believes, or in a unit nobody knows, is left out, and only that value.
-H2  Sums are taken over integers (millionths), so the order of the rows does not show in the mean (G1).
+GH1  A value outside what its measure believes, or in a unit nobody knows, is left out, and only that value.
+GH2  Sums are taken over integers (millionths), so the order of the rows does not show in the mean (GD1).
 """
 
 from __future__ import annotations

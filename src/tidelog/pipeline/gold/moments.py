@@ -1,7 +1,7 @@
 """Time and place as Spark expressions: what every builder needs and none should write twice.
 
 Time is handled as microseconds in a bigint. Days and hours are cut by arithmetic, not by Spark's date functions,
-which follow the time zone of the session (G3).
+which follow the time zone of the session (GD3).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Partitions in and out: files of a table as a DataFrame, and new rows against what a partition holds.
 
-P1  A partition is written only if its rows differ from those it holds; the order of rows and the cut into
+GPA1  A partition is written only if its rows differ from those it holds; the order of rows and the cut into
     files do not count.
-P2  At most `PARTITIONS_MAX` partitions are held in the driver at once, however many are touched.
+GPA2  At most `PARTITIONS_MAX` partitions are held in the driver at once, however many are touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidelog.pipeline.gold.schemas import GoldLayout
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, split_by_partition
 from tidelog.pipeline.tables.table import DataFile, Partition, Table
-from tidelog.wire.files import translated
+from tidelog.pki.files import translated
 
 PARTITIONS_MAX: Final = 32
 """A day of seconds is some 90,000 rows of `tracks`, so this is about 300 MB of the driver's memory."""

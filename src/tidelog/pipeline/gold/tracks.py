@@ -5,10 +5,10 @@ only while it is silent: switching to and fro would draw a zigzag and add miles.
 have reached is dropped. Positions whose time is only a guess (clock "placed") fill silences and never
 compete with those whose time is known.
 
-T1  At most one position per channel and second, and the minute's position is one of the seconds'.
-T2  The preferred receiver of a day is the one with most seconds; a tie is broken by the kind of message, then by a
+TS1  At most one position per channel and second, and the minute's position is one of the seconds'.
+TS2  The preferred receiver of a day is the one with most seconds; a tie is broken by the kind of message, then by a
     number of the device, so every run prefers the same.
-T3  Distance grows only while the boat moves, or where it has moved during a silence: the tremble of a receiver at
+TS3  Distance grows only while the boat moves, or where it has moved during a silence: the tremble of a receiver at
     anchor is worth many miles a day.
 """
 
@@ -72,7 +72,7 @@ def build_tracks(signals: DataFrame) -> DataFrame:
 
 
 def with_steps(seconds: DataFrame, in_order: WindowSpec) -> DataFrame:
-    """Adds the row `before`, `since_s` and `metres` from it, null for the first, and `step_m`, the way made good (T3).
+    """Adds the row `before`, `since_s` and `metres` from it, null for the first, and `step_m`, the way made good (TS3).
 
     Of the rows: second_us, latitude, longitude, speed_mps.
     """
@@ -159,7 +159,7 @@ def _motion(signals: DataFrame) -> DataFrame:
 
 
 def _one_per_second(samples: DataFrame) -> DataFrame:
-    """The preferred sender's sample of every second, another's where it is silent (T1, T2)."""
+    """The preferred sender's sample of every second, another's where it is silent (TS1, TS2)."""
     covered = F.count("*").over(Window.partitionBy(*_DAY, *_SENDER))
     preference = Window.partitionBy(*_DAY).orderBy("guessed", F.desc("seconds"), "pgn", "sender")
     around = Window.partitionBy(*_DAY).orderBy("second_us").rangeBetween(-SILENCE_S * SECOND_US, SILENCE_S * SECOND_US)

@@ -4,8 +4,8 @@ A trip may begin days before the day that changed and end days after it. So the 
 more of them as long as a trip at the edge is unsettled. Days without positions do not exist here: the day before is
 the last one that has any.
 
-D1  Days of one stretch follow each other among the days that exist; stretches of a channel never touch.
-D2  Every stretch ends on both sides at a settled trip, or where no more days exist.
+TD1  Days of one stretch follow each other among the days that exist; stretches of a channel never touch.
+TD2  Every stretch ends on both sides at a settled trip, or where no more days exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAY_ROWS_MIN: Final = 1_200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class DayStretch:
     """Days of one channel, given as a range of places among the channel's days."""
 
     channel: str
@@ -64,7 +64,7 @@ class ChannelDays:
 
 
 def merged(ranges: Collection[range]) -> list[range]:
-    """Ranges that overlap or touch, made one (D1)."""
+    """Ranges that overlap or touch, made one (TD1)."""
     found: list[range] = []
     for one in sorted(ranges, key=lambda places: places.start):
         if found and one.start <= found[-1].stop:

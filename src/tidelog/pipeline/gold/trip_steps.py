@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidelog.pipeline.gold.partitions import read_files
 from tidelog.pipeline.gold.schemas import TRIPS
-from tidelog.pipeline.gold.trip_days import ChannelDays, Stretch, merged
+from tidelog.pipeline.gold.trip_days import ChannelDays, DayStretch, merged
 from tidelog.pipeline.gold.trips import build_trips
 from tidelog.pipeline.tables.table import Partition, Table
 
@@ -30,11 +30,11 @@ def find_trips(spark: SparkSession, tracks: Table, signals: Table, touched: Coll
     """The trips of the touched days and of the days around them that they may reach into."""
     days = _days_of(tracks, {channel for _, channel in touched if channel is not None})
     pending = [
-        Stretch(channel=channel, places=places)
+        DayStretch(channel=channel, places=places)
         for channel, known in days.items()
         for places in known.around({date.fromisoformat(day) for day, name in touched if day and name == channel})
     ]
-    settled: list[Stretch] = []
+    settled: list[DayStretch] = []
     rows = [TRIPS.table.schema.empty_table()]
     while pending:
         found = _built(spark, tracks, signals, days, pending)
@@ -48,7 +48,7 @@ def find_trips(spark: SparkSession, tracks: Table, signals: Table, touched: Coll
             else:
                 again.append(grown)
         pending = _merged(again)
-    # Two stretches may have grown into each other, or over one that was settled: their trips are the same (R1).
+    # Two stretches may have grown into each other, or over one that was settled: their trips are the same (GT1).
     partitions = {_partition(stretch.channel, day) for stretch in settled for day in _days(stretch, days)}
     joined = pa.concat_tables(rows)
     return FoundTrips(partitions=partitions, rows=joined.group_by(joined.column_names).aggregate([]))
@@ -65,7 +65,7 @@ def _days_of(tracks: Table, channels: Collection[str]) -> dict[str, ChannelDays]
 
 
 def _built(
-    spark: SparkSession, tracks: Table, signals: Table, days: dict[str, ChannelDays], stretches: list[Stretch]
+    spark: SparkSession, tracks: Table, signals: Table, days: dict[str, ChannelDays], stretches: list[DayStretch]
 ) -> pa.Table:
     members = [
         (stretch.channel, day, number) for number, stretch in enumerate(stretches) for day in _days(stretch, days)
@@ -76,22 +76,22 @@ def _built(
     return build_trips(seconds, read_files(spark, signals, signals.files(partitions))).toArrow()
 
 
-def _grown(stretch: Stretch, trips: pa.Table, known: ChannelDays) -> Stretch:
+def _grown(stretch: DayStretch, trips: pa.Table, known: ChannelDays) -> DayStretch:
     if not trips.num_rows:
         return stretch
     before = not trips.column("settled_before")[0].as_py()
     after = not trips.column("settled_after")[-1].as_py()
-    return Stretch(channel=stretch.channel, places=known.grown(stretch.places, before=before, after=after))
+    return DayStretch(channel=stretch.channel, places=known.grown(stretch.places, before=before, after=after))
 
 
-def _merged(stretches: list[Stretch]) -> list[Stretch]:
+def _merged(stretches: list[DayStretch]) -> list[DayStretch]:
     by_channel: dict[str, list[range]] = {}
     for stretch in stretches:
         by_channel.setdefault(stretch.channel, []).append(stretch.places)
-    return [Stretch(channel=name, places=places) for name, ranges in by_channel.items() for places in merged(ranges)]
+    return [DayStretch(channel=name, places=places) for name, ranges in by_channel.items() for places in merged(ranges)]
 
 
-def _days(stretch: Stretch, days: dict[str, ChannelDays]) -> list[date]:
+def _days(stretch: DayStretch, days: dict[str, ChannelDays]) -> list[date]:
     return [days[stretch.channel].days[place] for place in stretch.places]
 
 

@@ -5,9 +5,9 @@ one gust of a receiver is no departure. A trip ends after `REST_ENDS_TRIP_S` of 
 the boat is found where it was, and under way if it has moved on. A trip may span any number of midnights; it belongs
 to the day on which it began.
 
-R1  A trip that is `settled` on both sides (ten minutes of rest are seen before it and after it) comes out the same
+GT1  A trip that is `settled` on both sides (ten minutes of rest are seen before it and after it) comes out the same
     whatever else is loaded. `gold_job` loads more days until everything is settled or no more days exist.
-R2  Two trips of a channel never overlap.
+GT2  Two trips of a channel never overlap.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build_trips(tracks: DataFrame, signals: DataFrame) -> DataFrame:
     """Every trip in `tracks`; engine hours come from `signals` of the same days.
 
     Beyond the columns of its table `tracks` has `stretch`, a number for the days of a channel that follow each other:
-    between two stretches nobody has looked. The trips have it too, and `settled_before` and `settled_after` (R1).
+    between two stretches nobody has looked. The trips have it too, and `settled_before` and `settled_after` (GT1).
     """
     trips = _trips(_under_way(tracks))
     spans = running_spans(signals)
@@ -78,7 +78,7 @@ def _under_way(tracks: DataFrame) -> DataFrame:
     rests = F.when(F.col("since_s") > HOLE_S, ~moved_on).otherwise(~F.col("under_way"))
     rest_s = F.when(rests, F.col("since_s")).otherwise(F.lit(0.0))
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
-    # Millimetres as integers: the way up to here depends on where the loaded days begin, a trip's own may not (R1).
+    # Millimetres as integers: the way up to here depends on where the loaded days begin, a trip's own may not (GT1).
     step_mm = F.round(F.col("step_m") * 1000).cast("bigint")
     return seconds.withColumn("rest_s", F.sum(F.coalesce(rest_s, F.lit(0.0))).over(so_far)).withColumn(
         "way_mm", F.sum(step_mm).over(so_far)

@@ -1,4 +1,15 @@
-"""Tables with exactly-once transactions: Delta by default, Iceberg by option, one interface for both."""
+"""Tables of Delta or Iceberg: transactions that hold rows and positions together.
+
+Modules:
+
+    committing     What tables of every format do the same way
+    delta          Tables in the Delta format, committed through `deltalake`
+    iceberg        Tables in the Iceberg format, committed through `pyiceberg` into a catalog file beside the tables
+    layouts        The tables that follow a log directly
+    maintenance    Keeping tables fit
+    parquet_files  Arrow batches into Parquet files of a table
+    table          A table whose transactions remember what they hold
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from tidelog.pipeline.tables.table import (
     Partition,
     Position,
     RangeFiles,
-    Step,
     Table,
+    TableStep,
     judge_ranges,
     judge_steps,
     text_mark,
@@ -125,7 +125,7 @@ class CommittedTable(Table, Generic[State]):
     def commit_following(
         self,
         pipeline: str,
-        steps: Sequence[Step],
+        steps: Sequence[TableStep],
         files: Sequence[DataFile],
         *,
         replaced: Collection[Partition] = (),

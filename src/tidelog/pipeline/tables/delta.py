@@ -35,7 +35,7 @@ from tidelog.pipeline.tables.table import (
     Partition,
     TableLayout,
 )
-from tidelog.wire.files import translated
+from tidelog.pki.files import translated
 
 _LOG: Final = "_delta_log"
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json")

@@ -38,7 +38,7 @@ from tidelog.pipeline.tables.table import (
     Partition,
     TableLayout,
 )
-from tidelog.wire.files import translated
+from tidelog.pki.files import translated
 
 CATALOG_NAME: Final = "catalog.sqlite"
 _NAMESPACE: Final = "tidelog"

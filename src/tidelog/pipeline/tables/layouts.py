@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tidelog.pipeline.columns import FRAMES
+from tidelog.pipeline.sources.columns import FRAMES
 from tidelog.pipeline.tables.table import TableLayout
 from tidelog.signals.devices import DEVICES_SCHEMA
 

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from tidelog.pipeline.tables.parquet_files import SUFFIX, PartitionedWriter
 from tidelog.pipeline.tables.table import DataFile, Table
+from tidelog.pki.files import translated
 from tidelog.units import MIB
-from tidelog.wire.files import translated
 
 TARGET_BYTES: Final = 128 * MIB
 KEEP_HOURS: Final = 24.0

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.pipeline.tables.table import DataFile, Partition, TableLayout, partition_folder
-from tidelog.wire.files import translated
+from tidelog.pki.files import translated
 
 ROW_GROUP_ROWS: Final = 1 << 19
 FILE_ROWS: Final = 1 << 24

@@ -94,7 +94,7 @@ class RangeFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TableStep:
     """From one version of the table below to a later one; `start` is None for a follower that is new."""
 
     upstream: str
@@ -179,7 +179,7 @@ class Table(ABC):
     def commit_following(
         self,
         pipeline: str,
-        steps: Sequence[Step],
+        steps: Sequence[TableStep],
         files: Sequence[DataFile],
         *,
         replaced: Collection[Partition] = (),
@@ -263,7 +263,7 @@ def judge_ranges(
     return new
 
 
-def judge_steps(steps: Sequence[Step], consumed: Mapping[str, int | None], *, table: str) -> bool:
+def judge_steps(steps: Sequence[TableStep], consumed: Mapping[str, int | None], *, table: str) -> bool:
     """Whether the steps are still to be taken; all of them or none."""
     assert steps, "a commit that follows nothing"
     if all((stored := consumed[step.upstream]) is not None and stored >= step.end for step in steps):

@@ -1,0 +1,115 @@
+"""`tidelog log`: look into logs and move frames in and out of them.
+
+Only the options live here. Each command's work is in a module of its own, loaded when it is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tidelog.cli.lazy import LazyGroup
+
+_PATH = click.argument("path")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+_CHANNEL = click.option("--channel", help="One channel of a store, by name.")
+
+
+@click.group(cls=LazyGroup)
+def log() -> None:
+    """Inspect, verify, dump, import and export logs.
+
+    PATH may be a log folder, a .seg file, a journal, a store's data folder or an lplex .lpj file.
+    """
+
+
+@log.command()
+@_PATH
+@_CHANNEL
+@_JSON
+@click.option("--limit", type=click.IntRange(min=0), help="Blocks to list; 0 lists all. A table lists 100.")
+def inspect(path: str, channel: str | None, as_json: bool, limit: int | None) -> None:
+    """Show every block: offset, epoch, seqs, time, records, bytes, ratio."""
+    from tidelog.cli.log.inspect import run_inspect
+
+    run_inspect(path, channel=channel, as_json=as_json, limit=limit)
+
+
+@log.command()
+@_PATH
+@_CHANNEL
+@_JSON
+@click.option("--deep", is_flag=True, help="Also decode every record, not only its checksum.")
+@click.pass_context
+def verify(context: click.Context, path: str, channel: str | None, as_json: bool, deep: bool) -> None:
+    """Check every byte; exit 1 on damage. Changes nothing."""
+    from tidelog.cli.log.verify import run_verify
+
+    context.exit(run_verify(path, channel=channel, as_json=as_json, deep=deep))
+
+
+@log.command()
+@_PATH
+@_CHANNEL
+@click.option("--from", "start", metavar="OFFSET|TIME", help="First offset, or ISO time, to show.")
+@click.option("--to", "end", metavar="OFFSET|TIME", help="Offset, or ISO time, to stop before.")
+@click.option("--limit", type=click.IntRange(min=1), help="Records to show.")
+@_JSON
+@click.pass_context
+def dump(
+    context: click.Context,
+    path: str,
+    channel: str | None,
+    start: str | None,
+    end: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Print records: a table on a terminal, JSON lines in a pipe."""
+    from tidelog.cli.log.dump import run_dump
+
+    context.exit(run_dump(path, channel=channel, start=start, end=end, limit=limit, as_json=as_json))
+
+
+@log.command("import")
+@click.argument("source")
+@click.argument("target")
+@click.option("--format", "kind", type=click.Choice(["lpj", "candump", "canboat"]), help="Instead of sniffing it.")
+@click.option("--reencode", is_flag=True, help="Make frame blocks of .lpj blocks instead of carrying them unchanged.")
+@click.option("--append", is_flag=True, help="Add to a log that exists.")
+@click.option("--strict", is_flag=True, help="Stop at the first bad line or block instead of skipping it.")
+@_JSON
+def import_(
+    source: str, target: str, kind: str | None, reencode: bool, append: bool, strict: bool, as_json: bool
+) -> None:
+    """Bring an .lpj, candump or canboat .raw file into a log folder."""
+    from tidelog.cli.log.log_import import run_import
+
+    run_import(source, target, kind=kind, reencode=reencode, append=append, strict=strict, as_json=as_json)
+
+
+@log.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--format", "kind", type=click.Choice(["lpj", "candump", "canboat"]), help="Instead of by suffix.")
+@click.option("--lineage", metavar="HEX", help="Only this lineage; its first digits are enough.")
+@click.option("--compression", type=click.Choice(["none", "zstd", "zstd-dict"]), help="Of an .lpj file; zstd.")
+@click.option("--block-size", metavar="SIZE", help="Of an .lpj file: a power of two from 4KiB on; 256KiB.")
+@click.option(
+    "--fill-gaps",
+    is_flag=True,
+    help="For lplex's verify: a frame of PGN 65536 in an .lpj file for each missing seq.",
+)
+@_CHANNEL
+@_JSON
+@click.pass_context
+def export(context: click.Context, /, source: str, target: str, **options: Any) -> None:
+    """Write the frames of a log to an .lpj, candump (.log) or canboat (.raw) file, in the order of their seqs.
+
+    lplex blocks that are in order go into an .lpj file byte for byte, unless --compression or --block-size is given or
+    --fill-gaps finds a gap.
+    """
+    from tidelog.cli.log.export import run_export
+
+    context.exit(run_export(source, target, **options))

@@ -1,0 +1,8 @@
+"""Consumer groups: membership, and feeds of the channels that a member is given.
+
+Modules:
+
+    feeds       The channels that are assigned to a member, read side by side
+    group       Reading as a member of a consumer group
+    membership  This process as a member of a consumer group
+"""

@@ -1,0 +1,75 @@
+"""What a node's core is given and what it asks for: options, facts about the node, output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidelog.cluster.metadata.member import MetadataOptions, Output, Result
+from tidelog.cluster.node.node_file import NodeFile
+from tidelog.cluster.replication.replicas import ReplicasOutput
+from tidelog.core.catalog import CATALOG_VERSION, RegisterNode
+from tidelog.core.liveness import LivenessConfig
+from tidelog.core.membership import VOTERS_MAX
+from tidelog.core.node_messages import NodeMessage
+from tidelog.core.replication.options import ReplicationOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    metadata: MetadataOptions = field(default_factory=MetadataOptions)
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    voters_max: int = VOTERS_MAX
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
+    serves_channels: bool = True
+    """False: a node of the metadata alone, which holds no replicas and elects nobody: to study the group by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the catalog is told of this node when it registers."""
+
+    addresses: tuple[tuple[str, str], ...] = ()
+    host: str = ""
+    tags: tuple[str, ...] = ()
+    capacity_bytes: int = 0
+    software: str = ""
+    verified: bool = True
+    """Every channel on the disk was checked and is whole, but for `damaged_channels`."""
+    damaged_channels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOutput:
+    messages: tuple[tuple[str, NodeMessage], ...]
+    """To nodes."""
+    member: Output | None
+    """What the metadata group asks for; its messages are among those above already."""
+    results: tuple[Result, ...]
+    lines: tuple[str, ...]
+    """For the log."""
+    replicas: ReplicasOutput | None = None
+    """What the channels ask of storage and tell clients; their messages are among those above already."""
+
+
+def registration(
+    node: str, incarnation: int, file: NodeFile, facts: NodeFacts, *, disk_id: str, process_id: str, at_ms: int
+) -> RegisterNode:
+    """What the process found when it started is said until the catalog knows it: a session that is lost later costs no
+    copy its place (R5)."""
+    return RegisterNode(
+        node=node,
+        incarnation=incarnation,
+        known_incarnation=file.known_incarnation,
+        disk_id=disk_id,
+        process_id=process_id,
+        clean_incarnation=file.clean_incarnation,
+        verified=facts.verified or file.is_told,
+        damaged_channels=() if file.is_told else facts.damaged_channels,
+        addresses=facts.addresses,
+        host=facts.host,
+        tags=facts.tags,
+        capacity_bytes=facts.capacity_bytes,
+        software=facts.software,
+        catalog_version=CATALOG_VERSION,
+        at_ms=at_ms,
+    )

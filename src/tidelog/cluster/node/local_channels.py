@@ -1,0 +1,382 @@
+"""A node's channels as clients, administration and the uplink use them: produce, fetch, offsets, cursors.
+
+Everything runs on the event loop; what needs the disk goes to the writer's or a reader's thread. All waits have an end.
+
+DO1  Nothing beyond the committed end, or beyond what is durable here, leaves through a door.
+DO2  A produced block is answered once: with its offset when its ack policy is satisfied, or with why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tidelog.blocks.block import Block, MadeBlock
+from tidelog.blocks.control import CursorMoved, encode_control
+from tidelog.cluster.clients.producer_admin import listed
+from tidelog.cluster.clients.requests import AtSeq, AtTime, Earliest, Place, ProducersRequest
+from tidelog.cluster.clients.service import OffsetsAnswer
+from tidelog.cluster.produce_order import ProduceOrder, as_sent
+from tidelog.cluster.replication.fold import CURSORS_MAX
+from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.replication.replicas import ProduceOutcome as Outcome
+from tidelog.cluster.replication.trouble import others, readable, unreadable
+from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
+from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
+from tidelog.core.liveness import ProximityGraph
+from tidelog.core.replication.placement import NodeLoad
+from tidelog.errors import (
+    CatalogFull,
+    DamagedRange,
+    DiskError,
+    LogError,
+    NoReplicaHere,
+    NotLeader,
+    OffsetOutOfRange,
+    ReplicaBehind,
+    UnknownChannel,
+    WaitTimedOut,
+)
+from tidelog.storage.log.writer import steady_clock_ms, wall_clock_us
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node.process import Node
+
+_READERS: Final = 2
+CURSOR_MS: Final = 5_000
+
+T = TypeVar("T")
+
+
+class LocalChannels:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        """Readers that wait for a channel to move."""
+        self._readers = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="tidelog-fetch")
+        self.listeners: dict[int, list[Callable[[ChannelReplica], None]]] = {}
+        """Parts of this node that follow a channel (the uplink): called on the loop whenever it moved."""
+        self.watchers: list[Callable[[ChannelReplica], None]] = []
+        """Parts of this node that follow all channels: as above, for every one that moved."""
+        self.catalog_watchers: list[Callable[[Sequence[Applied]], None]] = []
+        """Parts of this node that follow the catalog: called on the loop with what was applied here."""
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        for waiting in self._waiting.values():
+            for future in waiting:
+                future.cancel()
+
+    # --- where things are ------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        return self._node.core.node
+
+    @property
+    def catalog(self) -> Catalog:
+        catalog = self._node.core.catalog
+        if catalog is None:
+            raise NotLeader(leader=None)
+        return catalog
+
+    @property
+    def metadata_leader(self) -> str | None:
+        return self._node.core.leader
+
+    @property
+    def is_metadata_leader(self) -> bool:
+        return self._node.core.is_leader
+
+    @property
+    def proximity(self) -> ProximityGraph:
+        return self._node.core.proximity
+
+    def node_loads(self) -> Mapping[str, NodeLoad]:
+        return self._node.core.channels.duties.node_loads(self.catalog)
+
+    def wall_ms(self) -> int:
+        return wall_clock_us() // 1000
+
+    async def propose(self, change: Change, *, timeout_ms: int) -> int:
+        return await self._node.asks.propose(change, timeout_ms=timeout_ms)
+
+    async def ask_leader(self, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
+        leader = self._node.core.leader
+        if leader is None or leader == self.node:
+            raise NotLeader(leader=None)
+        return await self._node.pool.request(leader, kind, body, timeout_ms=timeout_ms)
+
+    async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
+        await self._node.asks.wait_applied(index, timeout_ms=timeout_ms)
+
+    async def read_barrier(self) -> None:
+        await self._node.asks.read_barrier()
+
+    def replica(self, channel_id: int) -> ChannelReplica:
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        if replica is None:
+            record = self.catalog.channel(channel_id)
+            if record is None:
+                raise UnknownChannel(channel=f"id {channel_id}")
+            raise NoReplicaHere(channel=record.name, replicas=record.replicas)
+        return replica
+
+    def channel_here(self, channel_id: int) -> Mapping[str, Any] | None:
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        if replica is None:
+            return None
+        return {
+            "role": replica.role.name.lower(),
+            "log_start": replica.log_start,
+            "log_end": replica.log_end,
+            "held_end": replica.held_end,
+            "committed_end": replica.committed_end,
+            "problem": replica.problem,
+        }
+
+    # --- producing ---------------------------------------------------------------------------------------------
+
+    def produce(self, request: Produce, made: MadeBlock, answer: Callable[[Produced], None]) -> None:
+        replica = self._node.core.channels.replicas.replica(request.channel_id)
+        if replica is None or replica.leading is None:
+            raise self._not_leader(request.channel_id)
+        if request.leader_epoch not in (0, replica.leading.epoch):
+            raise replica.not_leader()
+        token = request.token
+
+        def answered(first_offset: int, error: LogError | None) -> None:
+            answer(Produced(token=token, first_offset=first_offset, error=error))
+
+        order = ProduceOrder(answered, made, request.ack, path=_PUBLISH, expected_offset=request.expected_offset)
+        replica.produce(order, self._node.now_ms())
+        self._node.pump_soon()
+
+    def _not_leader(self, channel_id: int) -> LogError:
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        if replica is not None:
+            return replica.not_leader()
+        record = self.catalog.channel(channel_id)
+        if record is None:
+            return UnknownChannel(channel=f"id {channel_id}")
+        return NoReplicaHere(channel=record.name, replicas=record.replicas)
+
+    def submit(self, channel_id: int, order: ProduceOrder) -> None:
+        """For parts of this node: `order.token` is called with (first offset, error), once."""
+        self.replica(channel_id).produce(order, self._node.now_ms())
+        self._node.pump_soon()
+
+    async def append(self, channel_id: int, order: ProduceOrder, *, timeout_ms: int) -> int:
+        """The offset of a block once its ack policy is satisfied. `order.token` is not used."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answered(first_offset: int, error: LogError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(first_offset)
+            else:
+                future.set_exception(error)
+
+        self.submit(
+            channel_id,
+            ProduceOrder(
+                answered, order.made, order.ack, order.path, order.windows, order.expected_offset, order.is_control
+            ),
+        )
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await future
+        except TimeoutError:
+            raise WaitTimedOut(waiting_for="the commit", deadline_s=timeout_ms / 1000) from None
+
+    def answered(self, outcomes: Sequence[Outcome]) -> None:
+        """The fates of produced blocks: tokens are who wants to know (DO2)."""
+        for outcome in outcomes:
+            outcome.token(outcome.first_offset, outcome.error)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def moved(self, replicas: Sequence[ChannelReplica]) -> None:
+        """Whoever waits for these channels looks again."""
+        for replica in replicas:
+            waiting = self._waiting.pop(replica.channel_id, None)
+            if waiting:
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)
+            for listener in self.listeners.get(replica.channel_id, ()):
+                listener(replica)
+            for watcher in self.watchers:
+                watcher(replica)
+
+    async def wait_moved(self, channel_id: int, deadline_ms: int) -> bool:
+        """Until the channel moves; False when the time is up."""
+        left_ms = deadline_ms - steady_clock_ms()
+        if left_ms <= 0:
+            return False
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(channel_id, set()).add(future)
+        try:
+            async with asyncio.timeout(left_ms / 1000):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            waiting = self._waiting.get(channel_id)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._waiting[channel_id]
+        return True
+
+    async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
+        """Committed blocks, of a leader or of a replica in contact with one (DO1).
+
+        A node that mends its log is answered even where nothing is served, and by a leader with all that it holds: with
+        every replica needed for `min_isr` a new leader may have to wait for just that mending. Whoever mends takes only
+        blocks of the epoch that it had there itself.
+        """
+        deadline_ms = steady_clock_ms() + fetch.wait_ms
+        while True:
+            replica = self.replica(fetch.channel_id)
+            record = replica.record
+            knows = (replica.serves or for_node) and fetch.leader_epoch <= record.leader_epoch
+            end = replica.held_end if for_node and replica.leading is not None else replica.committed_end
+            if knows and fetch.offset < end:
+                return await self._read(replica, fetch, end)
+            if not await self.wait_moved(fetch.channel_id, deadline_ms):
+                break
+        replica = self.replica(fetch.channel_id)
+        if not replica.serves or fetch.leader_epoch > replica.record.leader_epoch:
+            raise self._behind(replica)
+        if fetch.offset > replica.committed_end:
+            raise self._behind(replica)
+        return self._fetched(replica, ())
+
+    @staticmethod
+    def _behind(replica: ChannelReplica) -> ReplicaBehind:
+        return ReplicaBehind(
+            channel=replica.name, leader_epoch=replica.record.leader_epoch, committed_end=replica.committed_end
+        )
+
+    async def _read(self, replica: ChannelReplica, fetch: Fetch, end: int) -> Fetched:
+        if fetch.offset < replica.log_start:
+            raise OffsetOutOfRange(offset=fetch.offset, log_start=replica.log_start, log_end=replica.committed_end)
+        blocks = replica.tail.take(fetch.offset, bytes_max=fetch.bytes_max, end=end)
+        if blocks is None:
+            blocks = await self.read_log(replica, fetch.offset, bytes_max=fetch.bytes_max, end=end)
+        return self._fetched(replica, blocks)
+
+    async def read_log(self, replica: ChannelReplica, offset: int, *, bytes_max: int, end: int) -> Sequence[Block]:
+        """Blocks from the disk, in a reader's thread."""
+        logs = self._node.channel_logs
+        try:
+            blocks = await asyncio.get_running_loop().run_in_executor(
+                self._readers,
+                lambda: logs.read(replica.channel_id, offset, bytes_max=bytes_max, end=end),
+            )
+        except (DamagedRange, DiskError) as error:
+            unreadable(replica, error, offset)
+            self._node.pump_soon()
+            if isinstance(error, DiskError) and others(replica):
+                raise replica.not_leader() from error  # another replica has them
+            raise
+        if blocks:
+            readable(replica, range(blocks[0].leader.base_offset, blocks[-1].end))
+        return blocks
+
+    async def in_reader(self, read: Callable[..., T], *arguments: Any) -> T:
+        """Have something read from the disk, in a reader's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read, *arguments)
+
+    @staticmethod
+    def _fetched(replica: ChannelReplica, blocks: Sequence[Block]) -> Fetched:
+        return Fetched(
+            leader_epoch=replica.record.leader_epoch,
+            committed_end=replica.committed_end,
+            log_start=replica.log_start,
+            data=as_sent(blocks, sum(block.size for block in blocks)),
+        )
+
+    async def offset_at(self, channel_id: int, at: Place) -> OffsetsAnswer:
+        """Where a place is. Times and seqs are found by range, not by order (B2)."""
+        replica = self.replica(channel_id)
+        if replica.leading is None:
+            # A follower may know of a smaller committed end than another node has told before (invariant 4).
+            raise replica.not_leader()
+        if not replica.serves:
+            raise self._behind(replica)
+        # Taken together, before any wait: afterwards this node may know of a newer epoch and of less.
+        end, log_start, epoch = replica.committed_end, replica.log_start, replica.leading.epoch
+        if isinstance(at, Earliest):
+            offset = log_start
+        elif isinstance(at, AtTime | AtSeq):
+            offset = await asyncio.get_running_loop().run_in_executor(
+                self._readers, lambda: self._search(channel_id, at, end)
+            )
+        else:
+            offset = end
+        return OffsetsAnswer(offset=offset, committed_end=end, log_start=log_start, leader_epoch=epoch)
+
+    def _search(self, channel_id: int, at: AtTime | AtSeq, end: int) -> int:
+        """The first block that reaches into the range; records before it in that block are the reader's to skip."""
+        log = self._node.channel_logs.log(channel_id)
+        if isinstance(at, AtTime):
+            found = log.blocks(end=end, from_time_us=at.time_us, skip_damaged=True)
+        else:
+            found = log.blocks(end=end, from_seq=at.seq, producer=at.lineage, skip_damaged=True)
+        block = next(iter(found), None)
+        return end if block is None else block.offsets.start
+
+    # --- cursors -----------------------------------------------------------------------------------------------
+
+    async def cursors(self, channel_id: int) -> Mapping[str, int]:
+        replica = await self._folded(channel_id)
+        assert replica.fold is not None
+        return dict(replica.fold.cursors)
+
+    def producers(self, request: ProducersRequest) -> dict[str, Any]:
+        replica = self.replica(request.channel_id)
+        if replica.leading is None:
+            raise replica.not_leader()
+        return listed(self.catalog, replica.fold, request)
+
+    async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
+        """A control record in the channel itself: replicated and durable like all others (F1, R12)."""
+        fold = (await self._folded(channel_id)).fold
+        assert fold is not None
+        if offset is not None and name not in fold.cursors and len(fold.cursors) >= CURSORS_MAX:
+            raise CatalogFull(what="cursors of one channel", count_max=CURSORS_MAX)
+        record = CursorMoved(name=name, offset=-1 if offset is None else offset)
+        made = encode_control([record], time_us=wall_clock_us())
+        await self.append(channel_id, ProduceOrder(None, made, is_control=True), timeout_ms=CURSOR_MS)
+
+    async def _folded(self, channel_id: int) -> ChannelReplica:
+        """The leader's replica, with its fold."""
+        deadline_ms = steady_clock_ms() + CURSOR_MS
+        while True:
+            replica = self.replica(channel_id)
+            if replica.leading is None:
+                raise replica.not_leader()
+            if replica.need_fold():
+                return replica
+            self._node.pump_soon()
+            if not await self.wait_moved(channel_id, deadline_ms):
+                raise WaitTimedOut(waiting_for="the log to be read", deadline_s=CURSOR_MS / 1000)
+
+    def channel_named(self, name: str) -> ChannelRecord:
+        record = self.catalog.channel(name)
+        if record is None:
+            raise UnknownChannel(channel=name)
+        return record
+
+    def leader_address(self, record: ChannelRecord) -> str:
+        """Where clients find the leader of a channel; empty if nobody leads or nobody knows."""
+        node = None if record.leader is None else self.catalog.node(record.leader)
+        return "" if node is None else dict(node.addresses).get("link", "")
+
+
+_PUBLISH: Final = 3

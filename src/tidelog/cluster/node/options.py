@@ -1,0 +1,72 @@
+"""What the process of a node is told at its start: who it is, whom it serves, what it may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from tidelog.cluster.node.core import NodeOptions
+from tidelog.cluster.uplink.options import UplinkOptions
+from tidelog.codecs.nats_subjects import DEFAULT_NAMESPACE
+from tidelog.core.groups.coordinator import GroupOptions
+from tidelog.errors import InvalidConfig
+from tidelog.http.server import HttpOptions
+from tidelog.storage.store.store import StoreOptions
+from tidelog.units import MIB
+
+if TYPE_CHECKING:
+    from tidelog.transports.nats.connection import NatsOptions
+
+CARRY_BYTES_MAX: Final = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProcessOptions:
+    node: str
+    listen: str | None
+    """None: nobody links to this node, and it has no peers; a cluster of one."""
+    peers: dict[str, str]
+    """Node to address; our own may be among them."""
+    data_dir: Path
+    advertise: str | None = None
+    """What other nodes dial; our entry in `peers`, or what we listen on."""
+    host: str = ""
+    """Replicas of a channel are kept on different hosts; the machine's name by default."""
+    tags: tuple[str, ...] = ()
+    capacity_bytes: int | None = None
+    """The size of the file system by default."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    revocations: Path | None = None
+    fleet: str | None = None
+    insecure_dev: bool = False
+    core: NodeOptions = field(default_factory=NodeOptions)
+    http: HttpOptions | None = None
+    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
+    """Small channels stay in the write-ahead file: thousands of them cost no file each."""
+    uplink: UplinkOptions | None = None
+    """How boats are served; None serves none."""
+    groups: GroupOptions = field(default_factory=GroupOptions)
+    """How long members of consumer groups may be silent."""
+    nats: NatsOptions | None = None
+    """The NATS servers that it may use; None for none."""
+    nats_namespace: str = DEFAULT_NAMESPACE
+    """The first part of all subjects of this cluster."""
+    transport: Literal["link", "nats"] = "link"
+    """What replication goes over."""
+    other_doors: tuple[tuple[str, str], ...] = ()
+    """Addresses of what serves in front of this node, by door: the catalog is told of them too."""
+
+    def __post_init__(self) -> None:
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if self.listen is None and set(self.peers) - {self.node}:
+            problem = "a node that listens for nobody cannot have peers; give it an address to listen on"
+            raise InvalidConfig(section="node", problems=(problem,))
+        if self.transport == "nats" and self.nats is None:
+            problem = "replication over NATS needs servers; name them, or use the link"
+            raise InvalidConfig(section="node", problems=(problem,))
+        if self.listen is not None and not self.insecure_dev and None in files:
+            problem = "a node needs its certificate, its key and the nodes' authority; or --insecure-dev on one machine"
+            raise InvalidConfig(section="node", problems=(problem,))

@@ -1,0 +1,136 @@
+"""Mending: what has rotted in a channel's log here is fetched from another replica and put in its place (B4).
+
+A damaged range stays readable elsewhere while one other replica holds it; the log marks it with a placeholder and never
+gets shorter. Blocks come through the door that clients fetch through, verified, and replace the placeholder in the
+writer's thread.
+
+MD1  Only whole blocks that lie inside one damaged range are put in; what does not fit is asked for again later.
+MD2  Only blocks of the epoch that the log had there: the same epoch and offset mean the same bytes (invariant 2), and a
+     leader that is gone may still answer with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidelog.blocks.block import Block, iterate_blocks
+from tidelog.cluster.replication.orders import LogReady
+from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.trouble import compare_damage
+from tidelog.codecs.client_codec import FETCH, decode_fetched, encode_fetch
+from tidelog.core.client_messages import Fetch
+from tidelog.errors import BadBlock, LogError, WaitTimedOut
+from tidelog.units import MIB
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node.process import Node
+
+LOOK_S: Final = 5.0
+FETCH_MS: Final = 5_000
+_FETCH_BYTES: Final = 4 * MIB
+_RANGES_PER_LOOK: Final = 16
+
+
+class ReplicaRepairer:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.mended = 0
+        """Records that were put back."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Mend what is known to be damaged, a few ranges at a time."""
+        node = self._node
+        budget = _RANGES_PER_LOOK
+        for channel_id in sorted(node.channel_logs.damaged_channels()):
+            replica = node.core.channels.replicas.replica(channel_id)
+            if replica is None or replica.storage is not Storage.READY:
+                continue
+            gaps = node.channel_logs.log(channel_id).damaged()
+            if compare_damage(replica, gaps):
+                node.pump_soon()
+            for gap in gaps[:budget]:
+                budget -= 1
+                await self._mend(replica, gap)
+            if budget <= 0:
+                return
+
+    async def _mend(self, replica: ChannelReplica, gap: range) -> None:
+        for source in self._sources(replica):
+            try:
+                blocks = await self._fetch(replica, source, gap)
+                if blocks:
+                    await self._replace(replica, blocks)
+                    return
+            except LogError as error:
+                self._node.say("mending failed", channel=replica.name, source=source, error=str(error))
+
+    def _sources(self, replica: ChannelReplica) -> list[str]:
+        """Whom to ask: the leader first, then the other members of the ISR."""
+        record, me = replica.record, self._node.core.node
+        found = [record.leader] if record.leader not in (None, me) else []
+        found += [node for node in record.isr_nodes if node != me and node not in found]
+        return [node for node in found if node is not None]
+
+    async def _fetch(self, replica: ChannelReplica, source: str, gap: range) -> Sequence[Block]:
+        fetch = Fetch(channel_id=replica.channel_id, offset=gap.start, bytes_max=_FETCH_BYTES, wait_ms=0)
+        answer = await self._node.pool.request(source, FETCH, encode_fetch(fetch), timeout_ms=FETCH_MS)
+        return fitting(b"".join(decode_fetched(answer).data), replica, gap)
+
+    async def _replace(self, replica: ChannelReplica, blocks: Sequence[Block]) -> None:
+        """In the writer's thread, in line with everything else."""
+        node, loop = self._node, asyncio.get_running_loop()
+        future: asyncio.Future[LogReady | LogError] = loop.create_future()
+        logs, channel_id, life = node.channel_logs, replica.channel_id, replica.life
+
+        def act(_: int) -> None:
+            outcome: LogReady | LogError
+            try:
+                logs.log(channel_id).replace(blocks)
+                outcome = LogReady(channel_id=channel_id, life=life, state=logs.state(channel_id), swept=True)
+            except LogError as error:
+                outcome = error
+            loop.call_soon_threadsafe(settle, outcome)
+
+        def settle(outcome: LogReady | LogError) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        assert node.storage is not None
+        node.storage.writer.run_exclusive(act)
+        try:
+            async with asyncio.timeout(FETCH_MS / 1000):
+                outcome = await future
+        except TimeoutError:
+            raise WaitTimedOut(waiting_for="the writer", deadline_s=FETCH_MS / 1000) from None
+        if isinstance(outcome, LogError):
+            raise outcome
+        self.mended += sum(block.counted for block in blocks)
+        node.core.channels.replicas.storage_done(outcome, node.now_ms())
+        node.pump_soon()
+        node.say("mended", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
+
+
+def fitting(data: bytes, replica: ChannelReplica, gap: range) -> list[Block]:
+    """The first run of blocks that may be put into the gap (MD1, MD2)."""
+    blocks: list[Block] = []
+    try:
+        for block in iterate_blocks(data):
+            if block.offsets.start < gap.start or block.end > gap.stop:
+                if blocks:
+                    break
+                continue
+            if block.leader.leader_epoch != replica.last_epoch(block.end):
+                break
+            blocks.append(block)
+    except BadBlock:
+        return []
+    return blocks

@@ -1,0 +1,598 @@
+"""One channel on one node: its role, its log as far as this node knows it, and what the catalog wants of it.
+
+Assembles the pure decisions of `core.replication` with blocks; still no I/O and no clock. What is to be written leaves
+as orders, and comes back as results. The replica stamps and counts offsets itself, ahead of the disk, so a record is on
+its way to the followers while it is being written here. `Leading` and `Following` are its two working halves.
+
+What a caller must keep: pass in every change of the channel's record in the catalog, in order; carry orders out in
+order and pass their results in; call `wake` when asked to.
+
+RP1  `held_end` never runs ahead of what storage has confirmed; it alone is acknowledged to a leader (invariant 5).
+RP2  `log_end` runs ahead of the disk. A block that was refused ends the role in which it was appended: no offset of an
+     epoch is ever stamped twice (invariant 2).
+RP3  A leader leads only in an epoch in which its node has not led before (R1): the catalog's leader incarnation is its
+     own, no record of that epoch is in its log, and it has not led in it since the process began.
+RP4  Histories are made equal by epochs, never by the committed end (KIP-101).
+RP5  A copy that the catalog counts on is not let go: who withdraws, or is paused in memory, keeps its log until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidelog.blocks.block import Block
+from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.replication.cursors import cursor_floor
+from tidelog.cluster.replication.fold import ReplicaFold
+from tidelog.cluster.replication.following import Following
+from tidelog.cluster.replication.host import ReplicaHost
+from tidelog.cluster.replication.leading import Leading
+from tidelog.cluster.replication.orders import (
+    AlterLog,
+    AppendBlocks,
+    Appended,
+    BlocksRead,
+    CloseLog,
+    DeleteLog,
+    Folded,
+    FoldLog,
+    LogReady,
+    OpenLog,
+    ResetLog,
+    SweepLog,
+    TruncateLog,
+)
+from tidelog.cluster.replication.statistics import ReplicaStatistics, Storage, statistics_of
+from tidelog.cluster.replication.tail import BlockTail
+from tidelog.cluster.replication.trouble import Unread, found_damaged, readable, unreadable, yields_for_damage
+from tidelog.cluster.replication.witness import ReplicaWitness
+from tidelog.core.catalog import ChannelRecord, Keeps
+from tidelog.core.replication.messages import (
+    Notify,
+    Resign,
+    SyncNack,
+    SyncRequest,
+    SyncResponse,
+    Withdraw,
+)
+from tidelog.core.replication.roles import WITHDRAWAL, Cause, Role, check_transition
+from tidelog.errors import LogError, NotChannelLeader
+from tidelog.storage.log.epochs import EpochHistory
+from tidelog.storage.store.channel_logs import LogState
+
+
+class ChannelReplica:
+    def __init__(self, host: ReplicaHost, record: ChannelRecord, now_ms: int) -> None:
+        self.host = host
+        self.record = record
+        self.channel_id = record.channel_id
+        self.name = record.name
+        self.counts = host.metrics.channel(record.name)
+        self.role = Role.IDLE
+        self.storage = Storage.CLOSED
+        self.life = 0
+        self.leading: Leading | None = None
+        self.following: Following | None = None
+        self.problem = ""
+        """Why it does not do what the catalog wants of it."""
+        self.unread: Unread | None = None
+        """The last read that failed, until one succeeds."""
+        # --- the log, as far as this node knows it
+        self.log_start = self.log_end = self.held_end = 0
+        self.committed_end = 0
+        self.log_bytes = 0
+        self.damaged: tuple[range, ...] = ()
+        self.epochs = EpochHistory()
+        self.witness = ReplicaWitness(self)
+        self.tail = BlockTail(bytes_max=host.options.tail_bytes_max)
+        self.fold: ReplicaFold | None = None
+        """None until somebody needs it: it costs reading the log."""
+        self.fold_hint: int | None = None
+        self._folding = False
+        self._withdrawn_until_ms: int | None = None
+        self._withdrawn_epoch = 0
+        self._retry_open_ms: int | None = None
+        self._led_epoch = 0
+        self.yielded = 0
+        """How often it let another one lead because of the damage it has now."""
+        self._elected_ms: int | None = None
+        """Since when the catalog wants this node to lead, and it does not yet."""
+        self._request_id = host.new_life() << 32
+        self._now_ms = now_ms
+
+    # --- what the catalog wants ----------------------------------------------------------------------
+
+    def update(self, record: ChannelRecord, now_ms: int) -> None:
+        """The catalog's record of this channel, new or again; also whenever this node's registration changed."""
+        self._now_ms = now_ms
+        before, self.record = self.record, record
+        self.witness.updated(record)
+        if record.config != before.config and self.storage not in (Storage.CLOSED, Storage.FAILED):
+            self.host.order(AlterLog(channel_id=self.channel_id, life=self.life, name=self.name, config=record.config))
+        if self.host.node not in record.replicas:
+            # Before it is registered a node may be reading the catalog's past, in which it had left and not yet come
+            # back: then nothing is deleted (RRE2). What is to go is found by `forget_strays` later.
+            self._leave(Cause.PLACEMENT_DESELECTED, delete=self.host.incarnation != 0)
+            return
+        if record.paused:
+            self._leave(Cause.CHANNEL_CLOSE, keep=not record.config.persistent)
+            return
+        if record.leader_epoch != before.leader_epoch:
+            self._elected_ms = None
+        if self._withdrawn_until_ms is not None and not self.is_elected:
+            self._let_copy_go()
+            return
+        if self.role is Role.IDLE:
+            self._withdrawn_until_ms = None
+            self.turn(Role.REPLICA, Cause.CAPABILITY_SELECTED)
+            if self.storage is Storage.CLOSED:
+                self._open()
+        self._take_part(now_ms)
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether the catalog wants this node to lead, as what it is now (R1)."""
+        record, incarnation = self.record, self.host.incarnation
+        return record.leader == self.host.node and incarnation != 0 and record.leader_incarnation == incarnation
+
+    def _take_part(self, now_ms: int) -> None:
+        """Lead, follow or wait, as the record says."""
+        if self.role is Role.IDLE:
+            return
+        record, leads = self.record, self.is_elected
+        if self.leading is not None:
+            if leads and self.leading.epoch == record.leader_epoch:
+                self.leading.updated(now_ms)
+                return
+            self._stop_leading()
+        if self.storage is not Storage.READY:
+            self._watch_storage(now_ms)
+            if leads:
+                self._await_storage(now_ms)
+            return
+        if leads:
+            self._lead(now_ms)
+            return
+        following = self.following
+        if following is not None and (following.leader, following.epoch) == (record.leader, record.leader_epoch):
+            following.registered(now_ms)
+            return
+        self.following = None
+        if self.role is Role.CANDIDATE and record.leader not in (None, self.host.node):
+            self.turn(Role.REPLICA, Cause.ELECTION_LOST)
+        if record.leader is not None and record.leader != self.host.node:
+            self.problem = ""
+            self.following = Following(self, leader=record.leader, epoch=record.leader_epoch, now_ms=now_ms)
+            self.following.ask(now_ms)
+
+    def _lead(self, now_ms: int) -> None:
+        record = self.record
+        self.following = None
+        if yields_for_damage(self):
+            self._led_epoch = record.leader_epoch
+            return
+        if max(self.epochs.newest, self._led_epoch) >= record.leader_epoch:
+            # RP3: records of this epoch, or of a later one, are here or were sent: this node must not add to them.
+            self.resign(self.problem or "it has led in this leader epoch already")
+            return
+        self._led_epoch = record.leader_epoch
+        if self.role is Role.REPLICA:
+            self.turn(Role.CANDIDATE, Cause.ELECTION_CALLED)
+        self.turn(Role.LEADER, Cause.ELECTION_WON)
+        self.problem = ""
+        self.witness.memory.in_contact(record.leader_epoch)
+        self.leading = Leading(self, epoch=record.leader_epoch, now_ms=now_ms)
+        self.leading.begin(now_ms)
+
+    def _stop_leading(self) -> None:
+        self._end_leading()
+        if self.role is Role.LEADER:
+            self.turn(Role.REPLICA, Cause.PEER_LEADER_OBSERVED)
+
+    def _end_leading(self) -> None:
+        if self.leading is not None:
+            self.leading.end()
+            self.leading = None
+
+    def _leave(self, cause: Cause, *, delete: bool = False, keep: bool = False) -> None:
+        """Give the role up and close the log; with `delete` for good, with `keep` not at all."""
+        self._end_leading()
+        self.following = None
+        self._withdrawn_until_ms = None
+        if self.role is not Role.IDLE:
+            self.turn(Role.IDLE, cause)
+        if keep:
+            return
+        if self.storage is not Storage.CLOSED or delete:
+            order = DeleteLog if delete else CloseLog
+            self.host.order(order(channel_id=self.channel_id, life=self.life))
+        self._forget_log()
+
+    def _forget_log(self) -> None:
+        self.storage = Storage.CLOSED
+        self.life = self.host.new_life()
+        self.tail.clear()
+        self.fold = None
+        self._folding = False
+
+    def close(self, *, delete: bool) -> None:
+        """The channel is gone, or the node stops."""
+        self._leave(Cause.CHANNEL_CLOSE, delete=delete)
+
+    # --- roles -----------------------------------------------------------------------------------------
+
+    def turn(self, role: Role, cause: Cause) -> None:
+        """Change the role, if the table allows it."""
+        check_transition(self.name, self.role, role, cause)
+        before, self.role = self.role, role
+        if role is Role.LEADER:
+            self.counts.leader_changes += 1
+        if cause is Cause.MISSED_HEARTBEATS:
+            self.counts.election_thrash += 1
+        self.host.say("role", channel=self.name, was=before.name.lower(), now=role.name.lower(), cause=cause.value)
+        self.host.moved(self)
+
+    def resign(self, reason: str) -> None:
+        """This node cannot lead the channel: the metadata leader elects another, or this one anew (R10)."""
+        self.problem = reason
+        self._stop_leading()
+        self.following = None
+        self._tell_resignation(self._now_ms)
+
+    def _tell_resignation(self, now_ms: int) -> None:
+        record = self.record
+        self.host.tell_metadata(
+            Resign(
+                channel_id=self.channel_id,
+                leader_epoch=record.leader_epoch,
+                incarnation=self.host.incarnation,
+                reason=self.problem,
+            )
+        )
+        self.host.watch(self, now_ms + self.host.options.repeat_ms)
+
+    def withdraw(self, error: LogError, now_ms: int) -> None:
+        """Under capacity: give the copy up, so that another node may take its place (seed 001)."""
+        self.problem = str(error)
+        cause = WITHDRAWAL[self.role]
+        self._end_leading()
+        self.following = None
+        self.turn(Role.IDLE, cause)
+        self._withdrawn_until_ms = now_ms + self.host.options.withdrawn_retry_ms
+        self._withdrawn_epoch = self.record.channel_epoch
+        self._tell_withdrawal(now_ms)
+        self._let_copy_go()
+
+    def _tell_withdrawal(self, now_ms: int) -> None:
+        self.host.tell_metadata(
+            Withdraw(
+                channel_id=self.channel_id,
+                channel_epoch=self.record.channel_epoch,
+                incarnation=self.host.incarnation,
+                reason=self.problem[:200],
+            )
+        )
+        self.host.watch(self, now_ms + self.host.options.repeat_ms)
+
+    def _let_copy_go(self) -> None:
+        """Of a withdrawn replica, once nobody can be led by it any more (RP5)."""
+        node, record = self.host.node, self.record
+        if record.member(node) or record.eligible_member(node) or self.storage is Storage.CLOSED:
+            return
+        if record.channel_epoch <= self._withdrawn_epoch and not record.config.persistent:
+            return  # what it said before may yet bring it into the ISR; on disk a closed log would still hold it all
+        self.host.order(CloseLog(channel_id=self.channel_id, life=self.life))
+        self._forget_log()
+
+    # --- storage ---------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.life = self.host.new_life()
+        self.storage = Storage.OPENING
+        self._retry_open_ms = None
+        self.host.order(OpenLog(channel_id=self.channel_id, life=self.life, name=self.name, config=self.record.config))
+
+    def append(self, blocks: Sequence[Block]) -> None:
+        """Blocks that continue the log, stamped by whoever leads. Ahead of the disk (RP2)."""
+        for block in blocks:
+            assert block.leader.base_offset == self.log_end, "L2: blocks continue each other"
+            self.epochs.note(block.leader.leader_epoch, self.log_end)
+            self.log_end = block.end
+            self.log_bytes += block.size
+            self.tail.push(block)
+            if self.fold is not None:
+                self.fold.note(block)
+        self.host.tail_grew(self)
+        self.host.order(AppendBlocks(channel_id=self.channel_id, life=self.life, blocks=blocks))
+
+    def truncate(self, offset: int) -> None:
+        """Cut what is not the leader's history; nothing is appended until it is done."""
+        self.storage = Storage.CHANGING
+        self.witness.cut(offset)
+        self.host.order(TruncateLog(channel_id=self.channel_id, life=self.life, offset=offset))
+
+    def reset(self, base_offset: int) -> None:
+        """Begin anew at the leader's log start."""
+        self.storage = Storage.CHANGING
+        self.witness.cut(base_offset)
+        self.host.order(ResetLog(channel_id=self.channel_id, life=self.life, base_offset=base_offset))
+
+    def sweep(self, floor: int) -> None:
+        self.host.order(SweepLog(channel_id=self.channel_id, life=self.life, floor=floor))
+
+    def retention_floor(self) -> int | None:
+        """Retention stays below it; None while that is not known, because the log has not been folded (F3, R12)."""
+        if not self.need_fold():
+            return None
+        assert self.fold is not None
+        floor = self.fold.floor_below(self.committed_end)
+        if self.fold.cursors:
+            floor = min(floor, cursor_floor(self, min(self.fold.cursors.values())))
+        if self.leading is not None:
+            floor = min(floor, self.leading.slowest_end(self.record.config.skip_threshold_bytes))
+        return max(0, floor)
+
+    def apply_retention(self, now_ms: int) -> None:
+        """Trim what the settings no longer keep. Then the leader writes a snapshot for the next time: one that is not
+        committed yet protects nothing, and written first it would hold retention back for as long as records come."""
+        kept = self.record.config.retention
+        if self.storage is not Storage.READY or (kept.max_age_ms, kept.max_bytes, kept.max_events) == (None,) * 3:
+            return
+        floor = self.retention_floor()
+        if floor is not None and floor > self.log_start:
+            self.sweep(floor)
+        if self.leading is not None and self.fold is not None:
+            self.leading.snapshot_for_retention(now_ms)
+
+    def need_fold(self) -> bool:
+        """Whether the fold is here; if not, it is ordered."""
+        if self.fold is not None:
+            return True
+        if not self._folding and self.storage is Storage.READY:
+            if self.log_end == self.log_start == 0:
+                self.fold = ReplicaFold()
+                return True
+            self._folding = True
+            self.host.order(FoldLog(channel_id=self.channel_id, life=self.life, hint=self.fold_hint))
+        return False
+
+    def opened(self, result: LogReady, now_ms: int) -> None:
+        """The log was opened, truncated, reset or swept."""
+        self._now_ms = now_ms
+        if result.error is not None or result.state is None:
+            self._storage_failed(result.error, now_ms)
+            return
+        state = result.state
+        if result.swept:
+            self.log_start, self.log_bytes = state.log_start, state.bytes
+            self.epochs.trim(state.log_start)
+            self.host.moved(self)
+            if self._note_damage(state.damaged):
+                if self.following is not None:
+                    self.following.held(now_ms)
+                found_damaged(self)
+            return
+        was_opening = self.storage is Storage.OPENING
+        self._take_state(state)
+        if was_opening:
+            committed_end, self.fold_hint = self.witness.opened(self.host.watermark(self.channel_id))
+            self.set_committed(min(committed_end, self.held_end))
+            self.problem = ""
+        self.storage = Storage.READY
+        self.witness.answer()
+        if not was_opening and self.following is not None:
+            self.following.log_changed(now_ms)
+        self._take_part(now_ms)
+
+    def _take_state(self, state: LogState) -> None:
+        self.log_start, self.log_end = state.log_start, state.log_end
+        # Under a weaker promise than "synced" everything that is there is held (CL1).
+        synced = self.record.config.keeps is Keeps.SYNCED
+        self.held_end = state.durable_end if synced else state.log_end
+        self.log_bytes = state.bytes
+        self._note_damage(state.damaged)
+        self.epochs = EpochHistory(state.epochs, floor=state.newest_epoch)
+        self.tail.clear()
+        self.fold = None
+        self._folding = False
+        self.committed_end = max(min(self.committed_end, self.log_end), self.log_start)
+        self.host.moved(self)
+
+    def _note_damage(self, damaged: tuple[range, ...]) -> bool:
+        """Whether it is news."""
+        before, self.damaged = self.damaged, damaged
+        if not damaged:
+            self.yielded = 0
+        return damaged != before
+
+    def _storage_failed(self, error: LogError | None, now_ms: int) -> None:
+        """The log cannot be used. Others go on; this replica tries again, and says why."""
+        if self.problem != str(error):  # it is tried every second, and said once
+            self.problem = str(error)
+            self.host.say("channel log failed", channel=self.name, error=self.problem)
+        self.host.order(CloseLog(channel_id=self.channel_id, life=self.life))
+        if self.leading is not None or self.record.leader == self.host.node:
+            self.resign(self.problem)
+        self.following = None
+        self._forget_log()
+        self.storage = Storage.FAILED
+        self._retry_open_ms = now_ms + 10 * self.host.options.retry_ms
+        self.host.watch(self, self._retry_open_ms)
+
+    def appended(self, result: Appended, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self.storage is not Storage.READY:
+            return  # it is being cut anyway; its state comes with that
+        if result.error is not None:
+            self._append_failed(result.error, result.log_end, now_ms)
+            return
+        if result.held_end > self.held_end:
+            self.held_end = min(result.held_end, self.log_end)
+            if self.leading is not None:
+                self.leading.held(now_ms)
+            elif self.following is not None:
+                self.following.held(now_ms)
+
+    def _append_failed(self, error: LogError, log_end: int, now_ms: int) -> None:
+        """RP2. Queued appends behind the failed one fail too; cutting at the log's true end settles all of them."""
+        self.counts.under_capacity += 1
+        self.host.say("append refused", channel=self.name, role=self.role.name.lower(), error=str(error))
+        leading, following = self.leading, self.following
+        self.truncate(log_end)
+        if leading is not None:
+            leading.append_failed(error, log_end, now_ms)
+        elif following is not None:
+            following.append_failed(error, now_ms)
+
+    def folded(self, result: Folded, now_ms: int) -> None:
+        self._folding = False
+        fold = result.fold
+        if result.error is None:
+            readable(self, None)
+        else:
+            unreadable(self, result.error, None)
+        if fold is None or self.storage is not Storage.READY:
+            return
+        if fold.end != self.log_end:
+            # Blocks came meanwhile. Those in memory bring it up to date; else it is ordered again.
+            missing = self.tail.take(fold.end, bytes_max=1 << 62, end=self.log_end)
+            if missing is None or missing[0].offsets.start != fold.end:
+                self.host.watch(self, now_ms + self.host.options.retry_ms)
+                return
+            for block in missing:
+                fold.note(block)
+        self.fold = fold
+        if self.leading is not None:
+            self.leading.folded(now_ms)
+        elif self.following is not None:
+            self.following.folded(now_ms)
+
+    def blocks_read(self, result: BlocksRead, now_ms: int) -> None:
+        if self.leading is not None:
+            self.leading.blocks_read(result, now_ms)
+
+    # --- messages --------------------------------------------------------------------------------------
+
+    def on_request(self, peer: str, request: SyncRequest, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self.leading is None:
+            Leading.refuse(self, peer, request)
+            return
+        self.leading.on_request(peer, request, now_ms)
+
+    def on_response(self, peer: str, response: SyncResponse, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self.following is not None and self.storage is Storage.READY:
+            self.following.on_response(peer, response, now_ms)
+
+    def on_nack(self, peer: str, nack: SyncNack, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self.following is not None and self.storage is Storage.READY:
+            self.following.on_nack(peer, nack, now_ms)
+
+    def on_notify(self, peer: str, notify: Notify, now_ms: int) -> None:
+        following = self.following
+        if following is not None and (peer, notify.leader_epoch) == (following.leader, following.epoch):
+            following.ask(now_ms)
+
+    @property
+    def sound_end(self) -> int:
+        """Where the first record lies that was lost to damage; beyond every offset if none was (B4)."""
+        return self.damaged[0].start if self.damaged else 1 << 62
+
+    def last_epoch(self, end: int) -> int:
+        """Of the record before `end`, also if retention has removed it; 0 if this log knows none there."""
+        if end > self.log_start:
+            return self.epochs.epoch_at(end - 1)
+        return self.epochs.newest if self.log_end == self.log_start else 0
+
+    def next_request_id(self) -> int:
+        """Rises for as long as the process lives, whatever happens to the role or to the log."""
+        self._request_id += 1
+        return self._request_id
+
+    # --- producing and serving ---------------------------------------------------------------------------
+
+    def produce(self, order: ProduceOrder, now_ms: int) -> None:
+        """Append as the leader; raises what stands against it. The outcome comes through `host.produced`."""
+        if self.leading is None:
+            raise self.not_leader()
+        self.leading.produce(order, now_ms)
+
+    def not_leader(self) -> NotChannelLeader:
+        leader = self.record.leader
+        if leader == self.host.node:
+            leader = None  # elected, and not ready yet
+        return NotChannelLeader(channel=self.name, leader=leader, leader_epoch=self.record.leader_epoch)
+
+    def serve(self, now_ms: int) -> None:
+        """Answer the followers whose requests stand; not while blocks in memory may have been refused by the disk."""
+        if self.leading is not None and self.storage is Storage.READY:
+            self.leading.serve(now_ms)
+
+    def set_committed(self, committed_end: int) -> None:
+        if committed_end > self.committed_end:
+            self.committed_end = committed_end
+            self.host.moved(self)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it may tell readers what is committed (R2)."""
+        if self.leading is not None:
+            return self.leading.serves
+        following = self.following
+        return following is not None and following.is_in_contact
+
+    # --- time --------------------------------------------------------------------------------------------
+
+    def wake(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self._withdrawn_until_ms is not None:
+            self._wake_withdrawn(self._withdrawn_until_ms, now_ms)
+        self._watch_storage(now_ms)
+        if self.leading is not None:
+            self.leading.wake(now_ms)
+        elif self.following is not None:
+            self.following.wake(now_ms)
+        elif self.role is not Role.IDLE and self.is_elected:
+            if self.storage is Storage.READY:
+                self._tell_resignation(now_ms)  # elected, and unable: until somebody else is
+            else:
+                self._await_storage(now_ms)
+        if not self._folding and self.fold is None and self.leading is not None:
+            self.need_fold()
+
+    def _wake_withdrawn(self, until_ms: int, now_ms: int) -> None:
+        if now_ms >= until_ms:
+            self._withdrawn_until_ms = None
+            self.update(self.record, now_ms)
+        elif self.storage is not Storage.CLOSED:
+            self._tell_withdrawal(now_ms)
+        else:
+            self.host.watch(self, until_ms)
+
+    def _await_storage(self, now_ms: int) -> None:
+        """Elected before the log can be used. A node that lives and cannot lead is as silent as a dead one (R7)."""
+        if self._elected_ms is None:
+            self._elected_ms = now_ms
+        if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms + self.host.storage_patience_ms():
+            self.problem = self.problem or "its log is not open yet"
+            self._tell_resignation(now_ms)
+        else:
+            self.host.watch(self, now_ms + self.record.config.heartbeat_ms)
+
+    def _watch_storage(self, now_ms: int) -> None:
+        if self._retry_open_ms is None:
+            return
+        if now_ms >= self._retry_open_ms and self.role is not Role.IDLE:
+            self._open()
+        elif now_ms < self._retry_open_ms:
+            self.host.watch(self, self._retry_open_ms)
+
+    def leader_fell_silent(self, now_ms: int) -> None:
+        """The node that leads this channel has not been heard for a while; whether it is too long is decided here."""
+        if self.following is not None:
+            self.following.check_silence(now_ms)
+
+    def statistics(self) -> ReplicaStatistics:
+        return statistics_of(self)

@@ -1,0 +1,90 @@
+"""Taking over a data folder of a cloud that knew no catalog: its channels are boats', and stay under their ids.
+
+AD1  A channel is adopted once, in the order of the ids, before boats are served: the catalog gives out higher ids only.
+AD2  Its leader begins in an epoch above every one that its log has seen (R1).
+AD3  Nothing is deleted. A log that cannot be adopted is named, and stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tidelog.cluster.clients.requests import AlterOperation
+from tidelog.cluster.uplink.mark import boat_config, is_boat
+from tidelog.codecs.client_codec import ALTER, config_json
+from tidelog.core.catalog import AdoptChannel, ChannelConfig
+from tidelog.errors import LogError
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.writer import wall_clock_us
+from tidelog.storage.store.channel_logs import ChannelLogConfig
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node.process import Node
+
+_PROPOSE_MS: Final = 10_000
+
+
+async def adopt_channels(node: Node, config: ChannelConfig, log: Callable[[str], None]) -> int:
+    """Take over what lies on the disk and the catalog has never heard of; how many they were."""
+    await node.asks.read_barrier()  # a catalog that is behind would take known channels for strays
+    catalog = node.doors.catalog
+    strays = {
+        channel_id: name
+        for channel_id, name in sorted(node.channel_logs.known().items())
+        if catalog.channel(channel_id) is None and not catalog.was_deleted(channel_id)
+    }
+    adopted = 0
+    for channel_id, name in strays.items():
+        try:
+            change = AdoptChannel(
+                name=name,
+                config=boat_config(config, catalog),
+                node=node.core.node,
+                channel_id=channel_id,
+                newest_epoch=await _newest_epoch(node, channel_id, name),
+                at_ms=wall_clock_us() // 1000,
+            )
+            await node.asks.propose(change, timeout_ms=_PROPOSE_MS)
+        except LogError as error:
+            if error.retriable:
+                raise
+            log(f"channel not adopted channel={name} id={channel_id} code={error.code} detail={str(error)!r}")  # AD3
+        else:
+            adopted += 1
+    if adopted:
+        log(f"channels adopted count={adopted}")
+    return adopted
+
+
+async def _newest_epoch(node: Node, channel_id: int, name: str) -> int:
+    """Of a log that is not open yet; looked at in the writer's thread."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[int] = loop.create_future()
+    logs = node.channel_logs
+    assert node.storage is not None
+
+    def look(now_us: int) -> None:
+        config = ChannelLogConfig(channel_id=channel_id, name=name, persistent=True, options=LogOptions())
+        try:
+            epoch = logs.open(config, now_us).newest_epoch
+        except LogError as error:
+            loop.call_soon_threadsafe(found.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(found.set_result, epoch)
+
+    node.storage.writer.run_exclusive(look)
+    return await found
+
+
+async def follow_settings(node: Node, config: ChannelConfig) -> None:
+    """Give boats' channels the retention that is set now: in a cluster of one nobody else has a say."""
+    for record in node.doors.catalog.channels():
+        if is_boat(record) and record.config.retention != config.retention:
+            request = {
+                "channel": record.name,
+                "op": AlterOperation.ALTER.value,
+                "config": {"retention": config_json(config)["retention"]},
+            }
+            await node.admin.ask(ALTER, request, principal=f"node:{node.core.node}")

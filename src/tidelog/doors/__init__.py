@@ -1,1 +1,0 @@
-"""Doors: other systems' protocols, spoken by a node for their clients."""

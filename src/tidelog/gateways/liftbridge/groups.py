@@ -1,0 +1,183 @@
+"""Liftbridge's consumer groups: the same groups as those of the native client, with streams instead of channels.
+
+Joining and leaving go to wherever the metadata is led, like all that administers. Assignments are asked of the
+coordinator, and asking is a consumer's heartbeat; another node refuses, and the client looks for the coordinator anew.
+
+LG1  A consumer is whoever joined: nobody else asks for its assignments, leaves for it or subscribes as it.
+LG2  A subscription of a consumer lives only while its partition is assigned to it. Of one group at most one
+     subscription of a partition is served here: a newer one ends the one before.
+LG3  Epochs are compared as Liftbridge does: whoever asks with another one than the group's is refused, and looks
+     again. It was heard all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidelog.cluster.clients.access import READ, ClientAccess
+from tidelog.cluster.groups.admin import require_owner, sees_group
+from tidelog.codecs.client_codec import GROUP
+from tidelog.codecs.proto import liftbridge_pb2 as pb
+from tidelog.codecs.stream_names import place_of
+from tidelog.core.catalog import ChannelRecord, GroupMember, GroupRecord
+from tidelog.errors import MemberFenced, NotAssigned, NotGroupCoordinator, StaleGroupEpoch, UnknownGroup, UnknownMember
+from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
+from tidelog.gateways.liftbridge.streams import Streams
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node.process import Node
+
+_NS_PER_MS: Final = 1_000_000
+
+
+class ConsumerGroups:
+    """One for each door."""
+
+    def __init__(self, node: Node, *, streams: Streams, access: ClientAccess) -> None:
+        self._node = node
+        self._streams = streams
+        self._access = access
+        self._subscribed: dict[tuple[str, int], object] = {}
+        """The newest subscription of a group to a channel (LG2)."""
+
+    # --- membership --------------------------------------------------------------------------------------------
+
+    async def join(self, request: pb.JoinConsumerGroupRequest, principal: str) -> pb.JoinConsumerGroupResponse:
+        _require_ids(request.groupId, request.consumerId)
+        if not request.streams:
+            raise GatewayRefusedError(Status.INVALID_ARGUMENT, "a consumer reads at least one stream; name it")
+        for stream in request.streams:
+            await self._streams.judged(partial(self._access.require, principal, stream, READ))
+            for record in await self._streams.require_partitions(stream):
+                self._access.require(principal, record.name, READ)
+        answer = await self._node.admin.ask(
+            GROUP,
+            {
+                "op": "join",
+                "group": request.groupId,
+                "member": request.consumerId,
+                "channels": [],
+                "streams": list(request.streams),
+                "again": False,
+            },
+            principal=principal,
+        )
+        return pb.JoinConsumerGroupResponse(
+            coordinator=answer["coordinator"],
+            epoch=answer["epoch"],
+            consumerTimeout=answer["consumer_timeout_ms"] * _NS_PER_MS,
+            coordinatorTimeout=answer["coordinator_timeout_ms"] * _NS_PER_MS,
+        )
+
+    async def leave(self, request: pb.LeaveConsumerGroupRequest, principal: str) -> pb.LeaveConsumerGroupResponse:
+        _require_ids(request.groupId, request.consumerId)
+        asked = {"op": "leave", "group": request.groupId, "member": request.consumerId, "life": None}
+        await self._node.admin.ask(GROUP, asked, principal=principal)
+        return pb.LeaveConsumerGroupResponse()
+
+    async def report(
+        self, request: pb.ReportConsumerGroupCoordinatorRequest, principal: str
+    ) -> pb.ReportConsumerGroupCoordinatorResponse:
+        _require_ids(request.groupId, request.consumerId)
+        if not request.coordinator:
+            raise GatewayRefusedError(Status.INVALID_ARGUMENT, "say which coordinator cannot be reached")
+        asked = {
+            "op": "report",
+            "group": request.groupId,
+            "member": request.consumerId,
+            "coordinator": request.coordinator,
+            "epoch": request.epoch,
+        }
+        await self._node.admin.ask(GROUP, asked, principal=principal)
+        return pb.ReportConsumerGroupCoordinatorResponse()
+
+    # --- assignments ---------------------------------------------------------------------------------------------
+
+    async def assignments(
+        self, request: pb.FetchConsumerGroupAssignmentsRequest, principal: str
+    ) -> pb.FetchConsumerGroupAssignmentsResponse:
+        _require_ids(request.groupId, request.consumerId)
+        group, member = await self._member(request.groupId, request.consumerId, request.epoch, principal)
+        if group.coordinator != self._node.doors.node:
+            raise NotGroupCoordinator(group=group.group, coordinator=group.coordinator)
+        self._node.groups.coordinator.heard(group, member.member, self._node.now_ms())
+        if group.epoch != request.epoch:
+            raise StaleGroupEpoch(group=group.group, expected=request.epoch, current=group.epoch)  # LG3
+        found: dict[str, list[int]] = {}
+        for channel_id in member.assigned:
+            record = self._streams.catalog.channel(channel_id)
+            if record is not None:
+                place = place_of(record.name)
+                found.setdefault(place.stream, []).append(place.partition)
+        response = pb.FetchConsumerGroupAssignmentsResponse(epoch=group.epoch)
+        for stream in sorted(found):
+            response.assignments.add(stream=stream, partitions=sorted(found[stream]))
+        return response
+
+    async def _member(self, name: str, consumer: str, epoch: int, principal: str) -> tuple[GroupRecord, GroupMember]:
+        """As somebody knows them who has seen `epoch`."""
+        group = self._streams.catalog.group(name)
+        if group is None or group.epoch < epoch or group.member(consumer) is None:
+            await self._streams.catch_up()
+            group = self._streams.catalog.group(name)
+        if group is None:
+            raise UnknownGroup(group=name)
+        return group, require_owner(self._access, group, consumer, principal)  # LG1
+
+    def metadata(self, names: Iterable[str], principal: str) -> Iterable[pb.ConsumerGroupMetadata]:
+        """Of the groups that are named. One that reads only what the caller may not see is as good as unknown."""
+        for name in dict.fromkeys(names):
+            group = self._streams.catalog.group(name)
+            if group is None or not sees_group(self._access, group, principal):
+                yield pb.ConsumerGroupMetadata(groupId=name, error=pb.ConsumerGroupMetadata.UNKNOWN_GROUP)
+            else:
+                yield pb.ConsumerGroupMetadata(groupId=name, coordinator=group.coordinator, epoch=group.epoch)
+
+    # --- subscribing -----------------------------------------------------------------------------------------------
+
+    async def subscribed(self, consumer: pb.Consumer, record: ChannelRecord, principal: str) -> Callable[[], None]:
+        """A subscription as a consumer begins; what it gives is to be called before every read, and raises once the
+        subscription must end (LG2)."""
+        _require_ids(consumer.groupId, consumer.consumerId)
+        _, member = await self._member(consumer.groupId, consumer.consumerId, consumer.groupEpoch, principal)
+        key, ticket, life = (consumer.groupId, record.channel_id), object(), member.life
+
+        def check() -> None:
+            if self._subscribed.get(key) is not ticket:
+                raise GatewayRefusedError(
+                    Status.FAILED_PRECONDITION, f"a newer subscription of group {consumer.groupId!r} took its place"
+                )
+            self._require_assigned(consumer, record, life)
+
+        await self._streams.judged(lambda: self._require_assigned(consumer, record, life))
+        self._forget_gone()
+        self._subscribed[key] = ticket
+        return check
+
+    def _require_assigned(self, consumer: pb.Consumer, record: ChannelRecord, life: int) -> None:
+        group = self._streams.catalog.group(consumer.groupId)
+        member = None if group is None else group.member(consumer.consumerId)
+        if group is None or member is None:
+            raise UnknownMember(group=consumer.groupId, member=consumer.consumerId)
+        if member.life != life:
+            raise MemberFenced(group=group.group, member=member.member, life=life, newest=member.life)
+        if not member.reads(record.channel_id):
+            raise NotAssigned(group=group.group, member=member.member, channel=record.name, epoch=group.epoch)
+
+    def _forget_gone(self) -> None:
+        """Of groups and channels that are gone: bounded by what the catalog holds."""
+        catalog = self._streams.catalog
+        self._subscribed = {
+            key: ticket
+            for key, ticket in self._subscribed.items()
+            if catalog.group(key[0]) is not None and catalog.channel(key[1]) is not None
+        }
+
+
+def _require_ids(group: str, consumer: str) -> None:
+    if not group:
+        raise GatewayRefusedError(Status.INVALID_ARGUMENT, "a group has a name; give groupId")
+    if not consumer:
+        raise GatewayRefusedError(Status.INVALID_ARGUMENT, "a consumer has a name; give consumerId")

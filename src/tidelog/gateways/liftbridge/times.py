@@ -1,0 +1,99 @@
+"""When messages came, and when a partition was paused, resumed, or made readonly: what Liftbridge tells of a partition.
+
+Of messages the replica's own fold knows the times, from the log. Pauses and readonly have no times in the catalog; they
+are those at which this node heard of them, since its start, as with Liftbridge's servers.
+
+What a caller must keep: `start` once the node runs, `close` at the end; everything on the event loop.
+
+TI1  At most `CHANNELS_MAX` channels are remembered; the one that changed longest ago goes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tidelog.codecs.proto import liftbridge_pb2 as pb
+from tidelog.core.catalog import Applied, Batch, DeleteChannel, PauseChannel, ResumeChannel, SetReadonly
+
+if TYPE_CHECKING:
+    from tidelog.cluster.node.process import Node
+
+CHANNELS_MAX: Final = 10_000
+_NS_PER_US: Final = 1_000
+
+
+@dataclass(slots=True)
+class _Span:
+    """The first time of something, and the latest; 0 is never."""
+
+    first_ns: int = 0
+    latest_ns: int = 0
+
+    def note(self, now_ns: int) -> None:
+        self.first_ns = self.first_ns or now_ns
+        self.latest_ns = now_ns
+
+
+@dataclass(slots=True)
+class _Times:
+    paused: _Span = field(default_factory=_Span)
+    readonly: _Span = field(default_factory=_Span)
+
+
+class PartitionTimes:
+    """One for each door."""
+
+    def __init__(self, node: Node, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._node = node
+        self._now_ns = now_ns
+        self._times: OrderedDict[int, _Times] = OrderedDict()
+
+    def start(self) -> None:
+        self._node.doors.catalog_watchers.append(self.applied)
+
+    def close(self) -> None:
+        if self.applied in self._node.doors.catalog_watchers:
+            self._node.doors.catalog_watchers.remove(self.applied)
+
+    def applied(self, applied: Sequence[Applied]) -> None:
+        """The catalog has changed. What a node reads of the past while it starts has no time."""
+        if not self._node.core.is_registered:
+            return
+        for one in applied:
+            if one.refusal is not None:
+                continue
+            for change in one.change.changes if isinstance(one.change, Batch) else (one.change,):
+                match change:
+                    case PauseChannel(channel_id=channel_id) | ResumeChannel(channel_id=channel_id):
+                        self._of(channel_id).paused.note(self._now_ns())
+                    case SetReadonly(channel_id=channel_id):
+                        self._of(channel_id).readonly.note(self._now_ns())
+                    case DeleteChannel(channel_id=channel_id):
+                        self._times.pop(channel_id, None)
+
+    def _of(self, channel_id: int) -> _Times:
+        times = self._times.setdefault(channel_id, _Times())
+        self._times.move_to_end(channel_id)
+        if len(self._times) > CHANNELS_MAX:
+            self._times.popitem(last=False)  # TI1
+        return times
+
+    def fill(self, channel_id: int, found: pb.PartitionMetadata) -> None:
+        """Zero: not known here."""
+        replica = self._node.core.channels.replicas.replica(channel_id)
+        fold = None if replica is None else replica.fold
+        received = _Span()
+        if fold is not None:
+            received = _Span(fold.first_data_us * _NS_PER_US, fold.latest_data_us * _NS_PER_US)
+        times = self._times.get(channel_id) or _Times()
+        for shown, span in (
+            (found.messagesReceivedTimestamps, received),
+            (found.pauseTimestamps, times.paused),
+            (found.readonlyTimestamps, times.readonly),
+        ):
+            shown.SetInParent()
+            shown.firstTimestamp, shown.latestTimestamp = span.first_ns, span.latest_ns

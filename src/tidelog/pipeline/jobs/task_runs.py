@@ -1,0 +1,57 @@
+"""The orders of one step, each carried out once: by Spark's tasks, or in this process where that is less work.
+
+A trigger of a small fleet brings a few thousand frames. To plan a job, hand orders to workers and fetch what they say
+costs more processor time than such a step itself, and leaves it waiting behind whatever job holds the cores. So on a
+local master small steps are done here, several orders at once, since most of their time is spent waiting for nodes and
+for the disk; what grows beyond that goes to tasks by itself. On a real cluster all of it is for the executors: the
+driver may be anywhere.
+
+JTR1  An order is carried out by the same function with the same result, wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DRIVER_RECORDS_MAX: Final = 100_000
+"""About half a second of decoding. A job of that size takes longer to begin, and much longer beside another job."""
+
+Order = TypeVar("Order")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where the orders of a step are carried out, and how many at the same time."""
+
+    spark: SparkSession | None
+    """None: here."""
+    at_once: int
+
+
+def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int, at_once: int) -> Workplace:
+    """For a step of so many records. `at_once` of them here: 1 if `work` must not run in several threads."""
+    context = spark.sparkContext
+    if records <= driver_records_max and str(context.master).startswith("local"):
+        return Workplace(None, at_once)
+    return Workplace(spark, context.defaultParallelism)
+
+
+def carried_out(workplace: Workplace, orders: Sequence[Order], work: Callable[[Order], Result]) -> list[Result]:
+    """What `work` makes of every order, in their order (JTR1). `work` and the orders must go through pickle."""
+    if not orders:
+        return []
+    if workplace.spark is not None:
+        found: list[Result] = workplace.spark.sparkContext.parallelize(orders, len(orders)).map(work).collect()
+        return found
+    if len(orders) == 1 or workplace.at_once == 1:
+        return [work(order) for order in orders]
+    # All of them come to their end, also where one has failed: nobody writes on behind the caller's back.
+    with ThreadPoolExecutor(workplace.at_once, thread_name_prefix="tidelog-order") as threads:
+        return list(threads.map(work, orders))

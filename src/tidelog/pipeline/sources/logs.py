@@ -1,0 +1,258 @@
+"""Where the pipeline's blocks come from: one interface over a cluster and over a folder of logs.
+
+A `LogsAddress` is what travels into Spark tasks: addresses and the paths of certificate files, never a connection or a
+key. Whoever needs the log opens it there; `open_shared` keeps one open per process and address, because Spark uses
+its Python workers again and a TLS handshake for every task would cost more than small tasks do.
+
+What a caller must keep: a `Piece` is planned from the `ChannelEnds` of the same address, and never changed.
+
+SLO1  Only committed records are given out, in offset order, each block verified in the process that reads it (P2).
+SLO2  A piece is delivered whole or ends with a typed error; it is shortened only where skipping was asked for.
+SLO3  A piece names channel id and leader epoch: a recreated channel and a rewritten history are refused, not read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from tidelog.blocks.block import Block
+from tidelog.blocks.header import BlockKind
+from tidelog.errors import (
+    ChannelRecreated,
+    HistoryRewritten,
+    InvalidConfig,
+    LogError,
+    OffsetOutOfRange,
+    OffsetTrimmed,
+)
+
+FAIL: Final = "fail"
+SKIP: Final = "skip"
+READ_BYTES: Final = 4 << 20
+"""About how much one step of `Logs.blocks` gives out."""
+_IDLE_MAX_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelEnds:
+    """How a channel stands."""
+
+    channel: str
+    channel_id: int
+    leader_epoch: int
+    unclean_epoch: int = 0
+    """Of the newest unclean election: what was read under an older epoch may not be in the log any more (P1)."""
+    log_start: int
+    committed_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A range of one channel's offsets, for one task (P2). Half-open."""
+
+    channel: str
+    channel_id: int
+    leader_epoch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFilter:
+    """Which blocks may hold wanted rows, as far as their headers tell (B2). Bounds are half-open; None is no bound."""
+
+    from_seq: int | None = None
+    before_seq: int | None = None
+    from_time_us: int | None = None
+    before_time_us: int | None = None
+    kinds: frozenset[int] | None = None
+
+    def takes(self, block: Block) -> bool:
+        maker = block.maker
+        if self.kinds is not None and maker.kind not in self.kinds:
+            return False
+        if self.from_time_us is not None and maker.time_max_us < self.from_time_us:
+            return False
+        if self.before_time_us is not None and maker.time_min_us >= self.before_time_us:
+            return False
+        if self.from_seq is None and self.before_seq is None:
+            return True
+        seqs = maker.seqs
+        if not seqs:
+            return False  # a record without a seq is in no range of seqs
+        return (self.from_seq is None or seqs.stop > self.from_seq) and (
+            self.before_seq is None or seqs.start < self.before_seq
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsAddress:
+    """A cluster (addresses, and certificate files by path) or a folder of logs. Goes through pickle as it is."""
+
+    cluster: tuple[str, ...] = ()
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+    insecure: bool = False
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if bool(self.cluster) == bool(self.path):
+            problems.append("give either `cluster` (host:port of some nodes) or `path` (a folder of logs)")
+        tls = {"certificate": self.certificate, "key": self.key, "authority": self.authority}
+        absent = [name for name, value in tls.items() if not value]
+        if self.cluster and not self.insecure and absent:
+            problems.append(f"{', '.join(absent)} missing: name the files, or say insecure=true to a cluster without")
+        if self.insecure and len(absent) < len(tls):
+            problems.append("insecure=true and certificate files contradict each other")
+        if self.path and (self.insecure or len(absent) < len(tls)):
+            problems.append("certificates are for a cluster; a folder needs none")
+        if problems:
+            raise InvalidConfig(section="logs", problems=problems)
+
+    def open(self) -> Logs:
+        """A connection of the caller's own; `close` it."""
+        if self.path:
+            from tidelog.pipeline.sources.folder_logs import FolderLogs
+
+            return FolderLogs(self.path)
+        from tidelog.pipeline.sources.cluster_logs import ClusterLogs
+
+        return ClusterLogs(self)
+
+    def open_shared(self) -> Logs:
+        """The process's one connection to this address. Never close it, and ask anew for every piece of work: one that
+        nobody asked for in two minutes, and nobody reads from, is closed."""
+        with _shared_guard:
+            held = _shared.get(self)
+            logs = held[0] if held is not None else self.open()
+            _shared[self] = (logs, time.monotonic())
+            _sweep_later()
+            return logs
+
+
+_shared: dict[LogsAddress, tuple[Logs, float]] = {}
+_shared_guard = threading.Lock()
+_sweeper: list[threading.Timer] = []
+
+
+def _sweep_later() -> None:
+    """Hold the guard. One timer at a time, which keeps no process alive."""
+    if not _sweeper:
+        timer = threading.Timer(_IDLE_MAX_S / 4, _sweep)
+        timer.daemon = True
+        _sweeper.append(timer)
+        timer.start()
+
+
+def _sweep() -> None:
+    with _shared_guard:
+        _sweeper.clear()
+        now_s = time.monotonic()
+        idle = [key for key, (logs, used_s) in _shared.items() if now_s - used_s > _IDLE_MAX_S and not logs.is_busy]
+        closing = [_shared.pop(key)[0] for key in idle]
+        if _shared:
+            _sweep_later()
+    for logs in closing:
+        logs.close()
+
+
+class Logs(ABC):
+    """See the module. Made by `LogsAddress.open`."""
+
+    identity = ""
+    """Which cluster this is: channel ids mean nothing in another one. Empty for a folder."""
+    is_busy = False
+    """Whether somebody is in the middle of `blocks`."""
+
+    @abstractmethod
+    def channels(self, globs: Sequence[str] = ("*",)) -> list[ChannelEnds]:
+        """The channels whose names fit one of these, by name. A name without a pattern that does not exist is
+        `UnknownChannel`; a pattern may fit nothing."""
+
+    @abstractmethod
+    def blocks(
+        self, piece: Piece, *, wanted: BlockFilter | None = None, on_trimmed: str = FAIL, on_damaged: str = FAIL
+    ) -> Iterator[list[Block]]:
+        """The blocks that hold the piece's offsets, some at a time; the first and the last may reach beyond them, and
+        control blocks come too unless `wanted` says otherwise."""
+
+    @abstractmethod
+    def offset_at(self, channel: str, *, time_us: int | None = None, seq: int | None = None) -> int:
+        """The first offset with a record at or after this time or seq; the committed end if there is none."""
+
+    @abstractmethod
+    def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
+        """Set the cursor of this name in each of these channels; gives why it was not set, where it was not. Retention
+        keeps what is at or after it (R12). A folder has none: nothing happens there."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and links."""
+
+
+# --- what both kinds of logs check -------------------------------------------------------------------
+
+
+def is_glob(text: str) -> bool:
+    return any(letter in text for letter in "*?[")
+
+
+def fits(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def require_piece(piece: Piece, ends: ChannelEnds, *, on_trimmed: str) -> range:
+    """The offsets to read of a piece, now that the channel stands like this (SLO2, SLO3)."""
+    if ends.channel_id != piece.channel_id:
+        raise ChannelRecreated(channel=piece.channel, expected_id=piece.channel_id, found_id=ends.channel_id)
+    if ends.unclean_epoch > piece.leader_epoch:
+        raise HistoryRewritten(
+            channel=piece.channel,
+            offset=min(piece.start, ends.committed_end),
+            leader_epoch=piece.leader_epoch,
+            found_epoch=ends.unclean_epoch,
+        )
+    start = piece.start
+    if start < ends.log_start:
+        if on_trimmed != SKIP:
+            raise trimmed(piece.channel, start, ends.log_start)
+        start = min(ends.log_start, piece.end)
+    if piece.end > ends.committed_end:
+        outside = OffsetOutOfRange(offset=piece.end, log_start=ends.log_start, log_end=ends.committed_end)
+        outside.add_note(f"of channel {piece.channel!r}")
+        raise outside
+    return range(start, piece.end)
+
+
+def trimmed(channel: str, offset: int, log_start: int) -> OffsetTrimmed:
+    error = OffsetTrimmed(channel=channel, offset=offset, log_start=log_start)
+    error.add_note("in a Spark source: set on_trimmed=skip to go on at the log's start")
+    return error
+
+
+def require_epoch(piece: Piece, block: Block) -> None:
+    """What lies below the planned end was there when it was planned, so no newer leader can have written it (SLO3)."""
+    if block.leader.leader_epoch > piece.leader_epoch:
+        raise HistoryRewritten(
+            channel=piece.channel,
+            offset=block.leader.base_offset,
+            leader_epoch=piece.leader_epoch,
+            found_epoch=block.leader.leader_epoch,
+        )
+
+
+def is_data(block: Block) -> bool:
+    return block.maker.kind in DATA_KINDS
+
+
+DATA_KINDS: Final = frozenset({int(BlockKind.FRAMES), int(BlockKind.FOREIGN), int(BlockKind.MESSAGES)})
+FRAME_KINDS: Final = frozenset({int(BlockKind.FRAMES), int(BlockKind.FOREIGN)})
+MESSAGE_KINDS: Final = frozenset({int(BlockKind.MESSAGES)})

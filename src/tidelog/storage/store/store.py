@@ -1,0 +1,600 @@
+"""All channels of a node behind one write-ahead file.
+
+One `fdatasync` of that file commits what every channel has waiting, so durability costs the same for
+one channel or ten thousand. Small blocks stay in memory and in the write-ahead file until a
+checkpoint writes them back to their segments; large ones (S1) go straight to their segment, which
+is synced in the same commit, so bulk is written once. A channel that nobody uses is a name and a
+number: its log is opened when first asked for.
+
+What a caller must keep: one driver at a time (a `Committer`) commits, checkpoints and changes
+channels; any thread may read.
+
+ST1  An append is acked after the write-ahead file, or the segment it went to directly, is synced.
+ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been
+     written again to a newer one because its segment could not be (S3), or was not worth a file yet
+     (`carry_bytes_max`). If that fails too (a full disk), the old files stay.
+ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id
+     that a catalog gave may come back after a deletion or a reset: each time is another life of the channel, in
+     a folder of its own, and replay never mixes two of them.
+ST4  A failed sync of the write-ahead file stops the whole store until it is opened anew (S3).
+ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor
+     one damaged entry leaves half of it. Refused with a full disk, it has not happened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from tidelog.blocks.block import Block
+from tidelog.errors import (
+    ChannelExists,
+    DiskError,
+    LogClosed,
+    LogError,
+    LogPoisoned,
+    SyncFailed,
+    UnknownChannel,
+)
+from tidelog.storage.atomic import write_mark_twice
+from tidelog.storage.disk import Disk, FolderLock
+from tidelog.storage.files import FileCache
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.writer import Append
+from tidelog.storage.store import recovery as store_recovery
+from tidelog.storage.store.checkpoint import carried, log_again, statistics_of, table_of
+from tidelog.storage.store.commit import commit_blocks, commit_channels
+from tidelog.storage.store.losses import StoreState
+from tidelog.storage.store.parts import (
+    CHANNELS_FOLDER,
+    INTERNALS,
+    STATE_PATH,
+    TABLE_PATH,
+    WAL_FOLDER,
+    StoreChannel,
+    StoreOptions,
+    StoreRecovery,
+    StoreStatistics,
+    check_boundary,
+    grown_log,
+    lost_offsets,
+    wal_path,
+    young_log,
+)
+from tidelog.storage.store.reserve import Reserve
+from tidelog.storage.store.scrub import StoreScrubber
+from tidelog.storage.store.wal import WalEntryKind, WalWriter
+from tidelog.storage.store.wals import WalFiles
+from tidelog.units import US_PER_MS, US_PER_S
+
+__all__ = [
+    "CHANNELS_FOLDER",
+    "INTERNALS",
+    "STATE_PATH",
+    "TABLE_PATH",
+    "WAL_FOLDER",
+    "Store",
+    "StoreChannel",
+    "StoreOptions",
+    "StoreRecovery",
+    "StoreStatistics",
+    "open_store",
+    "wal_path",
+]
+
+
+MARK_INTERVAL_US = US_PER_S
+"""How far behind the mark of the write-ahead files may be after a power cut. Syncing it is off the path of acks."""
+
+
+class Store:
+    """Built by `open_store`."""
+
+    def __init__(self, *, disk: Disk, options: StoreOptions, lock: FolderLock, state: StoreState) -> None:
+        self.disk = disk
+        self.options = options
+        self.files = FileCache(disk, open_max=options.open_files_max)
+        self.state = state
+        self.wals = WalFiles(disk)
+        self.channels: dict[str, StoreChannel] = {}
+        self.next_channel_id = 1
+        self.next_life = 1
+        self.recovery: StoreRecovery | None = None
+        self.trouble: LogError | None = None
+        """Why the last checkpoint, sweep or scrub was incomplete; it is tried again."""
+        self.scrubber = StoreScrubber(bytes_per_s=options.scrub_bytes_per_s)
+        self._lock = lock
+        self._opening = threading.RLock()
+        self._by_log: dict[int, StoreChannel] = {}
+        self.reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
+        self._unsynced_ends: dict[int, tuple[StoreChannel, int]] = {}
+        """Channels with blocks that were written and not waited for, and where they end."""
+        self._sync_due_us: int | None = None
+        self._hints_due_us: int | None = None
+        self._mark_due_us: int | None = None
+        self._poison: str | None = None
+        self._checkpoint_due_us: int | None = None
+        self._sweep_due_us = 0
+        self._commits = self._syncs = self._checkpoints = 0
+        self._closed = False
+
+    @property
+    def incarnation(self) -> int:
+        return self.state.incarnation
+
+    def note_shown_loss(self, reason: str) -> None:
+        """A log was found to lack what was synced; placeholders stand there now."""
+        self.state.shown.append(reason)
+        if self.recovery is not None:
+            self.recovery = self.state.added_to(self.recovery)
+
+    def forget_loss(self) -> None:
+        """Every channel was compared with whole copies, or an operator took it as it is."""
+        if self.state.lost:
+            self.state.lost = ""
+            self.state.save(self.disk)
+
+    # --- channels --------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return sorted(self.channels)
+
+    def log(self, name: str, *, now_us: int) -> Log:
+        """The log of a channel, opened if it is not."""
+        channel = self._channel(name)
+        return channel.log or self.open_channel(channel, now_us)
+
+    def open_channel(
+        self, channel: StoreChannel, now_us: int, *, distrust: bool = False, with_files: bool = False
+    ) -> Log:
+        """Open a channel's log and give it what only the write-ahead files hold. Any reader may cause this."""
+        with self._opening:
+            if channel.log is not None:
+                return channel.log
+            if self._closed:
+                raise LogClosed(log="the store")
+            log = self._find_log(channel, now_us, with_files=with_files)
+            if distrust:
+                # After a failed sync the cache may show bytes that no later sync writes (D2).
+                log.truncate(max(channel.synced_end, log.log_start))
+            store_recovery.restage(channel, log, now_us)
+            channel.log = log
+            self._by_log[id(log)] = channel
+            return log
+
+    def _find_log(self, channel: StoreChannel, now_us: int, *, with_files: bool) -> Log:
+        options = self._options_of(channel)
+        if with_files or self.disk.exists(channel.folder):
+            log = grown_log(self.disk, channel, options, self.files, now_us)
+        else:
+            log = young_log(self.disk, channel, options, self.files)
+        gone, end = list(log.recovery.quarantined) if log.recovery else [], log.log_end
+        # If something was written back and its file is lost, nobody may take that for a short log.
+        if store_recovery.stage_gap(log, channel.synced_end, now_us):
+            channel.gap_staged = True
+            gone.append(range(end, channel.synced_end))
+        if gone:
+            self.note_shown_loss(lost_offsets(channel, gone))
+        return log
+
+    def _options_of(self, channel: StoreChannel) -> LogOptions:
+        resolver = self.options.options_of
+        return channel.options or (resolver(channel.name) if resolver else None) or self.options.log
+
+    def reopen_channel(self, name: str, *, now_us: int) -> Log:
+        """Verify a channel whose log stopped (LLO4), and go on with a new `Log` of it."""
+        self.check_usable()
+        self._sync_waiting()
+        channel = self._channel(name)
+        with self._opening:
+            self._let_go(channel, "the channel was opened anew")
+            channel.clean = False
+            return self.open_channel(channel, now_us, distrust=True)
+
+    def _channel(self, name: str) -> StoreChannel:
+        channel = self.channels.get(name)
+        if channel is None:
+            raise UnknownChannel(channel=name)
+        return channel
+
+    def _let_go(self, channel: StoreChannel, cause: str) -> None:
+        self._retire(channel.log, cause)
+        channel.log = None
+
+    def _retire(self, log: Log | None, cause: str) -> None:
+        if log is not None:
+            self._by_log.pop(id(log), None)
+            log.poison(cause)
+            log.close()
+
+    def create_channel(self, name: str, *, now_us: int) -> Log:
+        """Make a channel, durably."""
+        self.check_usable()
+        if name in self.channels:
+            raise ChannelExists(channel=name)
+        channel = StoreChannel(channel_id=self.next_channel_id, name=name)
+        self.next_channel_id += 1
+        try:
+            # The folder comes first: without its entry it is a stray that the next opening removes.
+            log = self.open_channel(channel, now_us, with_files=True)
+            self._write_entry(WalEntryKind.CREATE, channel.channel_id, {"name": name}, now_us)
+        except LogError:
+            self._let_go(channel, "the channel could not be created")
+            self._remove_folder(channel.folder)
+            raise
+        self.channels[name] = channel
+        return log
+
+    def prepare_channel(
+        self, channel_id: int, name: str, *, now_us: int, base_offset: int = 0, options: LogOptions | None = None
+    ) -> StoreChannel:
+        """A channel under an id of the caller's, which no other channel here may have, open and empty.
+
+        Nothing is written: its first commit enters it.
+        """
+        self.check_usable()
+        if name in self.channels:
+            raise ChannelExists(channel=name)
+        channel = StoreChannel(
+            channel_id=channel_id, name=name, base_offset=base_offset, life=self.next_life, entered=False
+        )
+        self.next_life += 1
+        channel.options = options
+        self.open_channel(channel, now_us)
+        return channel
+
+    def enter(self, channel: StoreChannel) -> None:
+        """Its creation is in the write-ahead file."""
+        if not channel.entered:
+            channel.entered = True
+            self.channels[channel.name] = channel
+            self.next_channel_id = max(self.next_channel_id, channel.channel_id + 1)
+
+    def reset_channel(self, channel: StoreChannel, base_offset: int, *, now_us: int) -> Log:
+        """Give the channel a new life: empty, going on at `base_offset`, durably. A crash leaves the old or the new."""
+        self.check_usable()
+        life = self.next_life
+        self.next_life += 1
+        fields = {"name": channel.name, "base": base_offset, "life": life}
+        self._write_entry(WalEntryKind.CREATE, channel.channel_id, fields, now_us)
+        old, old_folder = channel.log, channel.folder
+        with self._opening:
+            channel.life, channel.base_offset, channel.synced_end = life, base_offset, base_offset
+            channel.clean, channel.lost_part, channel.relogged = True, False, None
+            channel.gap_staged, channel.entered_end = False, 0
+            channel.unsynced = []
+            log = young_log(self.disk, channel, self._options_of(channel), self.files)
+            self._by_log[id(log)] = channel
+            channel.log = log  # before the old one is closed: a reader who finds that closed looks here again
+            self._retire(old, "the channel was reset")
+        self.enter(channel)
+        self._remove_folder(old_folder)
+        return log
+
+    def close_channel(self, channel: StoreChannel, *, now_us: int) -> None:
+        """Let go of a channel's log; it is opened again when asked for. What cannot be written back now waits."""
+        if self._poison is None:
+            self._sync_waiting()  # the next opening takes what the write-ahead files hold for durable
+        self.write_back(channel, now_us)
+        channel.lost_part = channel.damaged
+        with self._opening:
+            self._let_go(channel, "the channel was closed")
+        channel.clean = channel.clean and not channel.unsynced
+
+    def delete_channel(self, name: str, *, now_us: int) -> None:
+        """Remove a channel and its data, durably. An id of the store's own is never used again (ST3)."""
+        self.check_usable()
+        channel = self._channel(name)
+        fields = {"name": name, "life": channel.life} if channel.life else {"name": name}
+        self._write_entry(WalEntryKind.DELETE, channel.channel_id, fields, now_us)
+        del self.channels[name]
+        self._let_go(channel, "the channel was deleted")
+        self._remove_folder(channel.folder)
+
+    def _remove_folder(self, folder: str) -> None:
+        try:
+            self.disk.remove_folder(folder)
+        except DiskError as error:
+            self.trouble = error  # the channel is gone all the same; the next opening removes its folder
+
+    def truncate(self, name: str, offset: int, *, now_us: int) -> None:
+        """Truncate a channel's log; on disk before this returns (B5).
+
+        The entry comes first and takes back only blocks of the write-ahead files; then the segments
+        are cut. A crash between the two leaves a log that ends at `offset` or later, without a gap,
+        and the caller, who got no answer, truncates again.
+        """
+        self.check_usable()
+        log = self.log(name, now_us=now_us)
+        log.check_usable()
+        channel = self.channels[name]
+        if offset >= log.log_end:
+            return
+        check_boundary(log, offset)
+        self._write_entry(WalEntryKind.TRUNCATE, channel.channel_id, {"offset": offset}, now_us)
+        channel.unsynced = [block for block in channel.unsynced if block.leader.base_offset < offset]
+        channel.synced_end = min(channel.synced_end, offset)
+        channel.clean = False
+        try:
+            log.truncate(offset)
+        except LogError as error:
+            log.poison(f"{error} while it was truncated to {offset}")
+            raise
+
+    def _write_entry(self, kind: WalEntryKind, subject: int, fields: dict[str, Any], now_us: int) -> None:
+        wal = self.wal(now_us)
+        entry = wal.other_entry(kind, subject, fields)
+        try:
+            wal.write([entry, entry])
+            self.sync_wal()
+        except DiskError as error:
+            if wal.undo_failed or isinstance(error, SyncFailed):
+                self.poison(str(error))
+            raise
+
+    # --- commit ----------------------------------------------------------------------------------
+
+    def commit_appends(self, appends: Sequence[Append], now_us: int) -> None:
+        """Stage and commit; resolves every future (the committer's contract)."""
+        touched: dict[int, StoreChannel] = {}
+        staged: list[Append] = []
+        for append in appends:
+            channel = self._by_log.get(id(append.log))
+            try:
+                self.check_usable()
+                if channel is None:
+                    raise UnknownChannel(channel=append.log.folder)
+                block = append.stage(now_us)
+            except LogError as error:
+                append.failed(error)
+                continue
+            staged.append(append)
+            if block is not None:
+                channel.waiting.append(block)
+                touched[channel.channel_id] = channel
+        refusals = commit_channels(self, list(touched.values()), now_us, by_policy=False)
+        for append in staged:
+            refusal = refusals.get(append.log.channel_id)
+            if refusal is None or not append.offsets:
+                append.done()
+            else:
+                append.failed(refusal)
+        self._checkpoint_if_full(now_us)
+
+    def commit_blocks(
+        self, appends: Sequence[tuple[StoreChannel, Sequence[Block]]], now_us: int
+    ) -> list[LogError | None]:
+        """Commit stamped blocks as each channel's fsync option asks; returns why each was refused, or None.
+
+        Of one element either all blocks are taken or none.
+        """
+        errors = commit_blocks(self, appends, now_us)
+        self._checkpoint_if_full(now_us)
+        return errors
+
+    @property
+    def syncs(self) -> int:
+        return self._syncs
+
+    def is_ready_for(self, byte_count: int) -> bool:
+        """Whether a small commit of so many bytes is one write and one sync, and brings no checkpoint about."""
+        return (wal := self.wals.current) is not None and wal.size + 2 * byte_count < self.options.wal_bytes_max
+
+    def _checkpoint_if_full(self, now_us: int) -> None:
+        wal = self.wals.current
+        if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:
+            # Now and not when the committer next wakes: until then memory would grow with the file.
+            self.checkpoint_or_keep(now_us)
+
+    def committed(self, now_us: int) -> None:
+        self._commits += 1
+        self._mark_due_us = self._mark_due_us or now_us + MARK_INTERVAL_US
+        if self._checkpoint_due_us is None:
+            self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
+
+    def hints_are_due(self, now_us: int, written: bool) -> bool:
+        """Whether hints have waited for a sync long enough; `written` says that there is another one."""
+        if written and self._hints_due_us is None:
+            self._hints_due_us = now_us + US_PER_S
+        return self._hints_due_us is not None and now_us >= self._hints_due_us
+
+    def count_sync(self) -> None:
+        self._syncs += 1
+
+    def note_written(self, channel: StoreChannel, end: int, sync_by_us: int | None) -> None:
+        """The next sync of the write-ahead file makes this channel durable up to `end`."""
+        self._unsynced_ends[channel.channel_id] = channel, end
+        if sync_by_us is not None:
+            self._sync_due_us = sync_by_us if self._sync_due_us is None else min(self._sync_due_us, sync_by_us)
+
+    def awaits_sync(self, channel: StoreChannel) -> bool:
+        return channel.channel_id in self._unsynced_ends
+
+    def sync_wal(self) -> None:
+        self.wals.sync()
+        self._syncs += 1
+        self._hints_due_us = self._sync_due_us = None
+        for channel, end in self._unsynced_ends.values():
+            if channel.log is not None:
+                channel.log.note_durable(end)
+        self._unsynced_ends.clear()
+
+    def _sync_waiting(self) -> None:
+        """Sync what was written and not waited for."""
+        if not self._unsynced_ends:
+            return
+        try:
+            self.sync_wal()
+        except DiskError as error:
+            self.poison(str(error))
+            raise
+
+    def wal(self, now_us: int) -> WalWriter:
+        """The current write-ahead file, started if there is none."""
+        self.check_usable()
+        if self.wals.current is not None:
+            return self.wals.current
+        try:
+            return self.wals.begin()
+        except SyncFailed as error:
+            self.poison(str(error))
+            raise
+
+    # --- checkpoint ------------------------------------------------------------------------------
+
+    def checkpoint(self, now_us: int) -> None:
+        """Write everything back to the segments, then let go of the write-ahead files (ST2)."""
+        self.check_usable()
+        self._sync_waiting()
+        kept = carried(self.channels.values(), self.options)
+        self.wals.finish()
+        stuck: list[StoreChannel] = []
+        for channel in list(self.channels.values()):
+            log = channel.log
+            dirty = log is not None and not (channel.clean and not log.staged_bytes)
+            if log is not None and dirty and channel.channel_id not in kept:
+                channel.relogged = self._write_back(channel, log, now_us)
+            if channel.unsynced:
+                stuck.append(channel)
+        free_wals = log_again(self, stuck, now_us)
+        self._save_table(free_wals=free_wals)
+        if free_wals:
+            self.wals.drop_old()
+            self.trouble = None
+        again = len(stuck) > len(kept)
+        self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS if again else None
+        self._checkpoints += 1
+
+    def _may_wait(self) -> bool:
+        """Whether a checkpoint would only carry: then it can wait until the write-ahead file is full."""
+        if self.wals.current is None or self.wals.old or not self.options.carry_bytes_max:
+            return False
+        kept = carried(self.channels.values(), self.options)
+        return all(part.channel_id in kept for part in self.channels.values() if part.unsynced or not part.clean)
+
+    def _write_back(self, channel: StoreChannel, log: Log, now_us: int) -> LogError | None:
+        try:
+            log.flush(now_us)
+            log.sync()
+            channel.synced_end = log.written_end
+            channel.unsynced.clear()
+            channel.gap_staged = False
+            log.write_index(log.segments[-1], sync=False)
+        except LogError as error:
+            return error
+        channel.clean = True
+        return None
+
+    def write_back(self, channel: StoreChannel, now_us: int) -> None:
+        """Write one channel back to its segments now. If that fails, the write-ahead files still have it."""
+        log = channel.log
+        if log is None or not channel.entered or self._poison is not None or log.poisoned:
+            return
+        if log.staged_bytes or not channel.clean:
+            self._sync_waiting()  # its creation must not be less durable than its segments
+            channel.relogged = self._write_back(channel, log, now_us)
+
+    def _save_table(self, *, free_wals: bool) -> None:
+        wals = self.wals
+        newest = wals.current.number if wals.current is not None else wals.next_number
+        floor = newest if free_wals else min([newest, *wals.old])
+        table = table_of(self, wal_floor=floor, wal_newest=newest)
+        write_mark_twice(self.disk, TABLE_PATH, table)
+        wals.raise_floor(floor)
+
+    def checkpoint_or_keep(self, now_us: int) -> None:
+        """Checkpoint; if that fails, the write-ahead files stay and it is tried again later."""
+        try:
+            self.checkpoint(now_us)
+        except LogError as error:
+            self.trouble = error
+            self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
+
+    def maintain(self, now_us: int) -> int:
+        """Checkpoint, roll, trim and scrub when due."""
+        options = self.options
+        if self._poison is None and self._sync_due_us is not None and now_us >= self._sync_due_us:
+            with suppress(DiskError):  # it has stopped the store, and every append will say so
+                self._sync_waiting()
+        if self._poison is None and self._checkpoint_due_us is not None and now_us >= self._checkpoint_due_us:
+            if self._may_wait():
+                self._checkpoint_due_us = None
+            else:
+                self.checkpoint_or_keep(now_us)
+        if self._mark_due_us is not None and now_us >= self._mark_due_us:
+            self._mark_due_us = None
+            self.wals.settle()
+        if now_us >= self._sweep_due_us:
+            self._sweep_due_us = now_us + options.log.retention_interval_ms * US_PER_MS
+            for channel in list(self.channels.values()):
+                self._sweep(channel, now_us)
+        due_us = [self._sweep_due_us]
+        if options.scrub_bytes_per_s and self._poison is None:
+            self.scrubber.wake(self, now_us)
+            due_us.append(now_us + US_PER_S)
+        if self._checkpoint_due_us is not None and self._poison is None:
+            due_us.append(self._checkpoint_due_us)
+        if self._sync_due_us is not None and self._poison is None:
+            due_us.append(self._sync_due_us)
+        if self._mark_due_us is not None:
+            due_us.append(self._mark_due_us)
+        return min(due_us)
+
+    def _sweep(self, channel: StoreChannel, now_us: int) -> None:
+        """One channel's trouble must not keep retention from the others."""
+        if channel.log is None:
+            return
+        try:
+            channel.log.roll_if_due(now_us)
+            if not channel.driven:
+                channel.log.sweep_retention(now_us)
+        except LogError as error:
+            self.trouble = error
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        if self._closed:
+            raise LogClosed(log="the store")
+        if self._poison is not None:
+            raise LogPoisoned(log="the store", cause=self._poison)
+
+    def poison(self, cause: str) -> None:
+        """Stop the whole node's storage, loudly (ST4)."""
+        self._poison = self._poison or cause
+        for channel in self._by_log.values():
+            if channel.log is not None:
+                channel.log.poison(cause)
+
+    def statistics(self) -> StoreStatistics:
+        wal_bytes = self.wals.current.size if self.wals.current is not None else 0
+        return statistics_of(
+            self, wal_bytes=wal_bytes, commits=self._commits, syncs=self._syncs, checkpoints=self._checkpoints
+        )
+
+    def close(self, now_us: int) -> None:
+        """Checkpoint and mark the store as cleanly closed; after a poisoned life, only let go."""
+        if self._closed:
+            return
+        try:
+            if self._poison is None:
+                self.checkpoint(now_us)
+                kept = carried(self.channels.values(), self.options)  # in the newest write-ahead file, synced
+                left = [part for part in self.channels.values() if part.unsynced and part.channel_id not in kept]
+                self.wals.settle()
+                self.state.save(self.disk, clean=not self.wals.old and not left)
+        finally:
+            self._closed = True
+            for channel in list(self._by_log.values()):
+                self._let_go(channel, "the store was closed")
+            self.wals.close()
+            self.files.close()
+            self._lock.release()
+
+
+def open_store(disk: Disk, *, now_us: int, options: StoreOptions | None = None) -> Store:
+    """Open the store on this disk, replaying its write-ahead files if it was not closed."""
+    return store_recovery.open_store(disk, now_us=now_us, options=options or StoreOptions())

@@ -1,0 +1,105 @@
+"""The tree explains itself: small folders that say what is in them, one name for one class, one label for one rule."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "tidelog"
+
+MODULES_MAX = 20
+RESTATED_IN = "sim/metadata/model.py"
+"""The checker of the metadata's world names the rules that it checks by the labels of the modules under test."""
+LABEL = re.compile(r"^([A-Z]{1,3}\d{1,2})  ", re.MULTILINE)
+RULES = {"B": 7, "S": 5, "F": 6, "U": 5, "R": 12, "P": 3}
+"""Prefixes of the design's own rules, with the highest number of each."""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module that we wrote, parsed, by its path below the package."""
+    files = (path for path in sorted(SRC.rglob("*.py")) if not path.name.endswith("_pb2.py"))
+    return {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in files}
+
+
+def folders() -> Iterator[tuple[Path, list[str]]]:
+    """Packages with the names of what lies in them; what protoc writes is left out."""
+    for init in sorted(SRC.rglob("__init__.py")):
+        folder = init.parent
+        if folder.name == "proto":
+            continue
+        modules = [path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "__main__")]
+        rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py") if path.parent.name != "proto"]
+        yield folder, sorted(modules + rooms)
+
+
+def duplicates(found: dict[str, set[str]]) -> list[str]:
+    return [f"{name}: {', '.join(sorted(places))}" for name, places in sorted(found.items()) if len(places) > 1]
+
+
+def test_no_folder_holds_more_modules_than_one_can_survey() -> None:
+    crowded = {
+        str(folder.relative_to(SRC)): count
+        for folder, names in folders()
+        if (count := sum(not name.endswith("/") for name in names)) > MODULES_MAX
+    }
+    assert not crowded, "split these by the state that their modules own, or merge what belongs together"
+
+
+def test_every_package_says_what_each_of_its_modules_is_for() -> None:
+    unsaid = []
+    for folder, names in folders():
+        if folder == SRC:
+            continue
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        listed = {match[1] for match in re.finditer(r"^    (\w+/?)(?:  +\S|$)", text, re.MULTILINE)}
+        unsaid += [f"{folder.relative_to(SRC)}: {name} is not listed" for name in names if name not in listed]
+        unsaid += [f"{folder.relative_to(SRC)}: {name} is listed and not there" for name in listed - set(names)]
+    assert not unsaid, "\n".join(unsaid)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(name)
+    assert not duplicates(found), "\n".join(duplicates(found))
+
+
+@cache
+def labels() -> dict[str, set[str]]:
+    """Where each invariant is stated: in the docstring of a module, or of a class."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, tree in trees().items():
+        if name == RESTATED_IN:
+            continue
+        for node in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+            for label in LABEL.findall(ast.get_docstring(node) or ""):
+                found[label].add(name)
+    return found
+
+
+def test_no_two_modules_state_an_invariant_under_one_label() -> None:
+    assert len(labels()) > 500, "the labels are not found any more"
+    assert not duplicates(labels()), "\n".join(duplicates(labels()))
+
+
+def test_no_label_looks_like_a_rule_of_the_design() -> None:
+    taken = [
+        f"{label}: {', '.join(places)}"
+        for label, places in labels().items()
+        if (match := re.fullmatch(r"([A-Z])(\d+)", label)) and int(match[2]) <= RULES.get(match[1], 0)
+    ]
+    assert not taken, "\n".join(taken)
+
+
+def test_the_page_of_invariants_lists_all_of_them() -> None:
+    page = (ROOT / "docs" / "invariants.md").read_text()
+    listed = set(re.findall(r"^\| ([A-Z]{1,3}\d{1,2}) \|", page, re.MULTILINE))
+    assert listed == set(labels()), "write it anew: python -m tests.invariants_page > docs/invariants.md"
