@@ -15,7 +15,7 @@ Modules:
     openapi_page       The OpenAPI documents in docs/openapi, written from the routes themselves
     output             What commands print
     pipeline_commands  `tidelog pipeline`
-    processes          `tidelog boat` and `tidelog cloud`, also installed as `lplex-server` and `lplex-cloud`,
+    processes          `tidelog boat` and `tidelog cloud`, also installed as `lplex-server` and `lplex-cloud`
     reach              How a command reaches a cluster, as its options say it, and how it tells of a refusal
     reach_options      The options with which a command finds a cluster
     settings/          The settings of processes: flags, environment and HOCON file

@@ -10,7 +10,7 @@ Modules:
     nats/          NATS inside the cluster: replication over a NATS server, and channels fed from NATS subjects
     node/          One node as a process: the core that puts its parts together, and the shell around it
     produce_order  What goes into a channel's leader, and what comes out
-    replication/   Replicas of channels: leading, following, what is stored in which order,
+    replication/   Replicas of channels: leading, following, what is stored in which order
     status/        What a node says about itself and its channels: status, metrics, who holds a chain
     uplink/        Boats' streams at a node: identity, sessions, the instance that takes blocks, relays to the leader
 """

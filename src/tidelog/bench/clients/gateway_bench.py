@@ -102,7 +102,7 @@ run = bench_doors
 
 
 def _start(kit: ClusterKit) -> dict[str, int]:
-    """All nodes with their doors; the ports of those."""
+    """All nodes with their gateways; the ports of those."""
     place = kit.folder / "certificates"
     taken = {node.port for node in kit.nodes.values()}
     rng = random.Random()
@@ -116,7 +116,7 @@ def _start(kit: ClusterKit) -> dict[str, int]:
     return doors
 
 
-# --- the door ----------------------------------------------------------------------------------------------
+# --- the gateway ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def _median(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 async def _publish(kit: ClusterKit, doors: dict[str, int], case: _Case, sizes: GatewaySizes) -> float:
-    """Acknowledged messages per second of all publishers, at the door of the leader (DB1)."""
+    """Acknowledged messages per second of all publishers, at the gateway of the leader (DB1)."""
     channels = [channel := await create_channel(kit)]
     for partition in range(1, case.partitions):
         name = channel_of(channel.name, partition)

@@ -36,7 +36,7 @@ from tidelog.transports.link.link import LinkTlsFiles
 
 VALUE_BYTES: Final = 256
 IN_FLIGHT: Final = 4_096
-"""Messages of a publisher without an answer; a door lets a stream have twice as many."""
+"""Messages of a publisher without an answer; a gateway lets a stream have twice as many."""
 PACED_PER_S: Final = 500
 _CHUNK: Final = 64
 _BURST: Final = 500
@@ -57,7 +57,7 @@ class Party:
     addresses: tuple[str, ...] = ()
     """Of the nodes, for native clients."""
     port: int = 0
-    """Of the door."""
+    """Of the gateway."""
     stream: str = ""
     policy: int = 0
     warm_up_s: float = 0.0
@@ -185,7 +185,7 @@ def _publish_grpcio(party: Party) -> Measured:
 
 
 async def _publish_native(party: Party) -> Measured:
-    """Record by record, as the door's clients do."""
+    """Record by record, as the gateway's clients do."""
     acks = "all" if party.policy == pb.ALL else "leader"
     values = [os.urandom(VALUE_BYTES) for _ in range(_BURST)]
     async with await _client(party) as client, client.producer(party.stream, acks=acks) as producer:

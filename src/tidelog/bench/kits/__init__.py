@@ -12,7 +12,7 @@ Modules:
     measure         What every benchmark needs
     node_fronts     A TCP proxy in front of every node of a `ClusterKit`
     peaked_node     A node that believes its links to have a given peak
-    process_tree    Processor time of this process and of everything it has started, as the kernel counts it
+    process_tree    Processor time of this process and of all that it has started
     traffic         Made-up bus traffic that compresses and decodes like the real thing
     uplink_parties  Who takes part in an uplink benchmark
 """

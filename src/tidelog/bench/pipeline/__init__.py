@@ -3,7 +3,7 @@
 Modules:
 
     boat_cluster     A cluster of real nodes that takes boats over mTLS, and the certificates of those boats
-    decode_measure   How fast frames become signals on one core, against the `nmea2000` package decoding one frame at a
+    decode_measure   How fast frames become signals on one core, against the `nmea2000` package
     freshness_bench  `tidelog bench freshness`
     freshness_boats  The fleet of `tidelog bench freshness`
     pipeline_bench   `tidelog bench pipeline`

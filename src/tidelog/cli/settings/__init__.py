@@ -10,7 +10,7 @@ Modules:
     gateway         The settings of the doors in front of a node, of `tidelog node`
     groups          The settings of `tidelog node` for consumer groups
     lplex           Settings of lplex-server and lplex-cloud that Tidelog accepts without doing what they ask
-    nats            The settings of `tidelog node` for NATS: which servers it may use and how,
+    nats            The settings of `tidelog node` for NATS: which servers it may use and how
     node            The settings of `tidelog node`
     page            The settings as `-help` prints them and as the tables of docs/configuration.md
 """

@@ -4,7 +4,7 @@ Modules:
 
     channel_http  What a node answers over HTTP about channels
     cloud_http    What a cloud answers over HTTP: its boats, how their replication stands, their frames now
-    node_http     What a node answers over HTTP: whether it is well, how the cluster stands as it sees it,
+    node_http     What a node answers over HTTP: whether it is well, how the cluster stands as it sees it
     relay         Passing a reader's request on to the node that leads the boat it asks about
     store_view    `CloudView` of one node
 """

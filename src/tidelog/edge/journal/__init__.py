@@ -8,7 +8,7 @@ Modules:
     options   How a boat's journal is kept, and what it says about itself
     recorded  What a journal has of a range of seqs, as frames
     ring      The newest frames of the bus, in memory
-    sealing   Turning runs of small fresh blocks into large delta-plane blocks (B3), finding the newest seq,
+    sealing   Turning runs of small fresh blocks into large delta-plane blocks (B3), finding the newest seq
     seq_log   A boat's frames by seq
     upkeep    What a journal has to do besides writing frames, and why it could not
 """

@@ -4,9 +4,9 @@ Modules:
 
     activity       The activity stream
     admin          Streams created, deleted, paused, made readonly, and their cursors
-    callers        Who calls the Liftbridge door, and what it may do
+    callers        Who calls the Liftbridge gateway, and what it may do
     expected       Messages of streams that check offsets
-    gateway        The door itself
+    gateway        The gRPC server on Liftbridge's port, in front of a running node
     groups         Liftbridge's consumer groups
     logs           A partition's log as a subscription reads it
     names          How Liftbridge's streams, partitions, subjects and cursors are named here

@@ -34,7 +34,7 @@ _FORGET_MS: Final = 5_000
 
 
 class ActivityPublisher:
-    """One for each door that is told to publish; it works while its node leads the metadata."""
+    """One for each gateway that is told to publish; it works while its node leads the metadata."""
 
     def __init__(self, node: Node, *, client: Client, log: Callable[[str], None]) -> None:
         self._node = node

@@ -38,7 +38,7 @@ _CURSOR_BYTES_MAX: Final = 1_024
 
 
 class Administration:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(self, node: Node, *, client: Client, streams: Streams, access: ClientAccess) -> None:
         self._node = node

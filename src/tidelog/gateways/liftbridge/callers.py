@@ -1,9 +1,10 @@
-"""Who calls the Liftbridge door, and what it may do: by its certificate and its grants, like a native client.
+"""Who calls the Liftbridge gateway, and what it may do: by its certificate and its grants, like a native client.
 
 LCA1  Without `insecure_dev` a caller is who its certificate says, a client's or an operator's of the nodes' authority,
      asked on every call; a revoked one is nobody. Callers without certificates are let in only where the node was told
      as whom (`anonymous`), and may do what that client was granted.
-LCA2  What needs which grant is the table of docs/protocols/client.md: the door gives nobody more than the link would.
+LCA2  What needs which grant is the table of docs/protocols/client.md: the gateway gives nobody more than the link
+    would.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _Given(NamedTuple):
 
 
 class ExpectedOffsets:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(self, node: Node, *, client: Client, producers: GatewayProducers) -> None:
         self._node = node

@@ -1,8 +1,8 @@
-"""The door itself: a gRPC server on Liftbridge's port, in front of a running node.
+"""The gateway: a gRPC server on Liftbridge's port, in front of a running node.
 
-The door is a client of its own cluster: it publishes and administers through the native client, so that any node takes
-what any client asks for, and reads from the node's own replicas. Towards the cluster it shows a certificate of its
-own, a client's or an operator's: a node's would take the place of the node's own link to a peer.
+The gateway is a client of its own cluster: it publishes and administers through the native client, so that any node
+takes what any client asks for, and reads from the node's own replicas. Towards the cluster it shows a certificate of
+its own, a client's or an operator's: a node's would take the place of the node's own link to a peer.
 
 What a caller must keep: `bind` before the node starts, so that the catalog hears the address; `start` once it runs;
 `stop` before the node does.
@@ -71,7 +71,7 @@ class LiftbridgeOptions:
     tls_ca: Path | None = None
     """The nodes' authority, which signs clients too."""
     link_cert: Path | None = None
-    """As whom the door speaks to its cluster: a certificate of a client or an operator."""
+    """As whom the gateway speaks to its cluster: a certificate of a client or an operator."""
     link_key: Path | None = None
     anonymous: str | None = None
     """The client as whom all callers count, without certificates. None: each shows its own."""
@@ -137,12 +137,12 @@ class LiftbridgeGateway:
         )
 
     def address(self, host: str) -> tuple[str, str]:
-        """For the catalog: this door, and where clients find it; `host` is where the node is found otherwise."""
+        """For the catalog: this gateway, and where clients find it; `host` is where the node is found otherwise."""
         options = self._options
         return DOOR, options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
 
     def _own_address(self, node: Node) -> str:
-        """Where clients find this door, whatever the catalog says of it."""
+        """Where clients find this gateway, whatever the catalog says of it."""
         link = dict(own_addresses(node)).get("link")
         host = split_address(link)[0] if link else ""
         return self.address(host or socket.gethostname())[1]

@@ -33,7 +33,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class ConsumerGroups:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(self, node: Node, *, streams: Streams, access: ClientAccess) -> None:
         self._node = node

@@ -122,7 +122,7 @@ class LocalLog:
         """Nothing is held."""
 
     async def _fetched(self, fetch: Fetch) -> list[Block]:
-        """Verified. What the node's door gives is cut for sending, also inside blocks."""
+        """Verified. What the node's gateway gives is cut for sending, also inside blocks."""
         return list(iterate_blocks(b"".join((await self._node.doors.fetch(fetch)).data)))
 
     def _replica(self) -> ChannelReplica:

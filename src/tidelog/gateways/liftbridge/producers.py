@@ -1,7 +1,7 @@
 """The way into the log for messages of Liftbridge clients: a native producer for each channel and ack policy.
 
 Messages of all clients of this node that go to one channel share its producers, so that single messages become blocks.
-Memory is bounded for the whole door: beyond `bytes_max` whoever publishes waits, and so does its connection.
+Memory is bounded for the whole gateway: beyond `bytes_max` whoever publishes waits, and so does its connection.
 
 PS1  A message is answered once: with its offset when its ack policy is satisfied, or with a typed error.
 PS2  Messages of one connection with one ack policy are in a partition in the order they were sent. NONE shares the
@@ -33,7 +33,7 @@ MESSAGE_BYTES_MAX: Final = MIB
 RESENT_S: Final = 30.0
 """How long a message is sent again each time its partition is paused while it is under way."""
 _RECORD_BYTES: Final = 128
-"""More than a record costs beyond its bytes, so that the door's count is never below the producer's."""
+"""More than a record costs beyond its bytes, so that the gateway's count is never below the producer's."""
 _TIMEOUT_MS: Final = 10_000
 
 ReceiptT = TypeVar("ReceiptT")
@@ -70,7 +70,7 @@ def size_of(message: Message) -> int:
 
 
 class GatewayProducers:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(self, client: Client, *, node: str, bytes_max: int = 64 * MIB, producers_max: int = 1_024) -> None:
         self._client = client

@@ -72,7 +72,7 @@ class WantedPublish(NamedTuple):
 
 
 class GatewayPublishing:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ _ASYNC_CODES: Final = {
 
 
 class GatewayRefusedError(Exception):
-    """A refusal of this door's own: a status and words."""
+    """A refusal of this gateway's own: a status and words."""
 
     def __init__(self, status: grpc.StatusCode, words: str) -> None:
         super().__init__(words)

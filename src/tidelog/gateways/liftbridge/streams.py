@@ -7,9 +7,9 @@ LS1  A stream exists if its partition 0 does. Its partitions are 0, 1, ... as fa
 LS2  Nobody is shown a stream on which it has no grant at all.
 LS3  Every node that a partition names is among the brokers: Go clients crash otherwise.
 LS4  Every broker's address is one that answers: Go clients dial all of them and give up if one does not. A node that
-     is fenced, that this one has no link to, or that has no door, is shown at the address of the node that was asked,
-     which takes every call but Subscribe for a partition that it does not lead. As long as that node's address is not
-     in the catalog, it is the one where its own door listens.
+     is fenced, that this one has no link to, or that has no gateway, is shown at the address of the node that was
+     asked, which takes every call but Subscribe for a partition that it does not lead. As long as that node's address
+     is not in the catalog, it is the one where its own gateway listens.
 LS5  Nobody is refused for what an old catalog says: it is asked for what was committed meanwhile, once, and the caller
      is judged again. If nobody can tell within `RECHECK_MS`, the refusal stands.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 DOOR: Final = "liftbridge"
-"""The name of this door among a node's addresses."""
+"""The name of this gateway among a node's addresses."""
 _NS_PER_MS: Final = 1_000_000
 _PER_TURN: Final = 50
 _KNOWN_MAX: Final = 10_000
@@ -50,7 +50,7 @@ class Streams:
     """Over one node's catalog."""
 
     def __init__(self, node: Node, *, address: str) -> None:
-        """`address`: where clients reach this node's door, for as long as the catalog does not say it (LS4)."""
+        """`address`: where clients reach this node's gateway, for as long as the catalog does not say it (LS4)."""
         self._node = node
         self._address = address
         self.barrier = SharedBarrier(lambda: node.doors.read_barrier())
@@ -238,7 +238,7 @@ class Streams:
         ]
 
     def _broker(self, record: NodeRecord, fallback: str) -> pb.Broker:
-        """At its own door if that answers, as far as this node can tell, else at this node's (LS4)."""
+        """At its own gateway if that answers, as far as this node can tell, else at this node's (LS4)."""
         catalog, node = self.catalog, self._node
         is_reached = record.node == node.doors.node or node.pool.link_to(record.node) is not None
         door = _door_of(record) if record.state is NodeState.ACTIVE and is_reached else None

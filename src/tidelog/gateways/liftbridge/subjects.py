@@ -1,4 +1,4 @@
-"""PublishToSubject over NATS, as Liftbridge does it: an envelope on the subject, and acks in an inbox of the door.
+"""PublishToSubject over NATS, as Liftbridge does it: an envelope on the subject, and acks in an inbox of the gateway.
 
 Leaders of channels that are attached to the subject hear it like any message of anybody, whichever node or cluster they
 are on; so do programs that listen there. One subscription takes the acks of all calls.
@@ -38,7 +38,7 @@ _REFUSALS: Final = {
 
 
 class SubjectPublishing:
-    """One for each door of a node with NATS."""
+    """One for each gateway of a node with NATS."""
 
     def __init__(self, nats: NatsConnection) -> None:
         self._nats = nats

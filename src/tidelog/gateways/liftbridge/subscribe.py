@@ -49,7 +49,7 @@ _WRITTEN_BYTES: Final = 64 * KIB
 
 
 class Subscriptions:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class _Times:
 
 
 class PartitionTimes:
-    """One for each door."""
+    """One for each gateway."""
 
     def __init__(self, node: Node, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._node = node
