@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,10 +24,13 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 watch_over_this_run()
 
+# The benchmarks lie beside the package and are not installed; processes that a test starts find them too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
 
 def pytest_collection_finish() -> None:
     """The kit of real nodes lies beside the benchmarks, which have no patience."""
-    kit = sys.modules.get("tidelog.bench.kits.cluster_kit")
+    kit = sys.modules.get("benchmarks.kits.cluster_kit")
     if kit is not None:
         kit.patience = patient
 

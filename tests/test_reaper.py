@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 TINY = """
 import subprocess, sys, time
 from pathlib import Path
-from tidelog.bench.kits.cluster_kit import ClusterKit
+from benchmarks.kits.cluster_kit import ClusterKit
 
 def test_that_never_ends(tmp_path):
     kit = ClusterKit(tmp_path, nodes=1)  # not as a context manager: nobody cleans up

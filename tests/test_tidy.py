@@ -61,7 +61,7 @@ def listed_by_git() -> list[str]:
 
 def listed_by_walking() -> list[str]:
     """The same for an unpacked source archive."""
-    files = [path for folder in ("src", "tests", "docs") for path in (ROOT / folder).rglob("*")]
+    files = [path for folder in ("src", "benchmarks", "tests", "docs") for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if not path.name.startswith(".")]
     return [str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts]
 
@@ -86,7 +86,11 @@ def texts() -> dict[str, str]:
 
 
 def sources() -> dict[str, str]:
-    return {name: text for name, text in texts().items() if name.startswith("src/") and name.endswith(".py")}
+    return {
+        name: text
+        for name, text in texts().items()
+        if name.startswith(("src/", "benchmarks/")) and name.endswith(".py")
+    }
 
 
 def hand_written() -> dict[str, str]:

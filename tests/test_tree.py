@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tidelog"
+BENCHMARKS = ROOT / "benchmarks"
 
 MODULES_MAX = 20
 RESTATED_IN = "sim/metadata/model.py"
@@ -22,15 +23,26 @@ RULES = {"B": 7, "S": 5, "F": 6, "U": 5, "R": 12, "P": 3}
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module that we wrote, parsed, by its path below the package."""
-    files = (path for path in sorted(SRC.rglob("*.py")) if not path.name.endswith("_pb2.py"))
-    return {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in files}
+    """Every module that we wrote, parsed, by its place."""
+    files = (path for path in written() if not path.name.endswith("_pb2.py"))
+    return {placed(path): ast.parse(path.read_text()) for path in files}
+
+
+def written() -> list[Path]:
+    return sorted([*SRC.rglob("*.py"), *BENCHMARKS.rglob("*.py")])
+
+
+def placed(path: Path) -> str:
+    """`core/ranges.py` for a module of the package, `benchmarks/...` for what lies beside it."""
+    return str(path.relative_to(SRC if path.is_relative_to(SRC) else ROOT))
 
 
 def folders() -> Iterator[tuple[Path, list[str]]]:
     """Packages with the names of what lies in them; what protoc writes is left out."""
-    for init in sorted(SRC.rglob("__init__.py")):
+    for init in written():
         folder = init.parent
+        if init.name != "__init__.py":
+            continue
         if folder.name == "proto":
             continue
         modules = [path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "__main__")]
@@ -44,7 +56,7 @@ def duplicates(found: dict[str, set[str]]) -> list[str]:
 
 def test_no_folder_holds_more_modules_than_one_can_survey() -> None:
     crowded = {
-        str(folder.relative_to(SRC)): count
+        placed(folder): count
         for folder, names in folders()
         if (count := sum(not name.endswith("/") for name in names)) > MODULES_MAX
     }
@@ -58,8 +70,8 @@ def test_every_package_says_what_each_of_its_modules_is_for() -> None:
             continue
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
         listed = {match[1] for match in re.finditer(r"^    (\w+/?)(?:  +\S|$)", text, re.MULTILINE)}
-        unsaid += [f"{folder.relative_to(SRC)}: {name} is not listed" for name in names if name not in listed]
-        unsaid += [f"{folder.relative_to(SRC)}: {name} is listed and not there" for name in listed - set(names)]
+        unsaid += [f"{placed(folder)}: {name} is not listed" for name in names if name not in listed]
+        unsaid += [f"{placed(folder)}: {name} is listed and not there" for name in listed - set(names)]
     assert not unsaid, "\n".join(unsaid)
 
 

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.kits import measure
+from benchmarks.kits.traffic import bus_frames
+from benchmarks.log import append_bench, journal_bench, log_bench, recovery_bench, size_bench
 
-from tidelog.bench.kits import measure
-from tidelog.bench.kits.traffic import bus_frames
-from tidelog.bench.log import append_bench, journal_bench, log_bench, recovery_bench, size_bench
 from tidelog.errors import InvalidConfig
 from tidelog.units import MIB
 
@@ -153,7 +153,7 @@ def test_traffic_is_valid_and_repeatable() -> None:
 
 
 def test_the_boat_does_not_import_pyarrow() -> None:
-    check = "import sys, tidelog.bench.log.journal_boat; sys.exit('pyarrow' in sys.modules)"
+    check = "import sys, benchmarks.log.journal_boat; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.clients import client_bench
+from benchmarks.cluster.link_bench import write_certificates
+from benchmarks.cluster.link_server import CLIENT, SERVER
+from benchmarks.kits.client_floor import connect_floor, floor_serving, receive_floor
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench.clients import client_bench
-from tidelog.bench.cluster.link_bench import write_certificates
-from tidelog.bench.cluster.link_server import CLIENT, SERVER
-from tidelog.bench.kits.client_floor import connect_floor, floor_serving, receive_floor
 from tidelog.units import MIB
 
 KEYS = {"produce_records_per_s", "produce_many_records_per_s", "fetch_vs_socket", "p50_ms", "p99_ms"}

@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster import catchup_bench, cluster_bench
+from benchmarks.kits.channel_kit import WrongRecords, create_channel, require_records
+from benchmarks.kits.cluster_client import ProducePump, PublishPump, PumpLink
+from benchmarks.kits.cluster_kit import ClusterKit
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench.cluster import catchup_bench, cluster_bench
-from tidelog.bench.kits.channel_kit import WrongRecords, create_channel, require_records
-from tidelog.bench.kits.cluster_client import ProducePump, PublishPump, PumpLink
-from tidelog.bench.kits.cluster_kit import ClusterKit
 from tidelog.errors import LogError, NotChannelLeader
 from tidelog.units import MIB
 

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster import failover_bench
+from benchmarks.kits.cluster_kit import ClusterKit
+from benchmarks.kits.node_fronts import NodeFronts
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench.cluster import failover_bench
-from tidelog.bench.kits.cluster_kit import ClusterKit
-from tidelog.bench.kits.node_fronts import NodeFronts
 
 KEYS = {"p50_s", "max_s", "vs_nats", "fast_p50_s", "kill_p50_s", "stop_p50_s", "partition_p50_s", "nats_p50_s"}
 TINY = failover_bench.FailoverSizes(rounds=1, nats_rounds=1)

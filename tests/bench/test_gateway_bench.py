@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.clients import gateway_bench as doors_bench
+from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
 from tests.bench.test_bench import assert_flat_and_finite, number
 from tests.patience import patient
-from tidelog.bench.clients import gateway_bench as doors_bench
-from tidelog.bench.kits.grpc_pump import GrpcPump, grpc_message
 from tidelog.errors import BadMessage
 from tidelog.transports.grpc.server import GrpcServer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster import idle_bench
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
-from tidelog.bench.cluster import idle_bench
 
 TINY = idle_bench.IdleSizes(channels=30, settle_s=0.2, seconds=0.5)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster import link_bench
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench.cluster import link_bench
 
 KEYS = {
     "small_messages_per_s",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster import metadata_bench
 
 from tests.bench.test_bench import assert_flat_and_finite, number
-from tidelog.bench.cluster import metadata_bench
 
 KEYS = {
     "commit_p50_ms",

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.patience import patient
-from tidelog.bench.nats import load as nats_load
-from tidelog.bench.nats import peer as nats_peer
-from tidelog.bench.nats.client import (
+from benchmarks.nats import load as nats_load
+from benchmarks.nats import peer as nats_peer
+from benchmarks.nats.client import (
     AtomicPump,
     FastPump,
     NatsClient,
@@ -29,8 +27,10 @@ from tidelog.bench.nats.client import (
     Rate,
     SinglePump,
 )
-from tidelog.bench.nats.load import NatsBatched, Strike, Way
-from tidelog.bench.nats.peer import NatsPeer, ServerEnded
+from benchmarks.nats.load import NatsBatched, Strike, Way
+from benchmarks.nats.peer import NatsPeer, ServerEnded
+
+from tests.patience import patient
 from tidelog.errors import InvalidConfig, WaitTimedOut
 
 GONE_S = 30.0
@@ -38,7 +38,7 @@ GONE_S = 30.0
 ORPHANS = """
 import sys, time
 from pathlib import Path
-from tidelog.bench.nats.peer import NatsPeer
+from benchmarks.nats.peer import NatsPeer
 
 with NatsPeer(Path(sys.argv[1])) as peer:
     peer.start_all()

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.kits.process_tree import tree_processor_s
+from benchmarks.pipeline.freshness_bench import row_ages_s
+from benchmarks.pipeline.pipeline_bench import growth
+from benchmarks.pipeline.pipeline_cases import Cost, Moments
+from benchmarks.pipeline.pipeline_logs import DELTA, LIVE, LIVE_FRAMES, PLAIN, write_logs
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
 from tests.patience import patient
 from tests.pipeline.table_kit import START, frames_table, part
-from tidelog.bench.kits.process_tree import tree_processor_s
-from tidelog.bench.pipeline.freshness_bench import row_ages_s
-from tidelog.bench.pipeline.pipeline_bench import growth
-from tidelog.bench.pipeline.pipeline_cases import Cost, Moments
-from tidelog.bench.pipeline.pipeline_logs import DELTA, LIVE, LIVE_FRAMES, PLAIN, write_logs
 from tidelog.pipeline.sources.columns import FRAMES, batches
 from tidelog.pipeline.sources.logs import ChannelEnds, Logs, LogsAddress, Piece
 
@@ -57,14 +57,14 @@ AT_LEAST = {
 
 TINY_PIPELINE = """
 import json, sys
-from tidelog.bench.pipeline.pipeline_bench import Sizes, run
+from benchmarks.pipeline.pipeline_bench import Sizes, run
 sizes = Sizes(frames=120_000, live_frames=20_000, tuple_frames=4_000, boats=2, rounds=1, growth_batches=3,
               decode_rounds=1)
 print(json.dumps(run(folder=sys.argv[1], sizes=sizes)))
 """
 TINY_FRESHNESS = """
 import json, sys
-from tidelog.bench.pipeline.freshness_bench import Sizes, run
+from benchmarks.pipeline.freshness_bench import Sizes, run
 sizes = Sizes(boats=2, frames_per_s=50, nodes=1, warm_s=5.0, warm_commits=1, seconds=10.0, trigger_ms=1_000,
               gold_every_ms=0, warm_gold_runs=0)
 print(json.dumps(run(folder=sys.argv[1], sizes=sizes)))
@@ -185,7 +185,7 @@ def test_freshness_bench_answers_with_every_named_key(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_pipeline_bench_reaches_its_bars(tmp_path: Path) -> None:
-    command = "from tidelog.bench.pipeline.pipeline_bench import run; import json, sys; "
+    command = "from benchmarks.pipeline.pipeline_bench import run; import json, sys; "
     results = results_of(
         "-c", command + "print(json.dumps(run(quick=True, folder=sys.argv[1])))", str(tmp_path), seconds=3500
     )
@@ -195,7 +195,7 @@ def test_pipeline_bench_reaches_its_bars(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rows_are_fresh(tmp_path: Path) -> None:
-    command = "from tidelog.bench.pipeline.freshness_bench import run; import json, sys; "
+    command = "from benchmarks.pipeline.freshness_bench import run; import json, sys; "
     results = results_of(
         "-c", command + "print(json.dumps(run(quick=True, folder=sys.argv[1])))", str(tmp_path), seconds=850
     )

@@ -15,15 +15,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.kits.uplink_parties import HOST, percentile
+from benchmarks.log.size_bench import find_captures
+from benchmarks.uplink import backfill as uplink_backfill
+from benchmarks.uplink import fleet_bench, uplink_bench
+from benchmarks.uplink import wire as uplink_wire
+from benchmarks.uplink.link import open_link
 
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
 from tests.patience import patient
-from tidelog.bench.kits.uplink_parties import HOST, percentile
-from tidelog.bench.log.size_bench import find_captures
-from tidelog.bench.uplink import backfill as uplink_backfill
-from tidelog.bench.uplink import fleet_bench, uplink_bench
-from tidelog.bench.uplink import wire as uplink_wire
-from tidelog.bench.uplink.link import open_link
 from tidelog.blocks.decode import check_block_frames
 from tidelog.edge.journal.journal import open_journal
 from tidelog.storage.log.writer import wall_clock_us

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.kits.traffic import bus_frames
 
-from tidelog.bench.kits.traffic import bus_frames
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.decode import check_block_frames, decode_block_frames
 from tidelog.blocks.frames import check_frames, decode_frames, encode_frames

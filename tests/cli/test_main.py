@@ -35,7 +35,7 @@ def test_every_simulated_world_runs_by_its_name(tidelog: Tidelog, world: str) ->
 @pytest.mark.parametrize("name", sorted(_BENCHES))
 def test_every_benchmark_is_found_by_its_name(name: str) -> None:
     module, _ = _BENCHES[name]
-    assert callable(importlib.import_module(f"tidelog.bench.{module}").run)
+    assert callable(importlib.import_module(f"benchmarks.{module}").run)
 
 
 def test_version_is_the_package_version(tidelog: Tidelog) -> None:

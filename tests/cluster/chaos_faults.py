@@ -9,11 +9,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from benchmarks.kits.cluster_load import ClusterCaller
+from benchmarks.kits.fault_proxy import NOBODY
+
 from tests.cluster.chaos_load import ChaosLoad
 from tests.cluster.chaos_world import NATS, NEARLY_BYTES, ChaosWorld
 from tests.patience import patient
-from tidelog.bench.kits.cluster_load import ClusterCaller
-from tidelog.bench.kits.fault_proxy import NOBODY
 from tidelog.errors import LogError
 
 HOLDS_S = (0.3, 1.0, 2.5, 4.0)

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kits.channel_kit import committed_end, describe, dial_node, fetch
+from benchmarks.kits.cluster_kit import HOST, OPERATOR, ClusterKit
+from benchmarks.kits.cluster_load import ClusterCaller
+from benchmarks.kits.fault_proxy import FaultProxy
+
 from tests.transports.nats_server import NatsServer
-from tidelog.bench.kits.channel_kit import committed_end, describe, dial_node, fetch
-from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit
-from tidelog.bench.kits.cluster_load import ClusterCaller
-from tidelog.bench.kits.fault_proxy import FaultProxy
 from tidelog.blocks.block import iterate_blocks
 from tidelog.client import Client, LinkTlsFiles, connect
 from tidelog.errors import LogError, NotChannelLeader

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from benchmarks.kits.channel_kit import dial_node
+from benchmarks.kits.cluster_kit import HOST, OPERATOR, ClusterKit
+
 from tests.patience import patient
-from tidelog.bench.kits.channel_kit import dial_node
-from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit
 from tidelog.errors import LogError
 from tidelog.transports.grpc.http2_frames import PREFACE, settings_frame
 from tidelog.transports.link.link import Link

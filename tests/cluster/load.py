@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from benchmarks.kits.cluster_kit import ClusterKit
+from benchmarks.kits.cluster_load import ClusterCaller, MetadataClient
+
 from tests.cluster.histories import History, Operation, violations
 from tests.patience import patient
-from tidelog.bench.kits.cluster_kit import ClusterKit
-from tidelog.bench.kits.cluster_load import ClusterCaller, MetadataClient
 from tidelog.core.catalog import AlterChannel, ChannelConfig, CreateChannel, DeleteChannel, PauseChannel
 from tidelog.errors import LogError
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.kits.fault_proxy import HOST, FaultProxy
 
 from tests.cluster.chaos_checks import Records, log_on_disk, reader_violations, record_violations, replica_violations
 from tests.cluster.chaos_faults import STOP_S, WHOLE_S, Faults
 from tests.cluster.chaos_load import ChaosChannel, ChaosLoad, Seen, Sent, value_of
 from tests.cluster.chaos_world import ChaosWorld, chaos_world
 from tests.uplink.processes import seed_of_the_day
-from tidelog.bench.kits.fault_proxy import HOST, FaultProxy
 from tidelog.units import KIB
 
 CHAOS_S = float(os.environ.get("TIDELOG_CHAOS_S", "120"))

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from benchmarks.kits.cluster_kit import HOST, ClusterKit
+from benchmarks.kits.cluster_load import ClusterCaller
 
 from tests.cluster.load import PROBE, Load
 from tests.uplink.processes import seed_of_the_day
 from tests.uplink.proxy import LinkProxy
-from tidelog.bench.kits.cluster_kit import HOST, ClusterKit
-from tidelog.bench.kits.cluster_load import ClusterCaller
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.kits.cluster_kit import HOST, LOAD, OPERATOR, ClusterKit
+from benchmarks.kits.cluster_load import ClusterCaller
 
 from tests.cluster.load import Load
 from tests.patience import patient
-from tidelog.bench.kits.cluster_kit import HOST, LOAD, OPERATOR, ClusterKit
-from tidelog.bench.kits.cluster_load import ClusterCaller
 from tidelog.codecs.node_codec import PROPOSE
 from tidelog.core.catalog import ChannelConfig, CreateChannel, encode_change
 from tidelog.errors import LogError

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from benchmarks.cluster.idle_bench import rss_mb
+from benchmarks.kits.cluster_kit import HOST, OPERATOR, ClusterKit
 
 from tests.cluster.idle_crowd import IdleCrowd, raise_open_files
 from tests.patience import patient
-from tidelog.bench.cluster.idle_bench import rss_mb
-from tidelog.bench.kits.cluster_kit import HOST, OPERATOR, ClusterKit, free_port
+from tidelog.cli.demo.ports import free_port
 
 CONNECTIONS = int(os.environ.get("IDLE_CONNECTIONS", "5000"))
 KEPT_MB_MAX = 100

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.kits.cluster_kit import ClusterKit
 
 from tests.nats.test_subject_kills import operator_files
 from tests.patience import patient
-from tidelog.bench.kits.cluster_kit import ClusterKit
 from tidelog.client import Client, connect
 from tidelog.errors import LogError
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.cluster.idle_bench import rss_mb
+from benchmarks.kits.channel_kit import ask, create_channels, dial_node
+from benchmarks.kits.cluster_kit import ClusterKit
 
 from tests.patience import patient
-from tidelog.bench.cluster.idle_bench import rss_mb
-from tidelog.bench.kits.channel_kit import ask, create_channels, dial_node
-from tidelog.bench.kits.cluster_kit import ClusterKit
 from tidelog.codecs.client_codec import DESCRIBE
 from tidelog.errors import LogError
 

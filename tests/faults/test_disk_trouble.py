@@ -22,7 +22,7 @@ import pytest
 from tests.faults.faulty_disk import CREATE, READ_ONLY, SPACE, SYNC, WRITE, FaultyDisk
 from tests.patience import patient
 from tests.uplink.processes import wait_until
-from tidelog.bench.kits.cluster_kit import free_port
+from tidelog.cli.demo.ports import free_port
 
 DEADLINE_S = 30.0
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
 from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened, run, wait_until
 from tests.patience import patient
-from tidelog.bench.kits.grpc_pump import GrpcPump, grpc_message
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.transports.grpc.http2_frames import END_HEADERS, PREFACE, Http2FrameKind, frame, settings_frame
 from tidelog.units import KIB, MIB

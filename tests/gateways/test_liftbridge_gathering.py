@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
 from tests.gateways.gateway_kit import HOST, dialled, opened, run
-from tidelog.bench.kits.grpc_pump import GrpcPump, grpc_message
 from tidelog.client.records import holds_data
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.gateways.liftbridge.producers import GatewayProducers

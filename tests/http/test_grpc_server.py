@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
 from tests.patience import patient
-from tidelog.bench.kits.grpc_pump import GrpcPump, grpc_message
 from tidelog.transports.grpc.call import GrpcOptions, percent_encoded, timeout_of
 from tidelog.transports.grpc.hpack import encode_headers
 from tidelog.transports.grpc.http2_frames import (

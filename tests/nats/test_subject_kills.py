@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.kits.cluster_kit import OPERATOR, ClusterKit
 
 from tests.nats.subject_kit import Publisher, until
 from tests.patience import patient
 from tests.transports.nats_server import NatsServer
-from tidelog.bench.kits.cluster_kit import OPERATOR, ClusterKit
 from tidelog.client import Client, LinkTlsFiles, connect
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.errors import LogError

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from benchmarks.kits.channel_kit import create_channel
+from benchmarks.kits.cluster_kit import OPERATOR, ClusterKit
 
-from tidelog.bench.kits.channel_kit import create_channel
-from tidelog.bench.kits.cluster_kit import OPERATOR, ClusterKit
 from tidelog.client.sync import SyncClient
 from tidelog.pipeline.sources.cluster_logs import connected
 from tidelog.pipeline.sources.logs import LogsAddress

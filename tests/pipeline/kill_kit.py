@@ -20,10 +20,11 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
+
 from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
-from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
-from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.client.sync import SyncClient
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Self
 
 import pyspark
+from benchmarks.kits.cluster_kit import HOST
 
 from tests.patience import patient
-from tidelog.bench.kits.cluster_kit import HOST, free_port
+from tidelog.cli.demo.ports import free_port
 from tidelog.pipeline.engine import find_java
 
 START_S = 240.0

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.kits.channel_kit import create_channel
+from benchmarks.kits.cluster_kit import OPERATOR, ClusterKit
 
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, frame_blocks, put, segments, small_store
 from tests.pipeline.table_kit import Here, offsets_of
-from tidelog.bench.kits.channel_kit import create_channel
-from tidelog.bench.kits.cluster_kit import OPERATOR, ClusterKit
 from tidelog.errors import DiskFull, LogError, RecordsDamaged, UnknownChannel
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.jobs.supervisor import failure_of

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
 
 from tests.patience import patient
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, control_block, frame_blocks, put, small_store
 from tests.pipeline.table_kit import Here, offsets_of
-from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
-from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import HistoryRewritten, LogError, NotElectable, OffsetTrimmed, StaleIncarnation

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
 
 from tests.patience import patient
 from tests.pipeline.standalone import SparkCluster
-from tidelog.bench.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
-from tidelog.bench.pipeline.boat_cluster import BoatCluster, boat_cluster
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline.jobs.runner import PipelineRunner, tables_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.pipeline.decode_measure import frames_batch, measure_decode
 
-from tidelog.bench.pipeline.decode_measure import frames_batch, measure_decode
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.signals.decode import decode_signals
 

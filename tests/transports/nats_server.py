@@ -19,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Self
 
+from benchmarks.kits.cluster_kit import HOST
+from benchmarks.nats.peer import nats_server_path
+
 from tests.patience import patient
-from tidelog.bench.kits.cluster_kit import HOST, free_port
-from tidelog.bench.nats.peer import nats_server_path
+from tidelog.cli.demo.ports import free_port
 
 START_S = 20.0
 

@@ -1,15 +1,23 @@
-"""`tidelog bench`: measurements, as a table or as one flat JSON object."""
+"""`tidelog bench`: measurements, as a table or as one flat JSON object.
+
+The benchmarks lie in the source tree (`benchmarks/`), not in the installed package: they need the development
+requirements, and a wheel is half a megabyte smaller without them.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tidelog.cli.lazy import LazyGroup
 from tidelog.cli.output import print_json, print_table
+from tidelog.errors import InvalidConfig
 
 
 @click.group(cls=LazyGroup)
@@ -67,13 +75,13 @@ _BENCHES = {
 
 
 def _add_bench(name: str, module: str, description: str) -> None:
-    """Every benchmark lies in a room of `tidelog.bench` and is run by its `run`."""
+    """Adds one command. The module has a function `run(quick=...)` that returns the results."""
 
     @bench.command(name, help=description)
     @click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a look, not a measurement.")
     @click.option("--json", "as_json", is_flag=True, help="Print one flat JSON object.")
     def command(quick: bool, as_json: bool) -> None:
-        _report(f"tidelog.bench.{module}", quick=quick, as_json=as_json)
+        _report(f"benchmarks.{module}", quick=quick, as_json=as_json)
 
 
 for _name, (_module, _description) in _BENCHES.items():
@@ -81,6 +89,7 @@ for _name, (_module, _description) in _BENCHES.items():
 
 
 def _report(module: str, *, quick: bool, as_json: bool) -> None:
+    _let_processes_import_benchmarks(_checkout())
     run: Callable[..., dict[str, Any]] = import_module(module).run
     results = run(quick=quick)
     if as_json:
@@ -88,6 +97,24 @@ def _report(module: str, *, quick: bool, as_json: bool) -> None:
     else:
         rows = [[name, _shown(value)] for name, value in results.items()]
         print_table("", ["measure", "value"], rows, left=frozenset({"measure"}))
+
+
+def _checkout() -> Path:
+    """The source tree that holds the benchmarks: the working folder, or the one that this code was installed from."""
+    beside_this_code = Path(__file__).parents[3]
+    for folder in (Path.cwd(), beside_this_code):
+        if (folder / "benchmarks" / "kits" / "measure.py").is_file():
+            return folder
+    problem = "the benchmarks are part of the source tree, not of the package; run this in a clone, after `make setup`"
+    raise InvalidConfig(section="bench", problems=[problem])
+
+
+def _let_processes_import_benchmarks(checkout: Path) -> None:
+    """For this process and for those that a benchmark starts."""
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def _shown(value: object) -> str:

@@ -6,6 +6,7 @@ Modules:
     engine   Spark for the demo
     link     The demo's link between boats and the cluster
     parties  The demo's boats and nodes
+    ports    Ports for processes that one machine runs for a while
     run      `tidelog demo`
     sea      The demo at sea
     sight    How one boat of the demo and the cluster stand towards each other, looked at again and again

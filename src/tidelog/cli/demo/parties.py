@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tidelog.bench.kits.cluster_kit import free_port
 from tidelog.cli.demo.link import HOST, DemoLink
+from tidelog.cli.demo.ports import free_port
 from tidelog.errors import WaitTimedOut
 
 BOATS: Final = ("boat-001", "boat-002")
