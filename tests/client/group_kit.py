@@ -16,7 +16,7 @@ from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import LogError
 from tidelog.storage.log.options import LogOptions
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 
 HOST = "127.0.0.1"
 FORM_S = 60.0

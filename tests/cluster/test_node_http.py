@@ -418,7 +418,7 @@ def test_metrics_hold_those_of_the_seed_with_lags_as_of_now() -> None:
             lag = 'dataforts_replication_lag_seconds{channel="spray",role="replica"}'
             before = found[lag]
             kit["n1"].kill()
-            kit.duties_on = False
+            kit.controller_on = False
             kit.run(3_000)
             node.clock_ms = kit.now_ms
             found = await metrics_of(client)

@@ -17,7 +17,7 @@ from tidelog.core.catalog import ChannelConfig
 from tidelog.core.catalog.channel_config import ChannelRetention
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.log.options import LogOptions
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 
 RECORDS = 100
 CONFIG = ChannelConfig(retention=ChannelRetention(max_bytes=64 * 1024))

@@ -20,7 +20,7 @@ from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.gateways.liftbridge.gateway import LiftbridgeGateway, LiftbridgeOptions
 from tidelog.storage.log.options import LogOptions
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.transports.nats.connection import NatsOptions
 
 HOST = "127.0.0.1"

@@ -48,7 +48,8 @@ from tidelog.errors import DiskFull, LogError, NotChannelLeader
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.store.channel_logs import ChannelLogs
-from tidelog.storage.store.store import StoreOptions, open_store
+from tidelog.storage.store.parts import StoreOptions
+from tidelog.storage.store.store import open_store
 
 TO_METADATA = "metadata"
 
@@ -171,15 +172,15 @@ class Kit:
         """(who, whom): when it last had a heartbeat of it."""
         self.leaders: dict[tuple[int, int], str] = {}
         """By (channel, leader epoch): who led in it."""
-        self.duties = ChannelController(
+        self.controller = ChannelController(
             node=TO_METADATA,
             options=self.options,
             proximity=ProximityGraph(config=LivenessConfig()),
             silence_of=lambda node, now_ms: self.silence_ms(TO_METADATA, node),
             wall_ms=lambda: self.now_ms,
-            say=lambda what, **facts: self.trace.append(f"{self.now_ms} duties: {what} {facts}"),
+            say=lambda what, **facts: self.trace.append(f"{self.now_ms} controller: {what} {facts}"),
         )
-        self.duties_on = True
+        self.controller_on = True
         self.nodes = {name: KitNode(self, name) for name in names}
         self.take(FoundCluster(cluster_id="0" * 32))
         for name in names:
@@ -215,9 +216,9 @@ class Kit:
         if must:
             applied.raise_refusal()
         assert self.catalog.contradictions() == []
-        self.duties.touched(applied.touched.channels)
+        self.controller.touched(applied.touched.channels)
         for node in applied.touched.nodes:
-            self.duties.node_changed(self.catalog, node)
+            self.controller.node_changed(self.catalog, node)
         for one in self.nodes.values():
             if one.alive and not one.frozen and (applied.touched.channels or applied.touched.nodes):
                 if one.name in self.lagging:
@@ -297,11 +298,11 @@ class Kit:
             for node in self.nodes.values():
                 if node.alive and not node.frozen:
                     node.core.wake(self.now_ms)
-            if self.duties_on:
-                self.duties.tend(self.catalog, self._propose, self.now_ms)
-                for target, message in self.duties.messages:
+            if self.controller_on:
+                self.controller.tend(self.catalog, self._propose, self.now_ms)
+                for target, message in self.controller.messages:
                     self.queue.append((target, TO_METADATA, message))
-                self.duties.messages.clear()
+                self.controller.messages.clear()
             self._settle()
 
     def run_until(self, holds: Callable[[], bool], *, ms: int = 60_000) -> int:
@@ -376,8 +377,8 @@ class Kit:
             return
         self.sent.append((target, sender, message))
         if target == TO_METADATA:
-            if self.duties_on:
-                self.duties.receive(sender, message, self.catalog, self._propose, self.now_ms)
+            if self.controller_on:
+                self.controller.receive(sender, message, self.catalog, self._propose, self.now_ms)
             return
         self.nodes[target].core.receive(sender, message, self.now_ms)
 

@@ -28,7 +28,7 @@ class Distances:
 @dataclass
 class Channels:
     replicas: Replicas
-    duties: ChannelController
+    controller: ChannelController
 
 
 class KitCore:
@@ -38,7 +38,7 @@ class KitCore:
         self.node = name
         self.is_leader = is_leader
         self.proximity = Distances(**rtt_us)
-        self.channels = Channels(kit[name].core, kit.duties)
+        self.channels = Channels(kit[name].core, kit.controller)
         self._kit = kit
 
     @property
@@ -102,7 +102,7 @@ def test_a_replica_that_withdrew_is_not_let_in_again_on_what_it_held_before() ->
 
 def test_a_node_that_is_fenced_is_passed_over_before_the_isr_shrinks() -> None:
     kit = whole("a", "b", "c", leader_pinned="a")
-    kit.duties_on = False
+    kit.controller_on = False
     kit.fence("c")
     assert "c" in kit.record().isr_nodes
     assert find_chain_holders(core(kit, "b"), "spray") == ["b", "a"]
@@ -118,7 +118,7 @@ def test_nobody_holds_a_paused_channel() -> None:
 def test_the_metadata_leader_is_told_how_many_chains_everybody_advertises() -> None:
     kit = whole("a", "b", "c")
     for node in kit.nodes.values():
-        kit.duties.loads[node.name] = node.core.load_report()
+        kit.controller.loads[node.name] = node.core.load_report()
     assert advertised_chains(core(kit, "a", is_leader=True)) == {"a": 1, "b": 1, "c": 1}
     assert advertised_chains(core(kit, "a")) == {}
 
@@ -201,7 +201,7 @@ def test_the_leaders_lag_is_the_longest_silence_of_a_replica() -> None:
     assert (shown.role, shown.records, shown.byte_count) == ("leader", 0, 0)
     assert shown.silence_us < 1_000_000
     before_ms = kit.now_ms
-    kit.duties_on = False
+    kit.controller_on = False
     kit.isolate("c")
     kit.run(3_000)
     shown = lag(kit, "a")
@@ -227,7 +227,7 @@ def test_lag_in_records_and_bytes_grows_with_what_a_replica_lacks_and_ends_with_
 def test_a_replicas_lag_is_the_silence_of_its_leader() -> None:
     kit = whole("a", "b", "c", leader_pinned="a")
     kit.run(100)
-    kit.duties_on = False
+    kit.controller_on = False
     kit["a"].kill()
     kit.run(3_000)
     shown = lag(kit, "b")

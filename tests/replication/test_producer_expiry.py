@@ -224,7 +224,7 @@ def write(kit: Kit, name: str, seq: int) -> None:
 
 
 def test_a_leader_has_the_catalog_close_who_is_silent_and_nobody_else() -> None:
-    """From its own looks to the metadata leader's duties, which take it from the channel's leader alone (CD4)."""
+    """From its own looks to the metadata leader's controller, which takes it from the channel's leader alone (CD4)."""
     kit = silent_kit()
     write(kit, "quiet", 1)
     for seq in range(1, 2 * EXPIRY_MS // SEEN_MS):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.replication.replica_kit import TO_METADATA, Kit, KitNode
-from tidelog.cluster.metadata import channel_controller as channel_duties
+from tidelog.cluster.metadata import channel_controller
 from tidelog.cluster.replication import replicas
 from tidelog.cluster.replication.orders import OpenLog
 from tidelog.core.replication.messages import LeaderSilent, ReplicationMessage, SyncRequest
@@ -48,7 +48,7 @@ class CountingKit(Kit):
 def kit(monkeypatch: pytest.MonkeyPatch) -> CountingKit:
     monkeypatch.setattr(replicas, "WAKES_PER_TURN", BOUND)
     monkeypatch.setattr(replicas, "ASKS_MAX", BOUND)
-    monkeypatch.setattr(channel_duties, "DUE_PER_TURN", BOUND)
+    monkeypatch.setattr(channel_controller, "DUE_PER_TURN", BOUND)
     kit = CountingKit("a", "b", "c")
     for number in range(CHANNELS):
         kit.create(f"channel-{number:03d}", leader="abc"[number % 3] if number % 2 else "a", factor=3)
@@ -120,7 +120,7 @@ def test_followers_that_wait_for_their_turn_still_depose_a_dead_leader(kit: Coun
 
 def test_a_dead_leader_of_queued_followers_is_reported_for_every_channel(kit: CountingKit) -> None:
     led = {record.channel_id for record in kit.catalog.channels() if record.leader == "a"}
-    kit.duties_on = False
+    kit.controller_on = False
     kit["b"].kill()
     kit.isolate("a")
     kit["b"].start()
@@ -138,23 +138,23 @@ def test_a_channel_that_is_deleted_or_moved_before_its_turn_is_not_opened(kit: C
     core = kit["b"].core
     waiting = sorted(core._to_follow)
     assert len(waiting) == CHANNELS - BOUND
-    kit.duties_on = False  # they would have it placed here again
+    kit.controller_on = False  # they would have it placed here again
     kit.alter(waiting[-1], replicas=("a", "c"))
     assert waiting[-1] not in core._to_follow
     kit.run_until(lambda: not core._to_follow)
     assert core.replica(waiting[-1]) is None
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(lambda: all(len(kit.record(one).isr) == 3 for one in waiting[:-1]))
 
 
-def test_duties_come_to_every_channel_however_many_are_due(kit: CountingKit) -> None:
-    duties = kit.duties
-    duties._due.clear()
+def test_the_controller_comes_to_every_channel_however_many_are_due(kit: CountingKit) -> None:
+    controller = kit.controller
+    controller._due.clear()
     seen: list[int] = []
     channel_ids = sorted(record.channel_id for record in kit.catalog.channels())
     for _ in range(-(-CHANNELS // BOUND)):
-        duties.touched(channel_ids)  # all of them again, each time
-        taken = duties._take_due()
+        controller.touched(channel_ids)  # all of them again, each time
+        taken = controller._take_due()
         assert len(taken) == BOUND
         seen += taken
     assert set(seen) == set(channel_ids)

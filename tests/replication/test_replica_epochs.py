@@ -22,7 +22,7 @@ def test_rp3_a_leader_whose_first_record_was_refused_does_not_lead_again_in_that
     kit.create()
     kit.write(b"one")
     kit.run_until(kit.is_whole)
-    kit.duties_on = False
+    kit.controller_on = False
     kit["b"].held_back = []
     kit.elect("b")
     kit.run(600)  # "epoch started" is with the others before the disk of its own leader has refused it
@@ -32,7 +32,7 @@ def test_rp3_a_leader_whose_first_record_was_refused_does_not_lead_again_in_that
     assert kit["a"].replica().epochs.newest == 2, "the record left the node"
     assert kit["b"].replica().epochs.newest == 1, "and is not in its own log"
     assert kit["b"].replica().leading is None
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(kit.is_whole)
     assert kit.record().leader_epoch >= 3
     kit.check()
@@ -116,7 +116,7 @@ def test_rp2_what_was_sent_once_stays_sent_even_if_older_blocks_are_sent_again()
     sent_end = progress.sent_end
     assert sent_end == 7
     last = [one for _, sender, one in kit.sent if isinstance(one, SyncRequest) and sender == "b"][-1]
-    kit.duties_on = False
+    kit.controller_on = False
     kit["b"].kill()
     again = replace(last, request_id=last.request_id + 1, fetch_from=2, held_end=2, again=True)
     kit.inject("a", "b", again)
@@ -160,7 +160,7 @@ def test_a_read_that_a_truncation_overtook_is_not_sent() -> None:
     kit.create()
     kit.write(b"one")
     kit.run_until(kit.is_whole)
-    kit.duties_on = False
+    kit.controller_on = False
     kit.isolate("a")
     kit.produce(b"gone")
     kit.produce(b"gone too")
@@ -289,7 +289,7 @@ def test_followers_of_an_empty_leader_throw_away_what_only_they_have() -> None:
     kit = Kit("a", "b", "c")
     kit.create()
     kit.cut("a", "b")
-    kit.duties_on = False
+    kit.controller_on = False
     kit.produce(b"never committed")
     kit.run(20)
     assert kit["c"].values() == [b"never committed"]
@@ -298,7 +298,7 @@ def test_followers_of_an_empty_leader_throw_away_what_only_they_have() -> None:
     kit.run(200)
     assert kit["a"].values() == kit["b"].values() == kit["c"].values() == []
     kit.write(b"one")
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(kit.is_whole)
     assert kit["a"].bytes_of() == kit["b"].bytes_of() == kit["c"].bytes_of()
 

@@ -242,7 +242,7 @@ def test_who_comes_back_in_the_same_epoch_is_heard_though_its_log_was_opened_ane
 def test_who_says_that_it_does_not_lead_is_silent_from_then_on() -> None:
     kit = whole("a", "b", "c")
     kit.run(10_000, step_ms=100)
-    kit.duties_on = False
+    kit.controller_on = False
     request = [one for _, sender, one in kit.sent if isinstance(one, SyncRequest) and sender == "b"][-1]
     nack = SyncNack(channel_id=1, leader_epoch=1, request_id=request.request_id, error=SyncError.NOT_LEADER)
     kit.lose = lambda to, sender, message: to == "a" and sender == "b"
@@ -286,12 +286,12 @@ def test_only_the_leader_of_a_channel_proposes_who_is_in_sync() -> None:
         channel_id=1, expected_channel_epoch=kit.record().channel_epoch, members=("c",), reason=ShrinkReason.LAGGING
     )
     proposed = ProposeChange(change=encode_change(shrink))
-    kit.duties.receive("b", proposed, kit.catalog, kit._propose, kit.now_ms)
+    kit.controller.receive("b", proposed, kit.catalog, kit._propose, kit.now_ms)
     assert len(kit.record().isr) == 3
     grant = AddGrant(principal="node:b", scope="admin:channels", channels="*")
-    kit.duties.receive("a", ProposeChange(change=encode_change(grant)), kit.catalog, kit._propose, kit.now_ms)
+    kit.controller.receive("a", ProposeChange(change=encode_change(grant)), kit.catalog, kit._propose, kit.now_ms)
     assert kit.catalog.grants() == []
-    kit.duties.receive("a", proposed, kit.catalog, kit._propose, kit.now_ms)
+    kit.controller.receive("a", proposed, kit.catalog, kit._propose, kit.now_ms)
     assert kit.record().isr_nodes == ("a", "b")
 
 
@@ -299,10 +299,10 @@ def test_only_the_leader_of_a_channel_proposes_who_is_in_sync() -> None:
 def test_nobody_withdraws_for_another_nor_from_what_it_leads(sender: str, channel_id: int) -> None:
     kit = whole("a", "b", "c")
     message = Withdraw(channel_id=channel_id, channel_epoch=1, incarnation=1, reason="no")
-    kit.duties.receive(sender, message, kit.catalog, kit._propose, kit.now_ms)
+    kit.controller.receive(sender, message, kit.catalog, kit._propose, kit.now_ms)
     kit.run(1_500)
     assert set(kit.record().isr_nodes) == {"a", "b", "c"}
-    assert kit.duties._withdrawn == {}
+    assert kit.controller._withdrawn == {}
 
 
 @pytest.mark.parametrize("behind", [("incarnation", 1), ("leader_epoch", 1), ("leader_epoch", -1)])
@@ -317,15 +317,15 @@ def test_a_leader_resigns_only_as_it_leads_now(behind: tuple[str, int]) -> None:
         reason="it cannot",
     )
     field, by = behind
-    kit.duties.receive(
+    kit.controller.receive(
         leader, replace(present, **{field: getattr(present, field) - by}), kit.catalog, kit._propose, kit.now_ms
     )
     other = next(name for name in "abc" if name != leader)
-    kit.duties.receive(other, present, kit.catalog, kit._propose, kit.now_ms)
+    kit.controller.receive(other, present, kit.catalog, kit._propose, kit.now_ms)
     kit.run(1_500)
     assert (kit.record().leader, kit.record().leader_epoch) == (leader, record.leader_epoch)
-    assert kit.duties._resigned == kit.duties._unable == {}
-    kit.duties.receive(leader, present, kit.catalog, kit._propose, kit.now_ms)
+    assert kit.controller._resigned == kit.controller._unable == {}
+    kit.controller.receive(leader, present, kit.catalog, kit._propose, kit.now_ms)
     kit.run_until(lambda: kit.record().leader not in (None, leader))
 
 
@@ -343,12 +343,12 @@ def test_a_replica_withdraws_only_as_the_process_that_runs_now(by: int) -> None:
         reason="its disk is full",
     )
     late = replace(present, incarnation=present.incarnation - by)
-    kit.duties.receive(follower, late, kit.catalog, kit._propose, kit.now_ms)
-    assert kit.duties._withdrawn == {}
+    kit.controller.receive(follower, late, kit.catalog, kit._propose, kit.now_ms)
+    assert kit.controller._withdrawn == {}
     kit.run(1_500)
     assert kit.record() == record, "nobody left, not even for a moment"
-    kit.duties.receive(follower, present, kit.catalog, kit._propose, kit.now_ms)
-    assert list(kit.duties._withdrawn) == [(record.channel_id, follower)]
+    kit.controller.receive(follower, present, kit.catalog, kit._propose, kit.now_ms)
+    assert list(kit.controller._withdrawn) == [(record.channel_id, follower)]
     kit.run(1_500)
     assert kit.record().channel_epoch > record.channel_epoch, "it left, and its leader may have let it in again"
 
@@ -411,7 +411,7 @@ def test_a_slow_replica_slows_nobody_once_it_is_out() -> None:
 
 def test_nobody_is_told_anything_of_a_metadata_leader_that_is_away() -> None:
     kit = whole("a", "b", "c")
-    kit.duties_on = False
+    kit.controller_on = False
     for name in "abc":
         kit.cut(name, TO_METADATA)
     kit.write(b"two")

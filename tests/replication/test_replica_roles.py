@@ -307,7 +307,7 @@ def test_lag_seconds_of_a_replica_are_the_silence_of_its_leader() -> None:
     assert seen is not None
     assert (seen.role, seen.records, seen.byte_count) == ("replica", 0, 0)
     assert seen.silence_us <= 100_000, "an idle channel is not a silent leader"
-    kit.duties_on = False
+    kit.controller_on = False
     kit["a"].kill()
     kit.run(3_000)
     later = lag(kit, "b")

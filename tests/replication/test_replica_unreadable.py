@@ -177,11 +177,11 @@ def test_a_leader_that_finds_a_record_damaged_that_nobody_else_holds_hands_over(
     end = kit["a"].replica().log_end
     kit.cut("a", "b")
     kit.cut("a", "c")
-    kit.duties_on = False
+    kit.controller_on = False
     kit.produce(*numbered(1, 4))
     kit.run()
     rot(kit, "a", end)
-    kit.duties_on = True
+    kit.controller_on = True
     kit.heal()
     kit.run_until(lambda: kit.leading() in (["b"], ["c"]), ms=5_000)
     assert f"damaged at {end}" in kit.delivered(Resign)[0].reason
@@ -232,7 +232,7 @@ def test_a_damaged_leader_that_nobody_can_follow_up_yields_only_a_few_times() ->
     kit.create(factor=3, min_isr=2)
     kit.write(*numbered(4))
     kit.run_until(kit.is_whole)
-    kit.duties_on = False
+    kit.controller_on = False
     replica = kit["a"].replica()
     for _ in range(5):
         replica.damaged = (range(2, 3),)

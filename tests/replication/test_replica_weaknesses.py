@@ -75,7 +75,7 @@ def test_w02_histories_that_parted_again_and_again_are_made_equal_in_rounds() ->
     kit.create(factor=2)
     kit.write(b"common")
     kit.run_until(kit.is_whole)
-    kit.duties_on = False
+    kit.controller_on = False
     kit.cut("a", "b")
     kit.produce(b"only on a", at="a")
     kit.run()
@@ -87,7 +87,7 @@ def test_w02_histories_that_parted_again_and_again_are_made_equal_in_rounds() ->
     assert [epoch for epoch, _ in kit["a"].replica().epochs.pairs()] == [1, 3, 5]
     assert [epoch for epoch, _ in kit["b"].replica().epochs.pairs()] == [1, 2, 4, 6]
     kit.heal()
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(kit.is_whole)
     cuts = [nack for nack in kit.delivered(SyncNack, to="a") if nack.error is SyncError.DIVERGED]
     assert [nack.epoch for nack in cuts] == [4, 2, 1]
@@ -224,7 +224,7 @@ def test_w07_witnesses_of_an_old_leader_say_nothing_about_the_new_one() -> None:
     epoch = kit.record().leader_epoch
     kit.run(5_000)
     assert (kit.record().leader, kit.record().leader_epoch) == ("b", epoch)
-    assert kit.duties.witnesses.witnesses(kit.record(), kit.now_ms) == ()
+    assert kit.controller.witnesses.witnesses(kit.record(), kit.now_ms) == ()
 
 
 def test_w07b_one_bad_link_between_two_deposes_nobody() -> None:
@@ -439,7 +439,7 @@ def test_w19b_while_nobody_leads_a_writer_is_told_so_and_may_try_again() -> None
     kit = Kit("a", "b")
     kit.create(factor=2)
     kit.write(b"one")
-    kit.duties_on = False
+    kit.controller_on = False
     record = kit.record()
     kit.take(
         ChangeLeader(
@@ -450,7 +450,7 @@ def test_w19b_while_nobody_leads_a_writer_is_told_so_and_may_try_again() -> None
     with pytest.raises(NotChannelLeader) as caught:
         kit.produce(b"two", at="a")
     assert (caught.value.leader, caught.value.definite) == (None, True)
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(lambda: bool(kit.leading()))
     kit.write(b"two")
 
@@ -625,11 +625,11 @@ def test_w22g_extra_replicas_leave_though_one_that_was_removed_stands_before_the
     kit.create(factor=4, leader="b")
     kit.write(b"one")
     kit.run_until(kit.is_whole)
-    kit.duties_on = False
+    kit.controller_on = False
     kit["a"].kill()
     kit.fence("a")
     kit.take(RemoveNode(node="a", force=True))
     kit.alter(factor=2)
-    kit.duties_on = True
+    kit.controller_on = True
     kit.run_until(lambda: set(kit.record().replicas) == {"b", "c"})
     kit.write(b"two")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tidelog.cluster.metadata import member_controller as leader_duties
+from tidelog.cluster.metadata import member_controller
 from tidelog.cluster.metadata.member import MetadataMember
 from tidelog.cluster.metadata.member_controller import MemberController
 from tidelog.cluster.node import core as node_core
@@ -108,7 +108,7 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
     ),
     "two membership changes at once": (
         Edit(RaftLeading, "propose_members", "if log.members_index > log.commit:", "if False:"),
-        Edit(leader_duties, "next_step", "or raft.log.members_index > raft.log.commit", ""),
+        Edit(member_controller, "next_step", "or raft.log.members_index > raft.log.commit", ""),
     ),
     "learner counted as a voter": (Edit(Members, "agreed", "for voter in self.voters)", "for voter in self.all)"),),
     "log not cut where it differs": (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.test_channel_admin import Desk
 from tests.sim.mutations import Edit, plant
-from tidelog.cluster.metadata import channel_controller as channel_duties
+from tidelog.cluster.metadata import channel_controller
 from tidelog.cluster.metadata import elections as channel_elections
 from tidelog.cluster.metadata.elections import Elections, is_compared
 from tidelog.cluster.node.node_file import NodeFile
@@ -111,7 +111,7 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
     ),
     "leadership handed back without a comparison": (
         cluster_lies.short_pinned_leader,
-        (Edit(channel_duties, "is_compared", "member.incarnation == record.incarnation", "True"),),
+        (Edit(channel_controller, "is_compared", "member.incarnation == record.incarnation", "True"),),
     ),
     "damage that a read finds is not heard of": (
         cluster_lies.rot_that_a_leader_finds,

@@ -24,8 +24,8 @@ from tidelog.storage.atomic import COPY_SUFFIX, read_mark, write_mark_twice
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.parts import WAL_MARK_PATH, StoreRecovery
-from tidelog.storage.store.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, Store, StoreOptions, open_store
+from tidelog.storage.store.parts import STATE_PATH, TABLE_PATH, WAL_FOLDER, WAL_MARK_PATH, StoreOptions, StoreRecovery
+from tidelog.storage.store.store import Store, open_store
 from tidelog.storage.store.wal_mark import WalEnd, WalMark, read_wal_end
 from tidelog.units import KIB, US_PER_S
 

@@ -14,7 +14,8 @@ from tidelog.storage.log import recovery
 from tidelog.storage.log.log import Log
 from tidelog.storage.store import store
 from tidelog.storage.store.losses import StoreState
-from tidelog.storage.store.store import Store, StoreChannel
+from tidelog.storage.store.parts import StoreChannel
+from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal import WalEntryKind, WalWriter
 from tidelog.storage.store.wal_mark import WalMark
 from tidelog.storage.store.wals import WalChain, WalFiles

@@ -21,7 +21,8 @@ from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import Store, StoreOptions, open_store
+from tidelog.storage.store.parts import StoreOptions
+from tidelog.storage.store.store import Store, open_store
 
 QUICK = KeeperOptions(state_interval_ms=50)
 

@@ -48,7 +48,7 @@ from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import steady_clock_ms, wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 
 DEADLINE_S = 20.0
 ANSWER_S = 10.0

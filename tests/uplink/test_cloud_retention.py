@@ -18,7 +18,7 @@ from tidelog.cluster.uplink.maintenance import KeeperOptions
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import InvalidConfig, OffsetOutOfRange
 from tidelog.storage.log.options import LogOptions, Retention
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.units import KIB
 
 NAME = "boat-001"

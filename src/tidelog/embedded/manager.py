@@ -50,7 +50,7 @@ from tidelog.errors import (
     ReplicationNotEnabled,
     WaitTimedOut,
 )
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 
 if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node

@@ -26,7 +26,7 @@ from tidelog.embedded.coordinator import ReplicationCoordinator
 from tidelog.embedded.log_file import LogFile
 from tidelog.embedded.manager import FACTOR_MS, LogManager
 from tidelog.errors import LogClosed, UnknownChannel
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 
 if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node

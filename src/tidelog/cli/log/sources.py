@@ -26,7 +26,7 @@ from tidelog.errors import BadBlock, BadJournalFile, DiskError, InvalidConfig, N
 from tidelog.storage.log.log import META_NAME
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SEGMENT_MAGIC, SEGMENT_SUFFIX, base_offset_of
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import INTERNALS
+from tidelog.storage.store.parts import INTERNALS
 
 
 class Stream(Protocol):

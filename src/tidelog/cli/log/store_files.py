@@ -15,8 +15,7 @@ from tidelog.blocks.header import DEFAULT_LIMITS
 from tidelog.cli.log.files import BlockInFile, LogFiles, Managed, load_mark
 from tidelog.errors import UnknownChannel
 from tidelog.storage.disk import Disk
-from tidelog.storage.store.parts import WAL_MARK_PATH
-from tidelog.storage.store.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, wal_path
+from tidelog.storage.store.parts import STATE_PATH, TABLE_PATH, WAL_FOLDER, WAL_MARK_PATH, wal_path
 from tidelog.storage.store.stored_channels import StoredChannel, channels_before_replay, fold_entry
 from tidelog.storage.store.wal import WAL_HEAD_BYTES, WAL_MAGIC, scan_wal, wal_numbers
 from tidelog.storage.store.wal_mark import wal_mark_problems

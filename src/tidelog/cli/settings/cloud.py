@@ -162,7 +162,7 @@ def check_cloud(loaded: Loaded) -> None:
 def cloud_options(values: dict[str, Any]) -> CloudOptions:
     """What the cloud's process is made of."""
     from tidelog.cluster.node.cloud import CloudOptions
-    from tidelog.storage.store.store import StoreOptions
+    from tidelog.storage.store.parts import StoreOptions
 
     certificate, key, client_authority, revocations = (
         Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")

@@ -444,7 +444,7 @@ def _check_timing(loaded: Loaded) -> None:
 def node_options(values: dict[str, Any]) -> NodeProcessOptions:
     """What the node's process is made of; after `check_node`."""
     from tidelog.cluster.node.process import CARRY_BYTES_MAX, NodeProcessOptions
-    from tidelog.storage.store.store import StoreOptions
+    from tidelog.storage.store.parts import StoreOptions
 
     certificate, key, authority, revocations = (
         Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")

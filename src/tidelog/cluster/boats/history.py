@@ -19,7 +19,8 @@ from tidelog.blocks.decode import counted_frames, decode_block_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster.boats.view import FrameBlock
 from tidelog.errors import OffsetOutOfRange
-from tidelog.storage.log.log import Log, Segment
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.parts import Segment
 from tidelog.units import MIB
 
 _CHUNK_FRAMES: Final = 65_536

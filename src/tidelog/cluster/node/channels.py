@@ -61,7 +61,7 @@ class NodeChannels:
             watermark_of=watermark_of,
             now_ms=now_ms,
         )
-        self.duties = ChannelController(
+        self.controller = ChannelController(
             node=node,
             options=options,
             proximity=proximity,
@@ -98,7 +98,7 @@ class NodeChannels:
             self.replicas.receive(peer, message, now_ms)
         elif catalog is not None:
             try:
-                self.duties.receive(peer, message, catalog, propose, now_ms)
+                self.controller.receive(peer, message, catalog, propose, now_ms)
             except LogError as error:
                 self._say("refused", peer=peer, message=type(message).__name__, reason=error)
 
@@ -108,10 +108,10 @@ class NodeChannels:
         nodes: list[str] = []
         if applied is not None:
             channels = sorted({channel for one in applied for channel in one.touched.channels})
-            self.duties.touched(channels)
+            self.controller.touched(channels)
             nodes = sorted({node for one in applied for node in one.touched.nodes})
             for node in nodes:
-                self.duties.node_changed(catalog, node)
+                self.controller.node_changed(catalog, node)
         if channels != [] or nodes:
             self.replicas.follow_catalog(catalog, channels, nodes=nodes, incarnation=incarnation, now_ms=now_ms)
 
@@ -121,14 +121,14 @@ class NodeChannels:
         """What the metadata leader does for channels; `catalog` is None where this node does not lead the metadata."""
         if catalog is None:
             if self._tends:
-                self.duties.step_down()
+                self.controller.step_down()
                 self.office.step_down()
             self._tends = False
             return []
         self._tends = True
-        self.duties.tend(catalog, propose, now_ms)
+        self.controller.tend(catalog, propose, now_ms)
         self.office.tend(catalog, propose, now_ms)
-        messages, self.duties.messages = self.duties.messages, []
+        messages, self.controller.messages = self.controller.messages, []
         for node, message in messages:
             if node == self.node:
                 self.replicas.receive(node, message, now_ms)
@@ -137,7 +137,7 @@ class NodeChannels:
     def rounds_at_ms(self, *, tend_earliest_ms: int) -> int:
         """When all channels are looked at next, or when `tend` has something to do, no earlier than this."""
         rounds_ms = self.replicas.rounds_at_ms()
-        due_ms = self.duties.due_ms() if self._tends else None
+        due_ms = self.controller.due_ms() if self._tends else None
         return rounds_ms if due_ms is None else min(rounds_ms, max(due_ms, tend_earliest_ms))
 
     # --- outputs -----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from tidelog.pki.revocation import RevocationList
 from tidelog.storage.log.options import Retention
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.units import KIB, MIB
 
 _UNNAMED: Final = "cloud"

@@ -68,7 +68,7 @@ QUARANTINE_FOLDER: Final = "quarantine"
 SEEK_MS: Final = 300
 """How often a node without metadata asks around, and an unregistered one registers again."""
 LINES_MAX: Final = 1_000
-DUTIES_MS: Final = 5
+CONTROLLER_MS: Final = 5
 
 
 class NodeCore:
@@ -118,9 +118,9 @@ class NodeCore:
         self._links: set[str] = set()
         """Peers that there is a link to, also those that the catalog does not know yet."""
         self._token = 0
-        self._duties_due_ms = now_ms
+        self._controller_due_ms = now_ms
         liveness = options.liveness
-        self.duties = MemberController(
+        self.member_controller = MemberController(
             node=node, peers=self._peers, liveness=liveness, voters_max=options.voters_max, say=self._say
         )
         self.heartbeats = PairHeartbeats(node=node, incarnation=0, config=liveness, now_ms=now_ms)
@@ -301,7 +301,7 @@ class NodeCore:
                     self.proximity.report(peer, message.report, now_ms)
             case RenewSession():
                 if message.node == peer:
-                    self._answer(peer, self.duties.renew(self.member, message, now_ms))
+                    self._answer(peer, self.member_controller.renew(self.member, message, now_ms))
             case SessionRenewed() | SessionRefused():
                 self.holder.receive(message)
             case Who():
@@ -314,7 +314,7 @@ class NodeCore:
                     self._note_leader(peer, message.leader, now_ms)
             case Register():
                 if message.change.node == peer:
-                    self._answer(peer, self.duties.register(self.member, message.change))
+                    self._answer(peer, self.member_controller.register(self.member, message.change))
             case RegisterRefused():
                 self._on_refused(message)
             case _:
@@ -328,7 +328,7 @@ class NodeCore:
     def _propose_own(self, change: Change) -> None:
         """A change that nobody waits for: the catalog itself shows what became of it."""
         assert self.member is not None
-        self.duties.propose_unwatched(self.member, change)
+        self.member_controller.propose_unwatched(self.member, change)
 
     def _note_leader(self, peer: str, leader: str | None, now_ms: int) -> None:
         """A peer says who leads. One that does not know unsays nobody but itself."""
@@ -364,7 +364,7 @@ class NodeCore:
         if self._registered:
             self._wake_liveness(now_ms, now_us)
         if self.member is not None:
-            self._wake_duties(self.member, now_ms)
+            self._wake_controller(self.member, now_ms)
         self.channels.replicas.wake(now_ms)
 
     def _wake_liveness(self, now_ms: int, now_us: int | None) -> None:
@@ -378,17 +378,17 @@ class NodeCore:
             return
         for peer, renewal in self.holder.wake(now_ms):
             if peer == self.node:
-                self._answer(peer, self.duties.renew(self.member, renewal, now_ms))
+                self._answer(peer, self.member_controller.renew(self.member, renewal, now_ms))
             else:
                 self._messages.append((peer, renewal))
 
-    def _wake_duties(self, member: MetadataMember, now_ms: int) -> None:
+    def _wake_controller(self, member: MetadataMember, now_ms: int) -> None:
         """What a metadata leader does for others, every few milliseconds at most; at once when that begins or ends."""
-        if now_ms < self._duties_due_ms and member.is_leader == self.duties.is_leading:
+        if now_ms < self._controller_due_ms and member.is_leader == self.member_controller.is_leading:
             return
-        self._duties_due_ms = now_ms + DUTIES_MS
-        self.duties.lead(member, self.cluster, now_ms)
-        led = self._led_catalog if self.duties.is_leading and self.options.serves_channels else None
+        self._controller_due_ms = now_ms + CONTROLLER_MS
+        self.member_controller.lead(member, self.cluster, now_ms)
+        led = self._led_catalog if self.member_controller.is_leading and self.options.serves_channels else None
         self._messages += self.channels.tend(led, self._propose_own, now_ms)
 
     def wake_at_ms(self) -> int:
@@ -396,8 +396,8 @@ class NodeCore:
 
     def rounds_at_ms(self) -> int:
         """As `wake_at_ms`, without what single channels ask for: for that `Replicas.wake_agenda` is enough."""
-        rounds_ms = self.channels.rounds_at_ms(tend_earliest_ms=self._duties_due_ms)
-        moments = [self._seek_at_ms, rounds_ms, self.duties.sessions.wake_at_ms()]
+        rounds_ms = self.channels.rounds_at_ms(tend_earliest_ms=self._controller_due_ms)
+        moments = [self._seek_at_ms, rounds_ms, self.member_controller.sessions.wake_at_ms()]
         if self.member is not None:
             moments.append(self.standing.wake_at_ms())
             moments += [self.member.wake_at_ms()] if self._takes_part else []
@@ -445,9 +445,9 @@ class NodeCore:
             sender = self.member.member
             self._messages += [(node_of(to), ForMember(sender, to, message)) for to, message in output.messages]
             for result in output.results:
-                if not self.duties.owns(result):
+                if not self.member_controller.owns(result):
                     self._results.append(result)
-                elif (refused := self.duties.settle(self.member, result, now_ms)) is not None:
+                elif (refused := self.member_controller.settle(self.member, result, now_ms)) is not None:
                     self._answer(*refused)
             for applied in output.applied:
                 self._on_applied(applied, now_ms)
@@ -527,7 +527,7 @@ class NodeCore:
             at_ms=self._now_us() // 1000,
         )
         if leader == self.node:
-            self._answer(self.node, self.duties.register(self.member, change))
+            self._answer(self.node, self.member_controller.register(self.member, change))
         else:
             self._messages.append((leader, Register(change)))
 
@@ -578,8 +578,8 @@ class NodeCore:
             return
         changes = applied.change.changes if isinstance(applied.change, Batch) else (applied.change,)
         for change in changes:
-            self.duties.applied(change, now_ms)
-            if isinstance(change, FenceNode) and self.duties.is_leading:
+            self.member_controller.applied(change, now_ms)
+            if isinstance(change, FenceNode) and self.member_controller.is_leading:
                 self._say("node fenced", node=change.node, incarnation=change.expected_incarnation)
         if any(isinstance(change, RegisterNode | RemoveNode | AdmitNode) for change in changes):
             self._follow_nodes(now_ms)

@@ -95,7 +95,7 @@ class LocalChannels:
         return self._node.core.proximity
 
     def node_loads(self) -> Mapping[str, NodeLoad]:
-        return self._node.core.channels.duties.node_loads(self.catalog)
+        return self._node.core.channels.controller.node_loads(self.catalog)
 
     def wall_ms(self) -> int:
         return wall_clock_us() // 1000

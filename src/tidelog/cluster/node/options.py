@@ -12,7 +12,7 @@ from tidelog.codecs.nats_subjects import DEFAULT_NAMESPACE
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import InvalidConfig
 from tidelog.http.server import HttpOptions
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.units import MIB
 
 if TYPE_CHECKING:

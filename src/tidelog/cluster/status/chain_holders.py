@@ -36,7 +36,7 @@ def advertised_chains(core: NodeCore) -> dict[str, int]:
     """How many chains each node advertises, as the metadata leader was told; empty on every other node."""
     if not core.is_leader:
         return {}
-    reports = core.channels.duties.loads
+    reports = core.channels.controller.loads
     return {node: len(report.chains) for node, report in sorted(reports.items())}
 
 

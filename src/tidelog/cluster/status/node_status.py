@@ -118,7 +118,7 @@ def _nodes(core: NodeCore) -> list[dict[str, Any]]:
             "capacity_bytes": record.capacity_bytes,
             "software": record.software,
             "chains": chains.get(record.node),
-            "session": core.duties.sessions.is_live(record.node) if core.is_leader else None,
+            "session": core.member_controller.sessions.is_live(record.node) if core.is_leader else None,
         }
         for record in core.catalog.nodes()
     ]

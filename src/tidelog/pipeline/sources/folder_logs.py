@@ -228,7 +228,7 @@ class _StoreChannelFiles:
         return self._stored.channel_id
 
     def renew(self, newer: _StoreChannelFiles) -> None:
-        if newer._stored.life != self._stored.life:
+        if newer._stored.log_generation != self._stored.log_generation:
             self._segments = None
         self._stored = newer._stored
 

@@ -14,7 +14,7 @@ from tidelog.sim.lying import Lie, Picture, durable_files, end_process, put_back
 from tidelog.sim.metadata.faults import _switch_off
 from tidelog.sim.metadata.node import FOLDER, METADATA
 from tidelog.storage.log.segment import base_offset_of
-from tidelog.storage.store.store import CHANNELS_FOLDER, WAL_FOLDER
+from tidelog.storage.store.parts import CHANNELS_FOLDER, WAL_FOLDER
 
 if TYPE_CHECKING:
     from tidelog.sim.cluster.account import ChannelAccount

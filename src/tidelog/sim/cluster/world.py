@@ -42,7 +42,7 @@ from tidelog.sim.metadata.world import MetadataWorld, live_through, random_optio
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.sim.uplink.model import UplinkBroken as BrokenUplink
 from tidelog.storage.log.options import LogOptions
-from tidelog.storage.store.store import StoreOptions
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.units import KIB
 
 DURATION_MS: Final = 11_500

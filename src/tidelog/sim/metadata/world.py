@@ -416,10 +416,16 @@ class MetadataWorld:
                 continue
             self.model.check_end(core.member)
             member = core.member
-            kept = (len(member._held), len(core.duties._own), len(member._places), len(member._reads), len(node.queue))
+            kept = (
+                len(member._held),
+                len(core.member_controller._own),
+                len(member._places),
+                len(member._reads),
+                len(node.queue),
+            )
             if max(kept) > OPEN_MAX or len(core.holder._unanswered) > 16:
                 raise ClusterBroken(f"12: {node.name} keeps what nobody waits for: {kept}")
-            self.counters["session_grace"] += core.duties.sessions.statistics().graces
+            self.counters["session_grace"] += core.member_controller.sessions.statistics().graces
 
     def _check_hearing(self) -> None:
         """Heartbeats flow between all that are registered (R7)."""

@@ -17,7 +17,8 @@ from tidelog.sim.disk import SimDisk
 from tidelog.sim.lying import Lie, end_process, tell_lie
 from tidelog.sim.store.model import StoreChannelModel, StoreModel
 from tidelog.storage.log.segment import base_offset_of
-from tidelog.storage.store.store import CHANNELS_FOLDER, INTERNALS, WAL_FOLDER, Store, StoreOptions, open_store
+from tidelog.storage.store.parts import CHANNELS_FOLDER, INTERNALS, WAL_FOLDER, StoreOptions
+from tidelog.storage.store.store import Store, open_store
 
 
 class Stop(StrEnum):

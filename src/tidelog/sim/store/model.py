@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
 from tidelog.errors import DamagedRange, LogError
-from tidelog.storage.log.log import Log, Segment
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 from tidelog.storage.log.writer import Append
 from tidelog.storage.store.store import Store

@@ -13,8 +13,7 @@ SW5  After a failed sync of the write-ahead file nothing is acked until the stor
 SW6  The write-ahead files of a working store stay few, whatever happens to one channel (S3).
 How a run ends, and what must hold then, is in `tidelog.sim.store.lies` (SW7, SW8).
 
-A run is decided by its seed alone: `tidelog sim store --seed N` shows a failure again. Counters say how
-often each thing really happened, so that a run in which one never did fails instead of promising too much.
+`tidelog sim store --seed N` repeats a run exactly. A run in which one of the counted things never happened fails.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions, Retention
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 from tidelog.storage.log.writer import Append
-from tidelog.storage.store.store import STATE_PATH, TABLE_PATH, WAL_FOLDER, StoreOptions, open_store
+from tidelog.storage.store.parts import STATE_PATH, TABLE_PATH, WAL_FOLDER, StoreOptions
+from tidelog.storage.store.store import open_store
 from tidelog.storage.store.wal import WAL_HEAD_BYTES
 from tidelog.units import KIB
 

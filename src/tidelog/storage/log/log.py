@@ -50,8 +50,6 @@ from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SegmentHead, segment
 from tidelog.storage.store.reserve import Reserve
 from tidelog.units import MIB
 
-__all__ = ["META_NAME", "READ_BYTES", "STATE_NAME", "Log", "LogStatistics", "RecoveryReport", "Segment"]
-
 READ_BYTES = 1 * MIB
 META_NAME = "log.meta"
 STATE_NAME = "log.state"

@@ -8,8 +8,9 @@ from tidelog.errors import DiskFull, MemoryLogFull
 from tidelog.storage.files import FileCache
 from tidelog.storage.log.epochs import EpochHistory
 from tidelog.storage.log.index import SegmentIndex
-from tidelog.storage.log.log import Log, Segment
+from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import MEMORY_LOG_BYTES_MAX, LogOptions
+from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 from tidelog.storage.ram_disk import RamDisk
 

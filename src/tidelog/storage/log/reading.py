@@ -18,7 +18,8 @@ from tidelog.storage.log import repair
 from tidelog.storage.log.span import window_of
 
 if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log, Segment
+    from tidelog.storage.log.log import Log
+    from tidelog.storage.log.parts import Segment
 
 
 class Search(TypedDict, total=False):

@@ -23,8 +23,9 @@ from tidelog.storage.disk import Disk, FolderLock
 from tidelog.storage.files import FileCache
 from tidelog.storage.log import repair
 from tidelog.storage.log.index import SegmentIndex
-from tidelog.storage.log.log import META_NAME, STATE_NAME, Log, RecoveryReport, Segment
+from tidelog.storage.log.log import META_NAME, STATE_NAME, Log
 from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.parts import RecoveryReport, Segment
 from tidelog.storage.log.segment import (
     INDEX_SUFFIX,
     OFFSET_LIMIT,

@@ -40,7 +40,8 @@ from tidelog.storage.log.segment import (
 from tidelog.units import MIB
 
 if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log, Segment
+    from tidelog.storage.log.log import Log
+    from tidelog.storage.log.parts import Segment
 
 _COPY_BYTES = 4 * MIB
 _PLACEHOLDER_RECORDS_MAX = 2**32 - 1
@@ -177,7 +178,7 @@ def split_segment(log: Log, segment: Segment, offset: int, tail: range) -> Segme
 
     A crash in between leaves both; then the first one is read up to where the second begins.
     """
-    from tidelog.storage.log.log import Segment
+    from tidelog.storage.log.parts import Segment
 
     path = f"{log.segment_folder}/{segment_name(offset)}"
     scan = _write_copy(log, segment, offset, f"{path}.tmp", [tail])

@@ -85,9 +85,9 @@ def table_of(store: Store, *, wal_floor: int, wal_newest: int) -> dict[str, Any]
     channels = store.channels.values()
     rows = [[channel.channel_id, channel.name, channel.synced_end] for channel in channels]
     places = [
-        [channel.channel_id, channel.base_offset, channel.life, int(damaged)]
+        [channel.channel_id, channel.base_offset, channel.log_generation, int(damaged)]
         for channel in channels
-        if (damaged := channel.damaged) or channel.base_offset or channel.life
+        if (damaged := channel.damaged) or channel.base_offset or channel.log_generation
     ]
     entered = [
         [channel.channel_id, channel.unsynced[-1].offsets.stop]

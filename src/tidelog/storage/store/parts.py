@@ -11,8 +11,9 @@ from tidelog.errors import DamagedRange, InvalidConfig, LogError, NotABlockBound
 from tidelog.storage.disk import Disk
 from tidelog.storage.files import FileCache
 from tidelog.storage.log.index import SegmentIndex
-from tidelog.storage.log.log import Log, Segment
+from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.recovery import StoreKnowledge, open_log
 from tidelog.storage.log.segment import segment_name
 from tidelog.storage.store.names import escape_name, unescape_name
@@ -74,8 +75,8 @@ class StoreChannel:
         "entered",
         "entered_end",
         "gap_staged",
-        "life",
         "log",
+        "log_generation",
         "lost_part",
         "name",
         "options",
@@ -93,7 +94,7 @@ class StoreChannel:
         synced_end: int = 0,
         clean: bool = True,
         base_offset: int = 0,
-        life: int = 0,
+        log_generation: int = 0,
         entered: bool = True,
     ) -> None:
         self.channel_id = channel_id
@@ -103,9 +104,9 @@ class StoreChannel:
         """Nothing was written since the index beside its newest segment, so that can be trusted."""
         self.base_offset = base_offset
         """Where the log began; its segments know better once there are any."""
-        self.life = life
-        """Rises when the channel is made or reset under an id that may have been here before. Names the folder, so
-        that what an earlier life left behind is never taken for this one's."""
+        self.log_generation = log_generation
+        """Rises whenever the channel's log is created or reset. It is part of the folder's name, so that
+        what an earlier log left behind is never taken for this one's."""
         self.entered = entered
         """The store's files know of it. If not, its first commit enters it."""
         self.entered_end = 0
@@ -128,8 +129,8 @@ class StoreChannel:
 
     @property
     def folder(self) -> str:
-        life = f".{self.life}" if self.life else ""
-        return f"{CHANNELS_FOLDER}/{escape_name(self.name)}~{self.channel_id}{life}"
+        generation = f".{self.log_generation}" if self.log_generation else ""
+        return f"{CHANNELS_FOLDER}/{escape_name(self.name)}~{self.channel_id}{generation}"
 
     @property
     def damaged(self) -> bool:
@@ -138,9 +139,9 @@ class StoreChannel:
 
     def creation(self) -> dict[str, Any]:
         """What its entry in a write-ahead file says."""
-        if not (self.life or self.base_offset):
+        if not (self.log_generation or self.base_offset):
             return {"name": self.name}
-        return {"name": self.name, "base": self.base_offset, "life": self.life}
+        return {"name": self.name, "base": self.base_offset, "life": self.log_generation}
 
 
 def young_log(disk: Disk, channel: StoreChannel, options: LogOptions, files: FileCache) -> Log:
@@ -185,12 +186,12 @@ def lost_offsets(channel: StoreChannel, gone: list[range]) -> str:
 
 
 def parse_folder(folder: str) -> tuple[str, int, int] | None:
-    """Name (as far as the folder tells it), id and life of the channel in a folder; None for other folders."""
+    """Name (perhaps cut), id and log generation of the channel in a folder; None for other folders."""
     escaped, _, numbers = folder.rpartition("~")
-    channel_id, dot, life = numbers.partition(".")
-    if not channel_id.isdecimal() or (dot and not life.isdecimal()):
+    channel_id, dot, generation = numbers.partition(".")
+    if not channel_id.isdecimal() or (dot and not generation.isdecimal()):
         return None
-    return unescape_name(escaped), int(channel_id), int(life or 0)
+    return unescape_name(escaped), int(channel_id), int(generation or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Replay is idempotent. A channel's segments are the truth for what was written back; the write-ahead
 files add what came after. Truncations in them only undo earlier blocks of the same files: the segments
 were cut and synced before the truncation returned, and may hold newer blocks by now. A creation with a
-higher life replaces what was known under its id: the blocks before it were another log's.
+higher log generation replaces what was known under its id: the blocks before it belong to another log.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _load_table(store: Store) -> _Table:
     places = {channel_id: place for channel_id, *place in table.get("places", ())}
     entered = dict(table.get("entered", ()))
     for channel_id, name, synced_end in table["channels"]:
-        base_offset, life, lost_part = places.get(channel_id, (0, 0, 0))
+        base_offset, generation, lost_part = places.get(channel_id, (0, 0, 0))
         channel = StoreChannel(
-            channel_id=channel_id, name=name, synced_end=synced_end, base_offset=base_offset, life=life
+            channel_id=channel_id, name=name, synced_end=synced_end, base_offset=base_offset, log_generation=generation
         )
         channel.lost_part = bool(lost_part)
         channel.entered_end = entered.get(channel_id, 0)
@@ -101,10 +101,12 @@ def _load_table(store: Store) -> _Table:
 def _rebuild_table(store: Store) -> bool:
     """The table is lost: the folders name their channels, and nothing is ever deleted for lack of it."""
     folders = store.disk.list_folder(CHANNELS_FOLDER)
-    for name, channel_id, life in filter(None, map(parse_folder, folders)):
+    for name, channel_id, generation in filter(None, map(parse_folder, folders)):
         known = store.channels.get(name)
-        if known is None or (known.channel_id, known.life) < (channel_id, life):
-            store.channels[name] = StoreChannel(channel_id=channel_id, name=name, clean=False, life=life)
+        if known is None or (known.channel_id, known.log_generation) < (channel_id, generation):
+            store.channels[name] = StoreChannel(
+                channel_id=channel_id, name=name, clean=False, log_generation=generation
+            )
         store.next_channel_id = max(store.next_channel_id, channel_id + 1)
     return bool(folders)
 
@@ -127,7 +129,7 @@ def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
     state.lose(chain.losses(scans, marked=state.marked, table_absent=table.absent))
     if state.lost != lost_before:
         state.save(store.disk)  # what proves it is cleaned up below
-    _count_lives(store)
+    _set_next_log_generation(store)
     replayed = _open_waiting(store, waiting, now_us)
     wals.old = {number: scans[number].sync_point if number in scans else 0 for number in numbers}
     _begin_mark(store, table, scans, idle=not entries)
@@ -173,8 +175,8 @@ def _fold(store: Store, entries: list[WalEntry], waiting: dict[int, list[Block]]
             _fold_creation(store, by_id, waiting, entry)
         elif entry.kind is WalEntryKind.DELETE:
             waiting.pop(subject, None)
-            # The table may know a later life already.
-            if subject in by_id and by_id[subject].life <= int(entry.fields.get("life", 0)):
+            # The table may know a later generation already.
+            if subject in by_id and by_id[subject].log_generation <= int(entry.fields.get("life", 0)):
                 _forget(store, by_id.pop(subject))
         elif entry.kind is WalEntryKind.TRUNCATE:
             offset = int(entry.fields["offset"])
@@ -193,13 +195,13 @@ def _fold(store: Store, entries: list[WalEntry], waiting: dict[int, list[Block]]
 def _fold_creation(
     store: Store, by_id: dict[int, StoreChannel], waiting: dict[int, list[Block]], entry: WalEntry
 ) -> None:
-    known, life = by_id.get(entry.subject), int(entry.fields.get("life", 0))
-    store.next_life = max(store.next_life, life + 1)
-    if known is not None and life < known.life:
+    known, generation = by_id.get(entry.subject), int(entry.fields.get("life", 0))
+    store.next_log_generation = max(store.next_log_generation, generation + 1)
+    if known is not None and generation < known.log_generation:
         return
     if not entry.fields.get("again"):
-        waiting.pop(entry.subject, None)  # blocks of an earlier life
-    if known is not None and life == known.life:
+        waiting.pop(entry.subject, None)  # blocks of an earlier generation
+    if known is not None and generation == known.log_generation:
         return
     if known is not None:
         _forget(store, known)
@@ -207,7 +209,7 @@ def _fold_creation(
         channel_id=entry.subject,
         name=entry.fields["name"],
         base_offset=int(entry.fields.get("base", 0)),
-        life=life,
+        log_generation=generation,
     )
     by_id[channel.channel_id] = store.channels[channel.name] = channel
 
@@ -217,11 +219,11 @@ def _forget(store: Store, channel: StoreChannel) -> None:
         del store.channels[channel.name]
 
 
-def _count_lives(store: Store) -> None:
-    """The next life is above all whose traces are left: in the table, the write-ahead files or the folders."""
+def _set_next_log_generation(store: Store) -> None:
+    """Set the next log generation above every one found in the table, the write-ahead files or the folders."""
     folders = filter(None, map(parse_folder, store.disk.list_folder(CHANNELS_FOLDER)))
-    lives = [*(channel.life for channel in store.channels.values()), *(life for _, _, life in folders)]
-    store.next_life = max([store.next_life, *(life + 1 for life in lives)])
+    generations = [channel.log_generation for channel in store.channels.values()] + [folder[2] for folder in folders]
+    store.next_log_generation = max([store.next_log_generation, *(generation + 1 for generation in generations)])
 
 
 def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) -> int:

@@ -14,8 +14,8 @@ ST2  A write-ahead file is removed only when every block in it is synced in its 
      written again to a newer one because its segment could not be (S3), or was not worth a file yet
      (`carry_bytes_max`). If that fails too (a full disk), the old files stay.
 ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id
-     that a catalog gave may come back after a deletion or a reset: each time is another life of the channel, in
-     a folder of its own, and replay never mixes two of them.
+     that a catalog gave may come back after a deletion or a reset: each time the channel has a new log generation,
+     in a folder of its own, and replay never mixes two of them.
 ST4  A failed sync of the write-ahead file stops the whole store until it is opened anew (S3).
 ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor
      one damaged entry leaves half of it. Refused with a full disk, it has not happened.
@@ -49,11 +49,7 @@ from tidelog.storage.store.checkpoint import carried, log_again, statistics_of, 
 from tidelog.storage.store.commit import commit_blocks, commit_channels
 from tidelog.storage.store.losses import StoreState
 from tidelog.storage.store.parts import (
-    CHANNELS_FOLDER,
-    INTERNALS,
-    STATE_PATH,
     TABLE_PATH,
-    WAL_FOLDER,
     StoreChannel,
     StoreOptions,
     StoreRecovery,
@@ -61,7 +57,6 @@ from tidelog.storage.store.parts import (
     check_boundary,
     grown_log,
     lost_offsets,
-    wal_path,
     young_log,
 )
 from tidelog.storage.store.reserve import Reserve
@@ -69,22 +64,6 @@ from tidelog.storage.store.scrub import StoreScrubber
 from tidelog.storage.store.wal import WalEntryKind, WalWriter
 from tidelog.storage.store.wals import WalFiles
 from tidelog.units import US_PER_MS, US_PER_S
-
-__all__ = [
-    "CHANNELS_FOLDER",
-    "INTERNALS",
-    "STATE_PATH",
-    "TABLE_PATH",
-    "WAL_FOLDER",
-    "Store",
-    "StoreChannel",
-    "StoreOptions",
-    "StoreRecovery",
-    "StoreStatistics",
-    "open_store",
-    "wal_path",
-]
-
 
 MARK_INTERVAL_US = US_PER_S
 """How far behind the mark of the write-ahead files may be after a power cut. Syncing it is off the path of acks."""
@@ -101,7 +80,7 @@ class Store:
         self.wals = WalFiles(disk)
         self.channels: dict[str, StoreChannel] = {}
         self.next_channel_id = 1
-        self.next_life = 1
+        self.next_log_generation = 1
         self.recovery: StoreRecovery | None = None
         self.trouble: LogError | None = None
         """Why the last checkpoint, sweep or scrub was incomplete; it is tried again."""
@@ -238,13 +217,17 @@ class Store:
         self.check_usable()
         if name in self.channels:
             raise ChannelExists(channel=name)
+        generation = self._new_log_generation()
         channel = StoreChannel(
-            channel_id=channel_id, name=name, base_offset=base_offset, life=self.next_life, entered=False
+            channel_id=channel_id, name=name, base_offset=base_offset, log_generation=generation, entered=False
         )
-        self.next_life += 1
         channel.options = options
         self.open_channel(channel, now_us)
         return channel
+
+    def _new_log_generation(self) -> int:
+        self.next_log_generation += 1
+        return self.next_log_generation - 1
 
     def enter(self, channel: StoreChannel) -> None:
         """Its creation is in the write-ahead file."""
@@ -254,15 +237,14 @@ class Store:
             self.next_channel_id = max(self.next_channel_id, channel.channel_id + 1)
 
     def reset_channel(self, channel: StoreChannel, base_offset: int, *, now_us: int) -> Log:
-        """Give the channel a new life: empty, going on at `base_offset`, durably. A crash leaves the old or the new."""
+        """Durably replace the channel's log by an empty one at `base_offset`; a crash leaves the one or the other."""
         self.check_usable()
-        life = self.next_life
-        self.next_life += 1
-        fields = {"name": channel.name, "base": base_offset, "life": life}
+        generation = self._new_log_generation()
+        fields = {"name": channel.name, "base": base_offset, "life": generation}
         self._write_entry(WalEntryKind.CREATE, channel.channel_id, fields, now_us)
         old, old_folder = channel.log, channel.folder
         with self._opening:
-            channel.life, channel.base_offset, channel.synced_end = life, base_offset, base_offset
+            channel.log_generation, channel.base_offset, channel.synced_end = generation, base_offset, base_offset
             channel.clean, channel.lost_part, channel.relogged = True, False, None
             channel.gap_staged, channel.entered_end = False, 0
             channel.unsynced = []
@@ -288,7 +270,7 @@ class Store:
         """Remove a channel and its data, durably. An id of the store's own is never used again (ST3)."""
         self.check_usable()
         channel = self._channel(name)
-        fields = {"name": name, "life": channel.life} if channel.life else {"name": name}
+        fields = {"name": name, "life": channel.log_generation} if channel.log_generation else {"name": name}
         self._write_entry(WalEntryKind.DELETE, channel.channel_id, fields, now_us)
         del self.channels[name]
         self._let_go(channel, "the channel was deleted")

@@ -34,7 +34,7 @@ class StoredChannel:
     channel_id: int
     name: str
     base_offset: int = 0
-    life: int = 0
+    log_generation: int = 0
     synced_end: int = 0
     """Its segments should reach at least this far."""
     waiting: list[WaitingBlock] = field(default_factory=list)
@@ -42,7 +42,7 @@ class StoredChannel:
 
     @property
     def folder(self) -> str:
-        return StoreChannel(channel_id=self.channel_id, name=self.name, life=self.life).folder
+        return StoreChannel(channel_id=self.channel_id, name=self.name, log_generation=self.log_generation).folder
 
 
 def stored_channels(disk: Disk) -> dict[int, StoredChannel]:
@@ -73,12 +73,12 @@ def _of_table(table: dict[str, Any]) -> dict[int, StoredChannel]:
     places = {int(place[0]): place for place in table.get("places", ())}
     channels = {}
     for channel_id, name, synced_end in table["channels"]:
-        _, base_offset, life, *_ = places.get(int(channel_id), (channel_id, 0, 0))
+        _, base_offset, generation, *_ = places.get(int(channel_id), (channel_id, 0, 0))
         channels[int(channel_id)] = StoredChannel(
             channel_id=int(channel_id),
             name=str(name),
             base_offset=int(base_offset),
-            life=int(life),
+            log_generation=int(generation),
             synced_end=int(synced_end),
         )
     return channels
@@ -91,10 +91,10 @@ def _of_folders(disk: Disk) -> dict[int, StoredChannel]:
     except FileMissing:
         return {}
     channels: dict[int, StoredChannel] = {}
-    for name, channel_id, life in filter(None, map(parse_folder, folders)):
+    for name, channel_id, generation in filter(None, map(parse_folder, folders)):
         known = channels.get(channel_id)
-        if known is None or known.life < life:
-            channels[channel_id] = StoredChannel(channel_id=channel_id, name=name, life=life)
+        if known is None or known.log_generation < generation:
+            channels[channel_id] = StoredChannel(channel_id=channel_id, name=name, log_generation=generation)
     return channels
 
 
@@ -105,7 +105,7 @@ def fold_entry(channels: dict[int, StoredChannel], entry: WalEntry, path: str, *
         case WalEntryKind.CREATE:
             _create(channels, entry, channel)
         case WalEntryKind.DELETE if channel is not None:
-            if channel.life <= int(entry.fields.get("life", 0)):
+            if channel.log_generation <= int(entry.fields.get("life", 0)):
                 del channels[entry.subject]
             else:
                 channel.waiting = []
@@ -122,11 +122,15 @@ def fold_entry(channels: dict[int, StoredChannel], entry: WalEntry, path: str, *
 
 
 def _create(channels: dict[int, StoredChannel], entry: WalEntry, known: StoredChannel | None) -> None:
-    """A creation with a higher life replaces what was known; blocks before it were another log's."""
-    life, base = int(entry.fields.get("life", 0)), int(entry.fields.get("base", 0))
-    if known is None or life > known.life:
+    """A creation with a higher log generation replaces what was known; blocks before it belong to another log."""
+    generation, base = int(entry.fields.get("life", 0)), int(entry.fields.get("base", 0))
+    if known is None or generation > known.log_generation:
         channels[entry.subject] = StoredChannel(
-            channel_id=entry.subject, name=str(entry.fields["name"]), base_offset=base, life=life, synced_end=base
+            channel_id=entry.subject,
+            name=str(entry.fields["name"]),
+            base_offset=base,
+            log_generation=generation,
+            synced_end=base,
         )
-    elif life == known.life and not entry.fields.get("again"):
+    elif generation == known.log_generation and not entry.fields.get("again"):
         known.waiting = []

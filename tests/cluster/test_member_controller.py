@@ -11,24 +11,24 @@ CLUSTER = bytes(range(16))
 PEERS = ("n1", "n2", "n3")
 
 
-def tended(desk: Desk, duties: MemberController) -> None:
+def tended(desk: Desk, controller: MemberController) -> None:
     """A few turns of the node that leads."""
     for now_ms in range(3):
-        duties.lead(desk.member, CLUSTER, now_ms)
+        controller.lead(desk.member, CLUSTER, now_ms)
         desk.pump()
         for result in desk.results:
-            if duties.owns(result):
-                duties.settle(desk.member, result, now_ms)
+            if controller.owns(result):
+                controller.settle(desk.member, result, now_ms)
         desk.results.clear()
 
 
-def new_duties() -> MemberController:
+def new_controller() -> MemberController:
     return MemberController(node="n1", peers=PEERS, liveness=LivenessConfig(), voters_max=3, say=lambda *_, **__: None)
 
 
 def test_the_first_leader_founds_the_cluster_with_its_peers() -> None:
     desk = leading()
-    tended(desk, new_duties())
+    tended(desk, new_controller())
     assert desk.member.catalog.cluster_id == CLUSTER.hex()
     assert [record.node for record in desk.member.catalog.nodes()] == list(PEERS)
 
@@ -37,7 +37,7 @@ def test_a_node_that_was_let_in_before_does_not_keep_the_others_outside() -> Non
     desk = leading()
     desk.member.propose(AdmitNode(node="n2"), 7)
     desk.pump()
-    tended(desk, new_duties())
+    tended(desk, new_controller())
     assert desk.member.catalog.cluster_id == CLUSTER.hex()
     assert [record.node for record in desk.member.catalog.nodes()] == list(PEERS)
 
@@ -45,15 +45,15 @@ def test_a_node_that_was_let_in_before_does_not_keep_the_others_outside() -> Non
 def test_a_node_that_is_let_in_while_the_founding_is_under_way_does_not_either() -> None:
     desk = leading()
     desk.member.propose(AdmitNode(node="n2"), 7)  # in the log before the founding, applied after it was proposed
-    tended(desk, new_duties())
+    tended(desk, new_controller())
     assert desk.member.catalog.cluster_id == CLUSTER.hex()
     assert [record.node for record in desk.member.catalog.nodes()] == list(PEERS)
 
 
 def test_a_cluster_is_founded_once() -> None:
     desk = leading()
-    duties = new_duties()
-    tended(desk, duties)
+    controller = new_controller()
+    tended(desk, controller)
     index = desk.member.raft.log.last_index
-    tended(desk, duties)
+    tended(desk, controller)
     assert desk.member.raft.log.last_index == index
