@@ -103,7 +103,7 @@ async def _started(kit: ClusterKit) -> IdleCrowd:
         await kit.wait_formed(caller)
 
     async def is_up() -> bool:
-        return "liftbridge door up" in kit.said(NODE)
+        return "liftbridge gateway up" in kit.said(NODE)
 
     await kit.wait(is_up, deadline_s=GIVEN_BACK_S, what="the door for Liftbridge's clients")
     return IdleCrowd(kit, NODE, http=http, liftbridge=liftbridge)

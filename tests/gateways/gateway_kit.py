@@ -221,7 +221,7 @@ class NodeProcess:
     def wait_served(self) -> None:
         assert self._process is not None
         give_up = time.monotonic() + patient(FORM_S)
-        while b"liftbridge door up" not in self._log.read_bytes():
+        while b"liftbridge gateway up" not in self._log.read_bytes():
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < give_up, self._log.read_text()
             time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""Other systems' clients at a node.
+"""Gateways: servers in a node that speak the protocols of other systems' clients.
 
 Modules:
 
-    liftbridge/  Liftbridge's gRPC API in front of a node: a partition is a channel
+    liftbridge/  Liftbridge's gRPC API; a Liftbridge partition is a Tidelog channel
 """

@@ -1,23 +1,23 @@
-"""Liftbridge's gRPC API in front of a node: a partition is a channel.
+"""Liftbridge's gRPC API, served by a node. A Liftbridge partition is a Tidelog channel.
 
 Modules:
 
-    activity       The activity stream
-    admin          Streams created, deleted, paused, made readonly, and their cursors
-    callers        Who calls the Liftbridge gateway, and what it may do
-    expected       Messages of streams that check offsets
-    gateway        The gRPC server on Liftbridge's port, in front of a running node
+    activity       Publishes catalog events as the stream `__activity`
+    admin          Creates, deletes, pauses streams, makes them readonly; stores cursors
+    callers        Authenticates callers
+    expected       Publishes to streams that check expected offsets
+    gateway        The gRPC server on Liftbridge's port
     groups         Liftbridge's consumer groups
-    logs           A partition's log as a subscription reads it
-    names          How Liftbridge's streams, partitions, subjects and cursors are named here
-    positions      Where a subscription begins and ends in a partition's log
-    producers      The way into the log for messages of Liftbridge clients
-    publish        Publish, PublishAsync and PublishToSubject
+    logs           Reads a partition's log, from the local replica or a remote one
+    names          Maps stream, partition, subject and cursor names to Tidelog's
+    positions      Resolves the start and stop positions of a subscription
+    producers      Native producers shared by all callers of the gateway
+    publish        Publish and PublishToSubject; what the three publish calls share
     publish_async  PublishAsync
-    refusals       How a refusal reaches a Liftbridge client
-    service        The methods of `proto.API`, each handed to the part that carries it out
-    streams        The catalog as Liftbridge's clients see it
-    subjects       PublishToSubject over NATS, as Liftbridge does it
+    refusals       Maps errors to gRPC statuses
+    service        Dispatches the methods of `proto.API`
+    streams        The catalog as streams, partitions and brokers
+    subjects       PublishToSubject over NATS
     subscribe      Subscribe
-    times          When messages came, and when a partition was paused, resumed, or made readonly
+    times          Timestamps in partition metadata
 """

@@ -1,12 +1,13 @@
-"""The activity stream: what happened to streams and consumer groups, as messages of the stream `__activity`.
+"""Publishes what happens to streams and consumer groups as messages of the stream `__activity`.
 
-The catalog notes what happens while that channel exists (`core.catalog.activity_rules`). The node that leads the
-metadata publishes what waits there, oldest first, and has it forgotten once it is committed.
+The catalog records these events while the channel `__activity` exists (`core.catalog.activity_rules`). The node that
+leads the metadata publishes the pending events, oldest first, and removes them from the catalog once the messages are
+committed.
 
-LV1  Every event is published at least once, in the order of the catalog's log; one that comes twice has the same id.
-     Ids rise. While nobody can publish, the catalog keeps the newest `EVENTS_MAX` for it.
-LV2  One node publishes at a time: they share a producer's name, so whoever opens it fences the one before.
-LV3  Further partitions of a stream come and go with it: they have no events of their own but pause and readonly.
+LV1  Every event is published at least once, in the order of the catalog's log; a repeated event has the same id.
+     Ids rise. While no node can publish, the catalog keeps the newest `EVENTS_MAX` events.
+LV2  One node publishes at a time: all use the same producer name, so a node that opens it fences the previous one.
+LV3  Partitions above 0 are created and deleted with their stream: only their pause and readonly events are published.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FORGET_MS: Final = 5_000
 
 
 class ActivityPublisher:
-    """One for each gateway that is told to publish; it works while its node leads the metadata."""
+    """One per gateway with `activity` on. Publishes while its node leads the metadata."""
 
     def __init__(self, node: Node, *, client: Client, log: Callable[[str], None]) -> None:
         self._node = node
@@ -45,7 +46,7 @@ class ActivityPublisher:
         self._last_problem = ""
 
     def start(self) -> None:
-        # Kept here, and cancelled by `stop`.
+        # The reference keeps the task alive; `stop` cancels it.
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -76,7 +77,7 @@ class ActivityPublisher:
             self._producer = None
 
     async def _publish(self) -> None:
-        """What waits now (LV1)."""
+        """Publish all pending events (LV1)."""
         catalog = self._node.doors.catalog
         if catalog.channel(ACTIVITY_CHANNEL) is None:
             await self._create()
@@ -96,11 +97,11 @@ class ActivityPublisher:
         try:
             await self._client.create_channel(ACTIVITY_CHANNEL, factor=max(1, min(len(nodes), FACTOR_MAX)))
         except ConfigMismatch:
-            return  # another leader was faster, and knew of other nodes
+            return  # another leader created it first, for another number of nodes
 
     @staticmethod
     def message_of(event: ActivityEvent) -> pb.ActivityStreamEvent | None:
-        """As Liftbridge would say it; None for what it would not."""
+        """The event as a Liftbridge message; None for events that Liftbridge does not have."""
         found = pb.ActivityStreamEvent(id=event.index * BATCH_MAX + event.position)
         is_further = any(key == PARTITION for key, _ in event.labels)
         place = place_of(event.name) if is_further else StreamPlace(event.name, 0)

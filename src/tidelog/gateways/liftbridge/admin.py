@@ -1,10 +1,10 @@
-"""Streams created, deleted, paused, made readonly, and their cursors: what administers, done by the native client.
+"""Creates, deletes and changes streams, and stores cursors, through the native client.
 
-LAD1  A stream is created from its highest partition down to 0, and deleted from 0 up: it exists only while all of it
-     does. A retry finishes what a crash left half done.
-LAD2  Partitions that a deletion left behind are not made part of a new stream while they hold messages.
-LAD3  Nothing is done before the caller's grants for every channel concerned were looked at, in a newer catalog before
-     one is missed (LS5).
+LAD1  Partitions are created from the highest number down to 0 and deleted from 0 up, so a stream exists only while all
+     its partitions do. A retry finishes what a crash interrupted.
+LAD2  Partitions left by an interrupted deletion do not become part of a new stream while they hold messages.
+LAD3  The caller's grants for all channels concerned are checked before the first change; a missing grant is confirmed
+     in a newer catalog first (LS5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LEADERS_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _EMPTY_OFFSETS_MAX: Final = 4_096
-"""A partition that nobody wrote to holds control records alone, and few."""
+"""A partition without messages holds only control records, and few of them."""
 _CURSOR_BYTES_MAX: Final = 1_024
 
 
@@ -62,22 +62,20 @@ class Administration:
         try:
             created = await self._client.create_channel(name, configs[0])
         except ConfigMismatch as error:
-            # Somebody else was faster: its creation mark is another.
+            # Another request created it first: its creation mark differs.
             raise GatewayRefusedError(Status.ALREADY_EXISTS, f"stream {name!r} exists already") from error
         await self._wait_led([*higher, created.name])
         return pb.CreateStreamResponse()
 
     async def _create_higher(self, stream: str, names: Sequence[str], configs: Sequence[ChannelConfig]) -> None:
-        if not names:
-            return
         left = [name for name in names if self._streams.catalog.channel(name) is not None]
         for name in left:
             if await self._holds_messages(name):
                 raise GatewayRefusedError(
                     Status.ALREADY_EXISTS,
-                    f"partition {name!r} is left of a stream that was not deleted to the end; delete {stream!r} again",
+                    f"partition {name!r} remains of a stream whose deletion was interrupted; delete {stream!r} again",
                 )
-        for outcome in await self._client.create_channels(names, configs[1]):
+        for outcome in await self._client.create_channels(names, configs[1]) if names else ():
             if isinstance(outcome, ConfigMismatch):
                 raise GatewayRefusedError(
                     Status.ALREADY_EXISTS,
@@ -88,7 +86,7 @@ class Administration:
             assert isinstance(outcome, Created)
 
     async def _holds_messages(self, name: str) -> bool:
-        """Whether anybody wrote to it (LAD2)."""
+        """Whether the channel holds anything but control records (LAD2)."""
         offsets = await self._client.offsets(name)
         if offsets.committed_end - offsets.log_start > _EMPTY_OFFSETS_MAX:
             return True
@@ -101,14 +99,14 @@ class Administration:
         return False
 
     async def _wait_led(self, names: Sequence[str]) -> None:
-        """As Liftbridge does: a while, until leaders are up; a client that comes too early asks again."""
+        """Wait a few seconds for leaders, as Liftbridge does; a client that comes before they are elected retries."""
         try:
             async with asyncio.timeout(_LEADERS_S):
                 await self._streams.catch_up()
                 while not all(map(self._is_led, names)):  # noqa: ASYNC110 - the catalog has no event for it
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            pass  # the stream exists, which is what was asked for
+            pass  # the stream was created, which is what the caller requested
 
     def _is_led(self, name: str) -> bool:
         record = self._streams.catalog.channel(name)
@@ -130,7 +128,7 @@ class Administration:
         return pb.DeleteStreamResponse()
 
     def _all_of(self, stream: str) -> list[str]:
-        """Partitions in order; also those that are left of a stream whose partition 0 is gone (LAD1)."""
+        """Partitions in order, including those that remain of a stream whose partition 0 is gone (LAD1)."""
         found = [record.name for record in self._streams.partitions(stream)]
         if found:
             return found
@@ -142,7 +140,7 @@ class Administration:
     async def pause(self, request: pb.PauseStreamRequest, principal: str) -> pb.PauseStreamResponse:
         for name in await self._chosen(request.name, request.partitions, principal):
             await self._client.pause(name)
-        await self._streams.catch_up()  # who asked here publishes here next
+        await self._streams.catch_up()  # so that a following Publish at this node sees the pause
         return pb.PauseStreamResponse()
 
     async def set_readonly(self, request: pb.SetStreamReadonlyRequest, principal: str) -> pb.SetStreamReadonlyResponse:
@@ -167,7 +165,7 @@ class Administration:
         channel = await self._cursor_channel(request.stream, request.partition, request.cursorId, principal)
         name, ahead = _cursor(request.cursorId)
         if not -1 <= request.offset < NUMBER_MAX:
-            raise GatewayRefusedError(Status.INVALID_ARGUMENT, f"a cursor cannot stand at {request.offset}; -1 is none")
+            raise GatewayRefusedError(Status.INVALID_ARGUMENT, f"{request.offset} is no cursor offset; -1 deletes it")
         if request.offset == -1:
             await self._client.delete_cursor(channel, name)
         else:
@@ -190,14 +188,14 @@ class Administration:
 
 
 def _cursor(cursor: str) -> tuple[str, int]:
-    """The cursor's name on its channel, and how far it stands ahead of what the client says: Liftbridge's groups keep
-    the last offset they read, ours the one they read next."""
+    """The cursor's name on its channel, and its distance from the client's number: Liftbridge's groups store the last
+    offset read, ours the next one to read."""
     group = group_of_cursor(cursor)
     return (cursor_name(cursor), 0) if group is None else (group_cursor(group), 1)
 
 
 def _wanted(request: pb.CreateStreamRequest) -> WantedStream:
-    """What has a meaning here. Intervals and sizes of Liftbridge's own cleaning have none: cleaning is ours."""
+    """The fields that apply here. Liftbridge's cleaner intervals and segment sizes are ignored."""
 
     def number(field: str) -> int | None:
         return int(getattr(request, field).value) if request.HasField(field) else None

@@ -1,10 +1,10 @@
-"""Who calls the Liftbridge gateway, and what it may do: by its certificate and its grants, like a native client.
+"""Authenticates callers of the gateway by certificate, like native clients.
 
-LCA1  Without `insecure_dev` a caller is who its certificate says, a client's or an operator's of the nodes' authority,
-     asked on every call; a revoked one is nobody. Callers without certificates are let in only where the node was told
-     as whom (`anonymous`), and may do what that client was granted.
-LCA2  What needs which grant is the table of docs/protocols/client.md: the gateway gives nobody more than the link
-    would.
+LCA1  Without `insecure_dev` a caller is the client or operator that its certificate names, issued by the nodes'
+     authority and checked for revocation on every call. Callers without certificates are accepted only if the node
+     was configured with the client they count as (`anonymous`), and have that client's grants.
+LCA2  The grants that each call needs are those in docs/protocols/client.md: the gateway permits nothing that the link
+    would not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS: Final = ("client", "operator")
 
 
 class Callers:
-    """Asked on every call."""
+    """Authenticates the caller of every call."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Callers:
         self._revocations = revocations
 
     def principal(self, context: Any) -> str:
-        """Raises a typed refusal for whoever is nobody (LCA1)."""
+        """The caller's principal; raises a typed refusal if it cannot be authenticated (LCA1)."""
         certificates = context.auth_context().get("x509_pem_cert", ())
         if certificates:
             certificate = parse_certificate(certificates[0])

@@ -1,16 +1,17 @@
-"""Messages of streams that check offsets: one after the other, each where its publisher expects it.
+"""Publishes to streams that check expected offsets: one message at a time, each only at the offset it expects.
 
-A publisher that expects offset N has read everything before N and wants its message only if nobody else's came since.
-With Liftbridge that is the offset the message gets. Here the channel's own records (an epoch's first, cursors) take
-offsets too, so the message may get a later one; what is promised stays: between N and its place there is no message.
+A publisher that expects offset N has read everything before N and wants its message only if no other message was
+published since. In Liftbridge N is the offset that the message gets. Here the channel's control records (the first
+record of an epoch, cursors) take offsets too, so the message may get a later one; still no other message lies between N
+and its offset.
 
-How: the log takes a block only at the offset it is sent for. Where it refuses, what lies between is read, and if that
-is the channel's own records alone, the message is sent again, for the log's end.
+The log takes a block only at the offset it is sent for. On a conflict the gateway reads the offsets from N up to the
+log's end, and if they hold only control records, sends the message again for the log's end.
 
-EX1  A message that expects N is in the log only if no other message lies at N or after, up to its own place.
-EX2  Messages of one stream partition go one by one, in the order they were given: the next may count on the one before.
-EX3  Whoever published is told when its message was last handed to the producer: not before the time that its record
-     bears.
+EX1  A message that expects N is in the log only if no other message has an offset from N up to its own.
+EX2  Messages of one partition are sent one by one in the order given, since each may depend on the one before.
+EX3  The reception time in an ack is the time at which the message was last given to the producer, so it is never
+     before the timestamp of the record.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 _TRIES_MAX: Final = 8
-"""Between two of them a cursor was moved, or the leader."""
+"""Between two attempts a cursor or the leader changed."""
 _BETWEEN_MAX: Final = 4_096
-"""Offsets that are looked at; so many records of a channel's own do not come between two messages by chance."""
+"""How many offsets are searched; a channel does not get that many control records between two messages."""
 _COMMITTED_S: Final = 5.0
 _LOOK_S: Final = 0.005
 
 
 class Placed(NamedTuple):
-    """Where a message is, and when it was last handed to its producer (EX3)."""
+    """A message's offset, and when it was last given to its producer (EX3)."""
 
     offset: int
     received_ns: int
@@ -66,11 +67,11 @@ class ExpectedOffsets:
         self._client = client
         self._producers = producers
         self._waiting: dict[int, deque[_Given]] = {}
-        """By channel; the task that carries them out takes the first."""
+        """By channel; one task per channel sends the first message of the queue."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, record: ChannelRecord, policy: int, message: OutgoingMessage, told: Told, *, principal: str) -> None:
-        """Take one message; `told` is called once, later. What waits is bounded by what may be unanswered."""
+        """Queue one message; `told` is called once, later. The caller bounds how many are queued."""
         waiting = self._waiting.get(record.channel_id)
         if waiting is None:
             waiting = self._waiting[record.channel_id] = deque()
@@ -80,7 +81,7 @@ class ExpectedOffsets:
         waiting.append(_Given(record, policy, message, told, principal))
 
     async def _carry_out(self, channel_id: int, waiting: deque[_Given]) -> None:
-        """EX2."""
+        """Send the channel's queued messages one by one (EX2)."""
         try:
             while waiting:
                 given = waiting.popleft()
@@ -108,7 +109,7 @@ class ExpectedOffsets:
         raise OffsetConflict(channel=record.name, expected=expected, actual=at)
 
     def _end_here(self, channel_id: int, expected: int) -> int:
-        """Where the message would come to lie, if this node leads and knows that nobody's lies between."""
+        """The log's end, if this node leads and its fold shows no message between `expected` and that end."""
         replica = self._node.core.channels.replicas.replica(channel_id)
         if replica is None or replica.leading is None or replica.fold is None:
             return expected
@@ -131,7 +132,7 @@ class ExpectedOffsets:
         return Placed(await done, received_ns)
 
     async def _is_unwritten(self, record: ChannelRecord, low: int, high: int) -> bool:
-        """Whether all of these offsets are the channel's own records (EX1). Also False where it cannot be told."""
+        """Whether these offsets hold only control records (EX1). False also if that cannot be determined."""
         if not 0 < high - low <= _BETWEEN_MAX:
             return low == high
         log = log_of(self._node, self._client, channel=record.name, channel_id=record.channel_id)

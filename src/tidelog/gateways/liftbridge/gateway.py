@@ -1,13 +1,13 @@
-"""The gateway: a gRPC server on Liftbridge's port, in front of a running node.
+"""The gateway: a gRPC server on Liftbridge's port, in a running node.
 
-The gateway is a client of its own cluster: it publishes and administers through the native client, so that any node
-takes what any client asks for, and reads from the node's own replicas. Towards the cluster it shows a certificate of
-its own, a client's or an operator's: a node's would take the place of the node's own link to a peer.
+The gateway is a client of its own cluster: it publishes and administers through the native client, so any node can
+take any request, and it reads from the node's own replicas. On links to the cluster it uses a client's or an operator's
+certificate: with the node's certificate its link would replace the node's own link to that peer.
 
-What a caller must keep: `bind` before the node starts, so that the catalog hears the address; `start` once it runs;
-`stop` before the node does.
+The caller calls `bind` before the node starts, so that the catalog gets the address; `start` once the node runs; `stop`
+before the node stops.
 
-GY1  Nobody is served before the node is registered: calls wait for it, and are refused when that takes too long.
+GY1  No call is served before the node is registered: calls wait for it and are refused after a timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidelog.gateways.liftbridge.groups import ConsumerGroups
 from tidelog.gateways.liftbridge.producers import GatewayProducers
 from tidelog.gateways.liftbridge.publish import GatewayPublishing
 from tidelog.gateways.liftbridge.service import LiftbridgeService
-from tidelog.gateways.liftbridge.streams import DOOR, Streams
+from tidelog.gateways.liftbridge.streams import NODE_ADDRESS, Streams
 from tidelog.gateways.liftbridge.subjects import SubjectPublishing
 from tidelog.gateways.liftbridge.subscribe import Subscriptions
 from tidelog.gateways.liftbridge.times import PartitionTimes
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 PORT: Final = 9292
-"""Liftbridge's."""
+"""Liftbridge's default port."""
 _MESSAGE_BYTES_MAX: Final = 8 * MIB
-"""Above what may be published, so that what is too large is refused in words."""
+"""Above the largest permitted message, so that a message that is too large gets a refusal that explains it."""
 _STOP_S: Final = 1.0
 _KINDS: Final = ("client", "operator")
 
@@ -63,36 +63,36 @@ class LiftbridgeOptions:
 
     listen: str
     advertise: str | None = None
-    """What clients are told to dial; the node's host and the port of `listen` by default."""
+    """The address given to clients; by default the node's host and the port of `listen`."""
     insecure_dev: bool = False
     tls_cert: Path | None = None
-    """What clients see; the node's own by default."""
+    """The server certificate; by default the node's own."""
     tls_key: Path | None = None
     tls_ca: Path | None = None
-    """The nodes' authority, which signs clients too."""
+    """The nodes' authority, which also issues client certificates."""
     link_cert: Path | None = None
-    """As whom the gateway speaks to its cluster: a certificate of a client or an operator."""
+    """A client's or an operator's certificate, used on links to the cluster."""
     link_key: Path | None = None
     anonymous: str | None = None
-    """The client as whom all callers count, without certificates. None: each shows its own."""
+    """The client whose grants all callers have, without certificates. None: each caller needs a certificate."""
     revocations: Path | None = None
     fleet: str | None = None
     activity: bool = False
-    """Whether what happens to streams and groups is published as the stream `__activity`, while this node leads the
-    metadata: to be set alike on all nodes."""
+    """Publish stream and group events as the stream `__activity` while this node leads the metadata. Set it alike on
+    all nodes."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert, self.tls_key, self.tls_ca, self.link_cert, self.link_key)
         if not self.insecure_dev and None in files:
             problem = (
-                "the door needs a certificate for its clients, the nodes' authority, and a certificate of an operator "
-                "or a client to speak to the cluster (`tidelog ca issue liftbridge --operator`)"
+                "the gateway needs a certificate for its clients, the nodes' authority, and a certificate of an "
+                "operator or a client to speak to the cluster (`tidelog ca issue liftbridge --operator`)"
             )
             raise InvalidConfig(section="liftbridge", problems=[problem])
 
 
 class LiftbridgeGateway:
-    """Started and stopped once. `port` is the one that was bound, for a listen address ending in :0."""
+    """Started and stopped once. `port` is the port that was bound if the listen address ends in :0."""
 
     def __init__(self, options: LiftbridgeOptions, *, log: Callable[[str], None] = lambda _: None) -> None:
         self._options = options
@@ -108,7 +108,7 @@ class LiftbridgeGateway:
         self.port = 0
 
     def bind(self) -> None:
-        """Take the port; nobody is served yet."""
+        """Bind the port without serving yet."""
         options = self._options
         self._tls = self._certificates()
         server = GrpcServer(options=GrpcOptions(message_bytes_max=_MESSAGE_BYTES_MAX), log=self._log)
@@ -137,18 +137,18 @@ class LiftbridgeGateway:
         )
 
     def address(self, host: str) -> tuple[str, str]:
-        """For the catalog: this gateway, and where clients find it; `host` is where the node is found otherwise."""
+        """For the catalog: this gateway's name and the address for clients; `host` is the node's host."""
         options = self._options
-        return DOOR, options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
+        return NODE_ADDRESS, options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
 
     def _own_address(self, node: Node) -> str:
-        """Where clients find this gateway, whatever the catalog says of it."""
+        """The address for clients, computed here rather than read from the catalog."""
         link = dict(own_addresses(node)).get("link")
         host = split_address(link)[0] if link else ""
         return self.address(host or socket.gethostname())[1]
 
     async def start(self, node: Node) -> None:
-        """Serve in front of a node that was started (GY1)."""
+        """Start serving; the node is running (GY1)."""
         assert self._server is not None, "bind() first"
         options = self._options
         access = ClientAccess(
@@ -197,16 +197,16 @@ class LiftbridgeGateway:
         if options.activity:
             self._activity = ActivityPublisher(node, client=client, log=self._log)
             self._activity.start()
-        self._log(f"liftbridge door up port={self.port}")
+        self._log(f"liftbridge gateway up port={self.port}")
 
     def _connected(self, node: Node) -> Client:
-        """A client of the cluster; it dials when it is needed."""
+        """A client of the cluster; it connects on first use."""
         options = self._options
         own = dict(own_addresses(node)).get("link")
         others = [address for peer, address in node.options.peers.items() if peer != node.options.node and address]
         addresses = [address for address in (own, *others) if address]
         if not addresses:
-            problem = "the door speaks to its node over the link; give the node an address to listen on"
+            problem = "the gateway connects to its node over the link; give the node an address to listen on"
             raise InvalidConfig(section="liftbridge", problems=[problem])
         client_options = ClientOptions(timeout_ms=10_000)
         if options.insecure_dev:
@@ -225,7 +225,7 @@ class LiftbridgeGateway:
         return Client(addresses, tls=tls, name=identity.name, kind=identity.kind, options=client_options)
 
     async def stop(self) -> None:
-        """End all calls, wait for what was published, hang up."""
+        """End all calls, wait for messages under way, close the connections."""
         if self._activity is not None:
             await self._activity.stop()
         if self.subscriptions is not None:
@@ -241,6 +241,6 @@ class LiftbridgeGateway:
                 async with asyncio.timeout(_STOP_S):
                     await self._producers.close()
             except TimeoutError:
-                pass  # nobody is left to be told: their calls have ended
+                pass  # their calls have ended, so nobody is left to be told
         if self._client is not None:
             await self._client.close(flush=False)

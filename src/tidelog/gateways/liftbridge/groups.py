@@ -1,20 +1,20 @@
-"""Liftbridge's consumer groups: the same groups as those of the native client, with streams instead of channels.
+"""Liftbridge's consumer groups: the native client's groups, with streams instead of channels.
 
-Joining and leaving go to wherever the metadata is led, like all that administers. Assignments are asked of the
-coordinator, and asking is a consumer's heartbeat; another node refuses, and the client looks for the coordinator anew.
+Join and leave go to the metadata leader, like all administration. Assignments come from the group's coordinator, and
+the request counts as the consumer's heartbeat; other nodes refuse it, and the client then looks up the coordinator.
 
-LG1  A consumer is whoever joined: nobody else asks for its assignments, leaves for it or subscribes as it.
-LG2  A subscription of a consumer lives only while its partition is assigned to it. Of one group at most one
-     subscription of a partition is served here: a newer one ends the one before.
-LG3  Epochs are compared as Liftbridge does: whoever asks with another one than the group's is refused, and looks
-     again. It was heard all the same.
+LG1  A consumer belongs to the principal that joined: no other gets its assignments, leaves for it or subscribes as it.
+LG2  A consumer's subscription ends when its partition is no longer assigned to it. This node serves at most one
+     subscription per group and partition: a newer one ends the previous one.
+LG3  Epochs are compared as Liftbridge does: a request with another epoch than the group's is refused, and the client
+     fetches the group's metadata again. The refused request still counts as a heartbeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cluster.clients.access import READ, ClientAccess
 from tidelog.cluster.groups.admin import require_owner, sees_group
@@ -40,7 +40,7 @@ class ConsumerGroups:
         self._streams = streams
         self._access = access
         self._subscribed: dict[tuple[str, int], object] = {}
-        """The newest subscription of a group to a channel (LG2)."""
+        """The newest subscription of a group, by group and channel (LG2)."""
 
     # --- membership --------------------------------------------------------------------------------------------
 
@@ -52,17 +52,8 @@ class ConsumerGroups:
             await self._streams.judged(partial(self._access.require, principal, stream, READ))
             for record in await self._streams.require_partitions(stream):
                 self._access.require(principal, record.name, READ)
-        answer = await self._node.admin.ask(
-            GROUP,
-            {
-                "op": "join",
-                "group": request.groupId,
-                "member": request.consumerId,
-                "channels": [],
-                "streams": list(request.streams),
-                "again": False,
-            },
-            principal=principal,
+        answer = await self._administer(
+            "join", request, principal, channels=[], streams=list(request.streams), again=False
         )
         return pb.JoinConsumerGroupResponse(
             coordinator=answer["coordinator"],
@@ -73,8 +64,7 @@ class ConsumerGroups:
 
     async def leave(self, request: pb.LeaveConsumerGroupRequest, principal: str) -> pb.LeaveConsumerGroupResponse:
         _require_ids(request.groupId, request.consumerId)
-        asked = {"op": "leave", "group": request.groupId, "member": request.consumerId, "life": None}
-        await self._node.admin.ask(GROUP, asked, principal=principal)
+        await self._administer("leave", request, principal, life=None)
         return pb.LeaveConsumerGroupResponse()
 
     async def report(
@@ -83,15 +73,12 @@ class ConsumerGroups:
         _require_ids(request.groupId, request.consumerId)
         if not request.coordinator:
             raise GatewayRefusedError(Status.INVALID_ARGUMENT, "say which coordinator cannot be reached")
-        asked = {
-            "op": "report",
-            "group": request.groupId,
-            "member": request.consumerId,
-            "coordinator": request.coordinator,
-            "epoch": request.epoch,
-        }
-        await self._node.admin.ask(GROUP, asked, principal=principal)
+        await self._administer("report", request, principal, coordinator=request.coordinator, epoch=request.epoch)
         return pb.ReportConsumerGroupCoordinatorResponse()
+
+    async def _administer(self, op: str, request: Any, principal: str, **more: Any) -> dict[str, Any]:
+        fields = {"op": op, "group": request.groupId, "member": request.consumerId, **more}
+        return await self._node.admin.ask(GROUP, fields, principal=principal)
 
     # --- assignments ---------------------------------------------------------------------------------------------
 
@@ -117,7 +104,7 @@ class ConsumerGroups:
         return response
 
     async def _member(self, name: str, consumer: str, epoch: int, principal: str) -> tuple[GroupRecord, GroupMember]:
-        """As somebody knows them who has seen `epoch`."""
+        """The group and the consumer, from a catalog that is not older than `epoch`."""
         group = self._streams.catalog.group(name)
         if group is None or group.epoch < epoch or group.member(consumer) is None:
             await self._streams.catch_up()
@@ -127,7 +114,7 @@ class ConsumerGroups:
         return group, require_owner(self._access, group, consumer, principal)  # LG1
 
     def metadata(self, names: Iterable[str], principal: str) -> Iterable[pb.ConsumerGroupMetadata]:
-        """Of the groups that are named. One that reads only what the caller may not see is as good as unknown."""
+        """Metadata of the named groups. A group that reads only channels hidden from the caller counts as unknown."""
         for name in dict.fromkeys(names):
             group = self._streams.catalog.group(name)
             if group is None or not sees_group(self._access, group, principal):
@@ -138,7 +125,7 @@ class ConsumerGroups:
     # --- subscribing -----------------------------------------------------------------------------------------------
 
     async def subscribed(self, consumer: pb.Consumer, record: ChannelRecord, principal: str) -> Callable[[], None]:
-        """A subscription as a consumer begins; what it gives is to be called before every read, and raises once the
+        """Register a consumer's new subscription. The result is to be called before every read; it raises once the
         subscription must end (LG2)."""
         _require_ids(consumer.groupId, consumer.consumerId)
         _, member = await self._member(consumer.groupId, consumer.consumerId, consumer.groupEpoch, principal)
@@ -147,7 +134,7 @@ class ConsumerGroups:
         def check() -> None:
             if self._subscribed.get(key) is not ticket:
                 raise GatewayRefusedError(
-                    Status.FAILED_PRECONDITION, f"a newer subscription of group {consumer.groupId!r} took its place"
+                    Status.FAILED_PRECONDITION, f"a newer subscription of group {consumer.groupId!r} replaced this one"
                 )
             self._require_assigned(consumer, record, life)
 
@@ -167,7 +154,7 @@ class ConsumerGroups:
             raise NotAssigned(group=group.group, member=member.member, channel=record.name, epoch=group.epoch)
 
     def _forget_gone(self) -> None:
-        """Of groups and channels that are gone: bounded by what the catalog holds."""
+        """Drop entries of deleted groups and channels, so that the catalog bounds their number."""
         catalog = self._streams.catalog
         self._subscribed = {
             key: ticket

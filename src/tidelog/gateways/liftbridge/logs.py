@@ -1,11 +1,11 @@
-"""A partition's log as a subscription reads it: this node's own replica, or from afar where it has none.
+"""Reads a partition's log for a subscription, from this node's replica or, where there is none, from another node's.
 
-Both give verified blocks, control blocks too, and nothing beyond the committed end. Reading one's own replica costs no
-link; from afar (`readISRReplica` at a node without a replica) the native client reads from the nearest one.
+Both readers give verified blocks, including control blocks, and nothing beyond the committed end. The remote one
+(`readISRReplica` at a node without a replica) uses the native client, which reads from the nearest replica.
 
-LOG1  `read` ends within a moment, with what there is. It raises `GatewayRefusedError` where the log can no longer be
+LOG1  `read` returns within `_LOOK_MS` with what there is. It raises `GatewayRefusedError` if the log can no longer be
     read.
-LOG2  Only the channel of one id is asked and read, and no other of its name.
+LOG2  Reads are by channel id: a channel created again under the same name is never read instead.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 BYTES_MAX: Final = MIB
-"""Of one read: what a subscription holds in memory at a time."""
+"""Limit of one read, hence of a subscription's memory."""
 _LOOK_MS: Final = 500
-"""How long a deletion, a pause or a move may go unnoticed while no message comes."""
+"""How long a deletion, a pause or a new leader may go unnoticed while no message comes."""
 _SILENT_S: Final = 10.0
-"""A replica that cannot serve for so long ends its subscriptions."""
+"""A replica that cannot serve reads for this long ends its subscriptions."""
 
 
 class PartitionEnds(NamedTuple):
-    """How a log stands."""
+    """Bounds of a log."""
 
     log_start: int
     committed_end: int
     log_end: int
-    """What the replica holds, committed or not; from afar what is committed."""
+    """The end of what the replica holds, committed or not; for a remote log the committed end."""
 
 
 class PartitionLog(Protocol):
     async def standing(self) -> PartitionEnds | None:
-        """None where it cannot be said within a moment: look around, and ask again."""
+        """The log's bounds; None if the replica cannot tell yet: check the caller, and ask again."""
 
     async def read(self, position: int) -> list[Block]:
-        """What follows, if anything is committed there within a moment."""
+        """The committed blocks at `position`; empty if none come within `_LOOK_MS`."""
 
     def blocks(self, low: int, high: int) -> AsyncIterator[Block]:
-        """Those that hold these committed offsets."""
+        """The blocks that hold these committed offsets."""
 
     async def first_from(self, time_us: int, end: int) -> int | None:
-        """The first message of this time or a later one, below `end`."""
+        """The offset of the first message at or after this time, below `end`."""
 
     async def close(self) -> None: ...
 
 
 class LocalLog:
-    """Of this node's replica."""
+    """The log of this node's replica."""
 
     def __init__(self, node: Node, channel_id: int) -> None:
         self._node = node
         self._channel_id = channel_id
         self._served_s = time.monotonic()
-        """When the replica last could answer."""
+        """When the replica last answered."""
 
     async def standing(self) -> PartitionEnds | None:
-        """A leader that was elected just now has a record of its own to commit first (R2)."""
+        """A newly elected leader first has to commit the first record of its epoch (R2)."""
         if not self._replica().serves:
             await self._node.doors.wait_moved(self._channel_id, steady_clock_ms() + _LOOK_MS)
         replica = self._replica()
@@ -88,12 +88,12 @@ class LocalLog:
             self._replica()
             return []
         except OffsetOutOfRange:
-            return []  # trimmed meanwhile: the position moves up
+            return []  # trimmed meanwhile: the caller moves its position up
         except ReplicaBehind:
             if not self._replica().serves:
                 self._require_heard()
                 return []
-            blocks = []  # the position lies beyond the end, and waits to be reached
+            blocks = []  # the position lies beyond the end: wait until the log reaches it
         self._served_s = time.monotonic()
         return blocks
 
@@ -119,10 +119,10 @@ class LocalLog:
         return await self._node.doors.in_reader(search)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """The local log holds no resources."""
 
     async def _fetched(self, fetch: Fetch) -> list[Block]:
-        """Verified. What the node's gateway gives is cut for sending, also inside blocks."""
+        """Verified blocks. The node cuts what it gives by size, also inside blocks."""
         return list(iterate_blocks(b"".join((await self._node.doors.fetch(fetch)).data)))
 
     def _replica(self) -> ChannelReplica:
@@ -141,7 +141,7 @@ class LocalLog:
 
 
 class RemoteLog:
-    """Of other nodes' replicas."""
+    """The log of other nodes' replicas."""
 
     def __init__(self, client: Client, channel: str, channel_id: int) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class RemoteLog:
 
     async def read(self, position: int) -> list[Block]:
         if self._blocks is None:
-            # A position beyond the end is not one to read from yet; what comes before it is left out on the way.
+            # A reader cannot start beyond the end; the caller skips what lies before its position.
             start = min(position, (await self.standing()).committed_end)
             options = {"start": start, "nearest": True, "on_trim": "skip", "bytes_max": BYTES_MAX}
             self._reader = self._client.reader(self._channel, channel_id=self._channel_id, **options)
@@ -191,7 +191,7 @@ class RemoteLog:
 
 
 def log_of(node: Node, client: Client, *, channel: str, channel_id: int) -> PartitionLog:
-    """This node's own, if it has one."""
+    """The local log if this node has a replica, else the remote one."""
     if node.doors.channel_here(channel_id) is None:
         return RemoteLog(client, channel, channel_id)
     return LocalLog(node, channel_id)

@@ -1,10 +1,10 @@
-"""How Liftbridge's streams, partitions, subjects and cursors are named here. Nothing in this file does I/O.
+"""Maps Liftbridge's streams, partitions, subjects and cursors to Tidelog's names. Does no I/O.
 
-Which channel is which partition: `wire/stream_names`. What a stream has and a channel has not (whether it checks
-offsets) lies in the channel's placement metadata.
+`codecs/stream_names` says which channel is which partition. Properties that only streams have (whether one checks
+offsets) are kept in the channel's placement metadata.
 
-LN1  A stream's name does not end like a partition's, so no two streams ever have a channel in common.
-LN2  Whatever a client may not say is refused with `InvalidConfig` in words, before anything was done.
+LN1  A stream's name does not end like a partition's, so no two streams share a channel.
+LN2  A request that is not permitted is refused with `InvalidConfig`, which explains it, before anything is changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CURSORS_STREAM: Final = "__cursors"
 RESERVED: Final = frozenset({ACTIVITY_STREAM, CURSORS_STREAM})
 REPLY: Final = "reply"
 OWN_HEADERS: Final = frozenset({"subject", REPLY})
-"""Of messages on their way out; what a client says in them is left out."""
+"""Headers that the gateway sets on outgoing messages; a client's own headers of these names are dropped."""
 
 CHECKS_OFFSETS: Final = "liftbridge.occ"
 CREATION: Final = "liftbridge.creation"
-"""On partition 0: which request made the stream, so that a retry of ours is told from a stream of somebody else."""
+"""On partition 0: identifies the request that created the stream, so our retry is told from somebody else's stream."""
 PARTITION: Final = "liftbridge.partition"
-"""On the others: that they were made as partitions, and are no streams of their own while partition 0 is not there."""
+"""On partitions above 0: they are not streams of their own even while partition 0 is missing."""
 
 _ENDS_IN_NUMBER: Final = re.compile(r".*/[0-9]+")
 _HASHED: Final = "liftbridge."
@@ -41,12 +41,12 @@ _GROUP_CURSOR: Final = "__group:"
 
 
 def own_headers_left_out(headers: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
-    """What a client sent beside key and value, by name."""
+    """A client's headers by name, without those that the gateway sets."""
     return [(name, headers[name]) for name in sorted(headers) if name not in OWN_HEADERS]
 
 
 class StreamFacts(NamedTuple):
-    """What Liftbridge knows of a stream and a channel has no field for."""
+    """Properties of a stream for which channels have no field."""
 
     subject: str
     group: str
@@ -55,7 +55,7 @@ class StreamFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedStream:
-    """A stream to create, as a client asked for it. None: not said."""
+    """A stream to create, as requested. None: not given."""
 
     name: str
     subject: str
@@ -73,7 +73,7 @@ class WantedStream:
 
 
 def facts_of(channel: str, config: ChannelConfig) -> StreamFacts:
-    """Of partition 0. A channel that is fed from no subject has its name as its subject."""
+    """The properties that partition 0's config holds. A channel without a NATS subject has its name as its subject."""
     metadata = dict(config.placement_metadata)
     return StreamFacts(
         subject=config.subject or channel,
@@ -83,20 +83,20 @@ def facts_of(channel: str, config: ChannelConfig) -> StreamFacts:
 
 
 def cursor_name(cursor: str) -> str:
-    """The name of a cursor on its channel. What is no name there, or might be taken for one of ours, is hashed."""
+    """The cursor's name on its channel. An id that is no valid name, or could be taken for a hash, is hashed."""
     if SIMPLE_NAME.fullmatch(cursor) and not cursor.startswith(_HASHED):
         return cursor
     return _HASHED + hashlib.sha256(cursor.encode()).hexdigest()[:40]
 
 
 def group_of_cursor(cursor: str) -> str | None:
-    """The group whose position Liftbridge's clients keep under this id; None for any other cursor."""
+    """The group whose position Liftbridge's clients keep in this cursor; None for other cursors."""
     group = cursor.removeprefix(_GROUP_CURSOR)
     return group if group != cursor and GROUP_NAME.fullmatch(group) else None
 
 
 def name_problem(name: str) -> str | None:
-    """Why no stream of this name can be created, in words."""
+    """Why a stream of this name cannot be created."""
     if name in RESERVED:
         return f"{name} is reserved; choose another name"
     if not CHANNEL_NAME.fullmatch(channel_of(name, PARTITIONS_MAX)):
@@ -110,11 +110,11 @@ def name_problem(name: str) -> str | None:
 
 
 def configs_of(wanted: WantedStream, *, nodes: int, creation: str) -> list[ChannelConfig]:
-    """One config for each partition. `nodes` is how many there are, `creation` a random text. Raises
-    `InvalidConfig` with everything that is wrong (LN2)."""
+    """One config per partition. `nodes` is the number of nodes, `creation` a random text. Raises `InvalidConfig` with
+    all problems (LN2)."""
     problems = [found] if (found := name_problem(wanted.name)) else []
     partitions = wanted.partitions or 1
-    # The longest of them; if that is good, all are.
+    # Partition numbers lengthen the subject: if the longest is valid, all are.
     if problem := subject_problem(attached_subject(wanted.subject, PARTITIONS_MAX if partitions > 1 else 0)):
         problems.append(f"subject {wanted.subject[:80]!a} {problem}")
     if wanted.group and (problem := queue_group_problem(wanted.group)):

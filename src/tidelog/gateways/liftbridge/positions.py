@@ -1,13 +1,13 @@
-"""Where a subscription begins and ends in a partition's log.
+"""Resolves the start and stop positions of a subscription to offsets.
 
-Offsets are ours as they are: control records take some, so the messages of a partition have gaps in their offsets, as
-Liftbridge's have after compaction (docs/decisions/0014).
+Offsets are Tidelog's own: control records take some, so the messages of a partition have gaps in their offsets, like
+Liftbridge's after compaction (docs/decisions/0014).
 
-LO1  A start or an end by time is the offset of one message, found when the subscription begins: the first at or after
-     the start, and the one before the first that is later than the end.
-LO2  Nothing beyond the committed end is looked at. NEW_ONLY and the end of STOP_LATEST count what the replica holds.
-LO3  A start beyond the end of the leader's log is its end: the next message is the first one given. Another replica may
-     only be behind: there a start beyond its end is waited for, or messages would be given twice.
+LO1  A start or stop by time is resolved when the subscription begins: the start to the first message at or after that
+     time, the stop to the message before the first one that is later.
+LO2  Nothing beyond the committed end is read. NEW_ONLY and STOP_LATEST use the end of what the replica holds.
+LO3  A start beyond the end of the leader's log means its end: the next message is the first one given. Another replica
+     may only be behind, so there the subscription waits for the start; else messages would be given twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WINDOW_FACTOR: Final = 16
 
 
 class OffsetSpan(NamedTuple):
-    """Offsets from `start` on; up to and with `stop`, if there is one."""
+    """Offsets from `start` up to and including `stop`, if there is one."""
 
     start: int
     stop: int | None
@@ -34,9 +34,7 @@ class OffsetSpan(NamedTuple):
 async def span_of(
     log: PartitionLog, standing: PartitionEnds, request: pb.SubscribeRequest, *, is_leaders: bool = True
 ) -> OffsetSpan:
-    """Raises `GatewayRefusedError` where there is nothing to subscribe to. `is_leaders`: the log is the leader's
-    (LO3).
-    """
+    """Raises `GatewayRefusedError` if the span is empty or invalid. `is_leaders`: the log is the leader's (LO3)."""
     places = _Places(log, standing)
     stop = await _stop(places, request)
     start = await _start(places, request)
@@ -74,9 +72,7 @@ async def _stop(places: _Places, request: pb.SubscribeRequest) -> int | None:
             return int(request.stopOffset)
         case pb.STOP_LATEST | pb.STOP_TIMESTAMP:
             if await places.last_message() is None and places.log_end == places.end:
-                raise GatewayRefusedError(
-                    Status.RESOURCE_EXHAUSTED, "the partition is empty, and the subscription ends with it"
-                )
+                raise GatewayRefusedError(Status.RESOURCE_EXHAUSTED, "the partition is empty, so the subscription ends")
             if request.stopPosition == pb.STOP_LATEST:
                 return places.log_end - 1
             later = await places.first_from(request.stopTimestamp // _NS_PER_US + 1)
@@ -86,14 +82,14 @@ async def _stop(places: _Places, request: pb.SubscribeRequest) -> int | None:
 
 
 class _Places:
-    """A log as it stands when a subscription begins."""
+    """A log as it was when the subscription began."""
 
     def __init__(self, log: PartitionLog, standing: PartitionEnds) -> None:
         self._log = log
         self.log_start, self.end, self.log_end = standing
 
     async def last_message(self) -> int | None:
-        """Looked for from the end backwards, further and further: control records are few."""
+        """Searched backwards from the end in growing windows, since control records are few."""
         window, high = _WINDOW_FIRST, self.end
         while high > self.log_start:
             low = max(self.log_start, self.end - window)
@@ -107,5 +103,5 @@ class _Places:
         return None
 
     async def first_from(self, time_us: int) -> int | None:
-        """The first message of this time or a later one (LO1)."""
+        """The first message at or after this time (LO1)."""
         return await self._log.first_from(time_us, self.end)

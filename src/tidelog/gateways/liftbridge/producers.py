@@ -1,14 +1,14 @@
-"""The way into the log for messages of Liftbridge clients: a native producer for each channel and ack policy.
+"""Native producers for the messages of Liftbridge clients: one per channel and ack policy.
 
-Messages of all clients of this node that go to one channel share its producers, so that single messages become blocks.
-Memory is bounded for the whole gateway: beyond `bytes_max` whoever publishes waits, and so does its connection.
+All clients of this node that publish to a channel share its producers, so that single messages are batched into blocks.
+Memory is bounded for the whole gateway: above `bytes_max` publishers wait, and their connections with them.
 
-PS1  A message is answered once: with its offset when its ack policy is satisfied, or with a typed error.
-PS2  Messages of one connection with one ack policy are in a partition in the order they were sent. NONE shares the
-     producer of LEADER; between that and ALL there is no order, as there is none between two connections.
-PS3  At most `producers_max` producers are open that have nothing to wait for; the one unused longest makes room.
-PS4  A block that a pause stopped half way may be in the log, so its messages cannot be sent anew: it waits in its
-     producer, and whoever published them is asked for the right to resume the partition.
+PS1  Each message is answered once: with its offset when its ack policy is satisfied, or with a typed error.
+PS2  Messages of one connection under one ack policy keep their order in a partition. NONE shares the producer of
+     LEADER; there is no order between that and ALL, as there is none between two connections.
+PS3  At most `producers_max` idle producers are open; the least recently used is closed first.
+PS4  A block that was being sent when its channel was paused may be in the log, so its messages cannot be sent anew: it
+     stays in its producer, and the channel is resumed if a principal of its messages may resume it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,25 @@ from tidelog.errors import InvalidRecord, LogError, QueueFull
 from tidelog.units import MIB
 
 MESSAGE_BYTES_MAX: Final = MIB
-"""Liftbridge's own default: key, value and headers together."""
+"""Liftbridge's default limit for key, value and headers together."""
 RESENT_S: Final = 30.0
-"""How long a message is sent again each time its partition is paused while it is under way."""
+"""How long a message is sent again whenever its partition is paused on the way."""
 _RECORD_BYTES: Final = 128
-"""More than a record costs beyond its bytes, so that the gateway's count is never below the producer's."""
+"""At least what a record costs beyond its bytes, so that the gateway's count is never below the producer's."""
 _TIMEOUT_MS: Final = 10_000
 
 ReceiptT = TypeVar("ReceiptT")
 
 Answered = Callable[[int, LogError | None], None]
-"""Told the offset, or why there is none."""
+"""Called with the offset, or with the error."""
 RunAnswered = Callable[[range, int, LogError | None], None]
-"""Told which messages of a run were answered, and the offset of the first of them, or why they have none."""
-
-
+"""Called with a range of a run's messages and the offset of the first, or with their error."""
 OnPause = Callable[[int, list[str]], None]
-"""Told of a channel that is paused while messages of these principals wait for it (PS4)."""
+"""Called when a channel is paused while messages of these principals wait for it (PS4)."""
 
 
 class OutgoingMessage(NamedTuple):
-    """One message on its way into a channel."""
+    """One message to publish to a channel."""
 
     value: bytes
     key: bytes | None
@@ -62,7 +60,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def size_of(message: Message) -> int:
-    """What counts against `MESSAGE_BYTES_MAX`."""
+    """The size that counts against `MESSAGE_BYTES_MAX`."""
     size = len(message.value or b"") + len(message.key or b"")
     if not message.headers:
         return size
@@ -74,21 +72,21 @@ class GatewayProducers:
 
     def __init__(self, client: Client, *, node: str, bytes_max: int = 64 * MIB, producers_max: int = 1_024) -> None:
         self._client = client
-        # The same name after a restart: the catalog does not grow with every start of a node.
+        # The same name after a restart, so that the catalog does not grow with every start of a node.
         self._name = hashlib.sha256(node.encode()).hexdigest()[:16]
         self._bytes_max = bytes_max
         self._producers_max = producers_max
         self._open: OrderedDict[tuple[int, str], Producer] = OrderedDict()
         self._unanswered: dict[Producer, Counter[str]] = {}
-        """Messages by principal."""
+        """Number of unanswered messages by principal."""
         self.on_pause: OnPause | None = None
         self._room = asyncio.Event()
         self._room.set()
         self.bytes = 0
-        """Taken and not answered yet."""
+        """Size of the messages that were taken and not answered yet."""
 
     async def wait_room(self) -> None:
-        """Until `send` may be called."""
+        """Wait until `send` may be called."""
         while self.bytes >= self._bytes_max:
             self._room.clear()
             await self._room.wait()
@@ -126,8 +124,8 @@ class GatewayProducers:
         *,
         principal: str = "",
     ) -> None:
-        """Take messages that came together, values alone or with keys and headers, each at most `MESSAGE_BYTES_MAX`;
-        every one is told of once, later, unless this raises. Cheaper by far than one by one."""
+        """Take messages that came together, as values alone or with keys and headers, each at most `MESSAGE_BYTES_MAX`.
+        `answered` covers each of them once, later, unless this raises. Much cheaper than `send` for each."""
         if type(messages[0]) is bytes:
             values = messages
             producer, receipt = self._given(record, policy, lambda producer: producer.send_many(values))
@@ -154,7 +152,7 @@ class GatewayProducers:
         except (InvalidRecord, QueueFull):
             raise
         except LogError:
-            # It ended with an error that its last messages were told. A new one may fare better.
+            # The producer failed; its last messages got the error. A new one may succeed.
             self._open.pop(key).abort()
             producer = self._producer(key, record.name)
             return producer, give(producer)
@@ -192,15 +190,15 @@ class GatewayProducers:
             acks=acks,
             in_flight_max_bytes=2 * self._bytes_max,
             timeout_ms=_TIMEOUT_MS,
-            # One of an older channel of this name must not follow into the new one: it would fence its successor.
+            # A producer of a deleted channel must not write to a new one of that name: it would fence its successor.
             channel_id=key[0],
             on_paused=partial(self._paused, key),
         )
         return producer
 
     def _make_room(self) -> None:
-        """One that still waits for answers stays: under its name the next would fence it. There are then more than
-        wanted, as many as messages that wait (PS3)."""
+        """Close an idle producer. A producer that waits for answers stays open, since the next of its name would fence
+        it; so there may be more than `producers_max`, at most one per unanswered message (PS3)."""
         for key, producer in self._open.items():
             if producer not in self._unanswered:
                 producer.abort()
@@ -208,7 +206,7 @@ class GatewayProducers:
                 return
 
     async def close(self) -> None:
-        """Everything that was taken is answered, or has an error."""
+        """Wait until every message taken has an answer."""
         producers = list(self._open.values())
         self._open.clear()
         await asyncio.gather(*map(_closed, producers))
@@ -218,4 +216,4 @@ async def _closed(producer: Producer) -> None:
     try:
         await producer.close()
     except LogError:
-        pass  # whoever sent what failed was told (PS1)
+        pass  # the senders of the failed messages got the error (PS1)

@@ -1,11 +1,11 @@
-"""Publish, PublishAsync and PublishToSubject: where messages go, and what is checked before.
+"""Publish and PublishToSubject, and what they share with PublishAsync: where messages go, and the checks before.
 
-LU1  A call waits for its ack only if its policy is not NONE and it has a deadline, as with Liftbridge:
-     python-liftbridge sets none, and would wait for ever where nobody can write.
-LU3  A message that nobody is told about (NONE, or no deadline) is sent again like any other until its time is up.
-LU5  A partition that was paused after its messages left here resumes for them: they are sent again, perhaps behind
-     others that came later, as often as it is paused within `RESENT_S` after they came. Who may not resume it is told
-     that it is paused; what went wrong meanwhile is told as it is.
+LU1  A call waits for its ack only if its policy is not NONE and it has a deadline, as in Liftbridge: python-liftbridge
+     sets no deadline, and would wait for ever where the message cannot be written.
+LU3  A message whose sender does not wait (NONE, or no deadline) is sent again like any other until its time is up.
+LU5  If a partition is paused after messages were sent to it, it is resumed and they are sent again, perhaps behind
+     later ones, as often as it is paused within `RESENT_S`. A caller who may not resume it gets `ChannelPaused`; other
+     errors on the way are returned as they are.
 LU6  A refusal for a pause, a readonly partition or a missing grant is given only if a newer catalog confirms it (LS5).
 """
 
@@ -42,7 +42,7 @@ _POLICIES: Final = frozenset({pb.LEADER, pb.ALL, pb.NONE})
 
 
 class Target(NamedTuple):
-    """Where a message goes."""
+    """The partition that a message goes to."""
 
     record: ChannelRecord
     place: StreamPlace
@@ -50,8 +50,8 @@ class Target(NamedTuple):
     checks_offsets: bool
 
     def ack(self, policy: int, *, received_ns: int) -> pb.Ack:
-        """What acks of messages that go there have in common. They are made when the policy is satisfied, and for
-        LEADER too the time of that is the commit's, as with Liftbridge."""
+        """The fields that acks of all messages to this partition share. An ack is built when its policy is satisfied;
+        its commit time is that moment, for LEADER too, as in Liftbridge."""
         return pb.Ack(
             stream=self.place.stream,
             partitionSubject=self.subject,
@@ -63,7 +63,7 @@ class Target(NamedTuple):
 
 
 class WantedPublish(NamedTuple):
-    """What the three calls have in common."""
+    """The fields that the three publish calls share."""
 
     outgoing: OutgoingMessage
     policy: int
@@ -86,7 +86,7 @@ class GatewayPublishing:
         subjects: SubjectPublishing | None = None,
         namespace: str | None = None,
     ) -> None:
-        """`subjects` and `namespace`: of the node's NATS, if it has one."""
+        """`subjects` and `namespace` belong to the node's NATS, if it has one."""
         self._client = client
         self.producers = producers
         producers.on_pause = self._resume_soon
@@ -99,7 +99,7 @@ class GatewayPublishing:
         self._targets: dict[StreamPlace, Target] = {}
         self._resuming: set[asyncio.Task[None]] = set()
         self._resumed: set[int] = set()
-        """Channels that are being resumed for blocks that wait in their producers (PS4)."""
+        """Channels being resumed for blocks that wait in their producers (PS4)."""
 
     # --- the calls -----------------------------------------------------------------------------------
 
@@ -112,9 +112,9 @@ class GatewayPublishing:
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, context: Any, principal: str
     ) -> pb.PublishToSubjectResponse:
-        """To every stream with this subject; of those with the same group to one.
+        """Publish to every stream with this subject, and to one stream of each group among them.
 
-        While NATS is reached, attached streams are told over it, and so is whoever else listens there.
+        While NATS is connected the message goes over NATS, to attached streams and to any other listener.
         """
         _require_policy(request.ackPolicy)
         subjects = self._subjects if self._subjects is not None and self._subjects.is_up else None
@@ -126,7 +126,7 @@ class GatewayPublishing:
                 targets.append(await self._writable(place, principal))
             except (LogError, GatewayRefusedError) as error:
                 if subjects is not None and isinstance(error, AccessDenied):
-                    raise  # over NATS nobody could be left out
+                    raise  # a message over NATS reaches all streams: this one could not be left out
                 refusal = error
         if refusal is not None and not targets:
             raise refusal
@@ -138,8 +138,8 @@ class GatewayPublishing:
         )
         if subjects is None:
             return pb.PublishToSubjectResponse(ack=await self._sent(targets, wanted, context, principal))
-        self._check_carried(request.subject, targets, principal)
-        # Channels whose name alone is their subject are not attached: they are reached as without NATS.
+        self._check_subject(request.subject, targets, principal)
+        # Channels without a configured subject do not listen on NATS: they are published to directly.
         targets = [target for target in targets if target.record.config.subject is None]
         message = pb.Message(
             value=request.value,
@@ -149,13 +149,13 @@ class GatewayPublishing:
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
         )
-        carry = partial(subjects.publish, request.subject, message)
-        ack = await self._sent(targets, wanted, context, principal, carry=carry)
+        over_nats = partial(subjects.publish, request.subject, message)
+        ack = await self._sent(targets, wanted, context, principal, over_nats=over_nats)
         return pb.PublishToSubjectResponse(ack=ack)
 
-    def _check_carried(self, subject: str, targets: list[Target], principal: str) -> None:
-        """What goes over NATS may be heard by anybody: it keeps away from the cluster's own subjects, and where no
-        stream's grants say who may, it takes a grant for all."""
+    def _check_subject(self, subject: str, targets: list[Target], principal: str) -> None:
+        """Anybody on NATS may hear the message: it may not use the cluster's own subjects, and if no stream listens,
+        whose grants would decide, the caller needs write access to all channels."""
         problem = subject_problem(subject, namespace=self._namespace)
         if problem is not None:
             raise GatewayRefusedError(Status.INVALID_ARGUMENT, f"subject {subject[:80]!a} {problem}")
@@ -165,13 +165,13 @@ class GatewayPublishing:
     async def publish_async(
         self, requests: Any, context: Any, principal: str, *, still: Callable[[], str] = str
     ) -> None:
-        """`still` raises once the caller is nobody any more; it is asked now and then."""
+        """`still` raises once the caller is no longer authenticated; it is called about once a second."""
         await AsyncStream(self, context, principal, still).run(requests)
 
-    # --- where to ------------------------------------------------------------------------------------
+    # --- targets -------------------------------------------------------------------------------------
 
     def _known(self, stream: str, partition: int) -> Target | None:
-        """Without a wait, as long as the catalog has not moved the partition."""
+        """The target, from a cache that holds until the catalog changes the partition's record."""
         place = StreamPlace(stream, partition)
         target = self._targets.get(place)
         record = self._streams.find(place)
@@ -185,7 +185,7 @@ class GatewayPublishing:
         return target
 
     async def _writable(self, place: StreamPlace, principal: str) -> Target:
-        """A paused partition is resumed, by whoever may resume it."""
+        """The target; a paused partition is resumed if the caller may resume it."""
         await self._streams.require(place)
         target = await self._streams.judged(lambda: self._judged(place, principal))
         if not target.record.paused:
@@ -195,7 +195,7 @@ class GatewayPublishing:
         return self._here(place)
 
     def _judged(self, place: StreamPlace, principal: str) -> Target:
-        """By the catalog as it is: raises what keeps the caller from writing there."""
+        """Decided by the local catalog; raises the reason why the caller may not write."""
         target = self._here(place)
         record = target.record
         self._access.require(principal, record.name, WRITE)
@@ -218,11 +218,11 @@ class GatewayPublishing:
         send: Callable[[Target], None],
         refuse: Callable[[LogError | GatewayRefusedError], None],
     ) -> None:
-        """Messages met a pause of which this node had not heard: resume, and `send` them again (LU5)."""
+        """Messages met a pause that this node's catalog did not show: resume, and `send` them again (LU5)."""
         self._begin(self._resume_and(place, principal, send, refuse))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        # Kept in `_resuming` until it is done; bounded by what may be unanswered at all.
+        # `_resuming` keeps the task alive; the limit of unanswered messages bounds their number.
         task = asyncio.get_running_loop().create_task(work)
         self._resuming.add(task)
         task.add_done_callback(self._resuming.discard)
@@ -241,7 +241,7 @@ class GatewayPublishing:
             refuse(error)
 
     def _resume_soon(self, channel_id: int, principals: list[str]) -> None:
-        """A block waits in its producer for its channel to be resumed (PS4)."""
+        """Resume a channel for the blocks that wait in its producer (PS4)."""
         if channel_id not in self._resumed:
             self._resumed.add(channel_id)
             self._begin(self._resume_if_allowed(channel_id, principals))
@@ -255,7 +255,7 @@ class GatewayPublishing:
             if any(self._access.allows(principal, record.name, ADMIN) for principal in principals):
                 await self._client.resume(record.name)
         except LogError:
-            return  # the block meets the pause again, and this is tried again
+            return  # the block meets the pause again, which calls this again
         finally:
             self._resumed.discard(channel_id)
 
@@ -270,14 +270,10 @@ class GatewayPublishing:
                 places.append(place)
         return places + [self._rng.choice(members) for members in groups.values()]
 
-    # --- one message of many -------------------------------------------------------------------------
-
-    async def wait_room(self) -> None:
-        """Until the node takes more."""
-        await self.producers.wait_room()
+    # --- for PublishAsync ----------------------------------------------------------------------------
 
     def ready(self, stream: str, partition: int, policy: int, principal: str) -> Target | None:
-        """Where messages go that need no wait and no look at each; None: let `take` see to them."""
+        """The target, if its messages need neither a wait nor a check each; else None: use `take`."""
         if policy not in _POLICIES:
             return None
         target = self._known(stream, partition)
@@ -289,12 +285,12 @@ class GatewayPublishing:
         return target
 
     async def take(self, request: pb.PublishRequest, principal: str, told: Callable[[Outcome], None]) -> None:
-        """One message of PublishAsync: waits only for room, or where something is out of the ordinary."""
+        """Take one message. Waits for room, and for what else it takes until the partition can be written."""
         target = await self._writable(StreamPlace(request.stream, request.partition), principal)
         await self.producers.wait_room()
         self._send(target, _wanted(request, target), principal, told)
 
-    # --- and off it goes -----------------------------------------------------------------------------
+    # --- sending -------------------------------------------------------------------------------------
 
     async def _sent(
         self,
@@ -303,13 +299,13 @@ class GatewayPublishing:
         context: Any,
         principal: str,
         *,
-        carry: Callable[[Told | None], int] | None = None,
+        over_nats: Callable[[Told | None], int] | None = None,
     ) -> pb.Ack | None:
-        """The first ack, if the caller waits for one (LU1). `carry` sends it over NATS too."""
+        """The first ack, if the caller waits for one (LU1). `over_nats` also publishes the message over NATS."""
         left_s = context.time_remaining()
         waits = wanted.policy != pb.NONE and left_s is not None and left_s < _NO_DEADLINE_S
         first: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
-        left = len(targets) + (carry is not None)
+        left = len(targets) + (over_nats is not None)
 
         def told(outcome: Outcome) -> None:
             nonlocal left
@@ -321,14 +317,14 @@ class GatewayPublishing:
             elif left <= 0 and waits:
                 first.set_exception(outcome)
 
-        number = carry(told if waits else None) if carry is not None else 0
+        number = over_nats(told if waits else None) if over_nats is not None else 0
         try:
             for target in targets:
                 await self.producers.wait_room()
                 self._send(target, wanted, principal, told)
             if not waits:
                 return None
-            if not targets and carry is None:
+            if not targets and over_nats is None:
                 words = "no stream has this subject, so nobody will ack the message"
                 raise GatewayRefusedError(Status.DEADLINE_EXCEEDED, words)
             return await first
@@ -345,7 +341,7 @@ class GatewayPublishing:
         *,
         until_s: float | None = None,
     ) -> None:
-        """`until_s`: of a message that is sent again, when there is no more of that (LU5)."""
+        """`until_s`: when a message that is sent again is given up (LU5)."""
         give_up_s = time.monotonic() + RESENT_S if until_s is None else until_s
         received_ns = 0
 
@@ -366,7 +362,7 @@ class GatewayPublishing:
             answered(Placed(offset, received_ns) if error is None else error)
 
         self.producers.send(target.record, wanted.policy, wanted.outgoing, produced, principal=principal)
-        received_ns = time.time_ns()  # not before the time that the producer has given the record
+        received_ns = time.time_ns()  # read after the producer has stamped the record
 
 
 def _wanted(request: pb.PublishRequest, target: Target) -> WantedPublish:

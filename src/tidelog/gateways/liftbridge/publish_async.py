@@ -1,14 +1,13 @@
-"""PublishAsync: one client's stream of messages, and the answers to them.
+"""PublishAsync: a client's stream of messages, and their answers.
 
-Whatever came together is taken together: messages that go to one partition under one ack policy, with keys and headers
-or without, are handed to the producer as one run and answered as one, however they were mixed with those for other
-partitions. A message of a stream that checks offsets goes alone, and so does one that must wait: for a partition to be
-found or resumed.
+Messages of a batch that go to one partition under one ack policy are given to the producer as one run and answered
+together, however they were mixed with messages for other partitions. Messages of streams that check offsets are sent
+singly, as are messages whose partition first has to be looked up or resumed.
 
 LPA2  PublishAsync never waits for one message before it takes the next. A stream has at most `UNANSWERED_MAX` messages
-     without a written answer; beyond it the client is read no further.
-LPA4  Messages reach their producer in the order in which they came, runs and single ones alike: LEADER and NONE share
-     the producer of a partition, ALL has its own.
+     without a written answer; at the limit no more is read from the client.
+LPA4  Messages reach their producer in the order of their arrival, in runs or singly: LEADER and NONE share the
+     producer of a partition, ALL has its own.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 UNANSWERED_MAX: Final = 8_192
 HALF_CLOSE_S: Final = 5.0
 _STILL_S: Final = 1.0
-"""How often the certificate of a stream is looked at again."""
+"""How often the caller's certificate is checked again."""
 
 
 class _Run:
@@ -60,7 +59,7 @@ class _Run:
         self.target = target
         self.values: list[bytes] = []
         self.rows: list[Message] | None = None
-        """Takes over from `values` when a message has more than a value."""
+        """Replaces `values` once a message has a key or headers."""
         self.time_us = time.time_ns() // 1000
         self.correlations: list[str] = []
         self.inboxes: list[str] = []
@@ -72,7 +71,7 @@ class _Run:
         return len(self.correlations)
 
     def add(self, value: bytes, key: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
-        """Put a message behind the others; False if it is too large."""
+        """Append a message; False if it is too large."""
         if not key and not headers:
             if len(value) > MESSAGE_BYTES_MAX:
                 return False
@@ -91,7 +90,7 @@ class _Run:
         return True
 
     def messages(self, part: range) -> list[bytes] | list[Message]:
-        """All of them, or a part."""
+        """The messages of `part`."""
         found: list[bytes] | list[Message] = self.values if self.rows is None else self.rows
         return found if len(part) == len(found) else found[part.start : part.stop]
 
@@ -115,7 +114,7 @@ class AsyncStream:
         self._room = asyncio.Event()
 
     async def run(self, requests: Any) -> None:
-        """`requests` gives batches of serialized messages, as `GrpcCall` does."""
+        """`requests` yields batches of serialized messages, as `GrpcCall` does."""
         problem: Exception | None = None
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._write())
@@ -124,7 +123,7 @@ class AsyncStream:
                     self._ask_still()
                     await self._take_batch(batch)
             except (LogError, GatewayRefusedError, Ended) as error:
-                problem = error  # what came before it is answered first
+                problem = error  # the messages before it are answered first
             self._has_ended = True
             self._work.set()
             with contextlib.suppress(TimeoutError):
@@ -139,7 +138,7 @@ class AsyncStream:
             self._asked_s = time.monotonic()
             self._still()
 
-    # --- what comes ----------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------
 
     async def _take_batch(self, batch: Sequence[bytes]) -> None:
         taken = 0
@@ -147,7 +146,7 @@ class AsyncStream:
             while (room := UNANSWERED_MAX - self._unanswered) <= 0:
                 self._room.clear()
                 await self._room.wait()
-            await self._publishing.wait_room()
+            await self._publishing.producers.wait_room()
             part = batch[taken : taken + room]
             taken += len(part)
             try:
@@ -161,13 +160,13 @@ class AsyncStream:
                 self._send_runs()
 
     def _joins(self, request: pb.PublishRequest) -> bool:
-        """Put it behind others for its partition, if that is ready."""
+        """Append the message to its partition's run, if the partition is ready."""
         stream, partition, policy = request.stream, request.partition, request.ackPolicy
         place = (stream, partition, policy == pb.ALL)
         run = self._runs.get(place)
         if run is None or run.policy != policy:
             if run is not None:
-                self._send_run(self._runs.pop(place))  # it shares the producer, and goes first (LPA4)
+                self._send_run(self._runs.pop(place))  # it shares the producer, so it is sent first (LPA4)
             target = self._publishing.ready(stream, partition, policy, self._principal)
             if target is None:
                 return False
@@ -184,7 +183,7 @@ class AsyncStream:
         return True
 
     def _send_runs(self) -> None:
-        """On their way, before anything that came after them (LPA4)."""
+        """Give the runs to their producers, before anything that came later (LPA4)."""
         runs, self._runs = self._runs, {}
         for run in runs.values():
             self._send_run(run)
@@ -213,7 +212,7 @@ class AsyncStream:
         try:
             producers, messages = self._publishing.producers, run.messages(part)
             producers.send_run(target.record, run.policy, messages, answered, principal=self._principal)
-            run.received_ns = time.time_ns()  # not before the time that the producer has given the records
+            run.received_ns = time.time_ns()  # read after the producer has stamped the records
         except LogError as error:
             refuse(part, error)
 
@@ -236,7 +235,7 @@ class AsyncStream:
         except (LogError, GatewayRefusedError) as error:
             self._refuse(correlation, error)
 
-    # --- what goes back ------------------------------------------------------------------------------
+    # --- answers -------------------------------------------------------------------------------------
 
     def _refuse(self, correlation: str, error: LogError | GatewayRefusedError) -> None:
         refusal = pb.PublishResponse(ack=pb.Ack(), asyncError=async_error_of(error), correlationId=correlation)
@@ -263,7 +262,7 @@ class AsyncStream:
 
 
 def _acks(run: _Run, which: range, offset: int) -> list[bytes]:
-    """One message is filled in again and again: making one costs more than all else of an answer."""
+    """One message object is reused for all: creating one costs more than the rest of an answer."""
     response = pb.PublishResponse(ack=run.target.ack(run.policy, received_ns=run.received_ns))
     ack = response.ack
     correlations, inboxes = run.correlations, run.inboxes if run.has_inbox else None

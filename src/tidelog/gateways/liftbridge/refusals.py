@@ -1,7 +1,7 @@
-"""How a refusal reaches a Liftbridge client: as the status that Liftbridge would give, with our words.
+"""Maps errors to the gRPC statuses that Liftbridge would give, with our own message.
 
-Two tables, one for calls and one for messages of PublishAsync, by the code of our error. What is not in them is
-UNAVAILABLE if the same request may succeed later, else INTERNAL.
+One table is for calls, one for messages of PublishAsync, both by error code. Errors in neither are UNAVAILABLE if the
+same request may succeed later, else INTERNAL.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ASYNC_CODES: Final = {
 
 
 class GatewayRefusedError(Exception):
-    """A refusal of this gateway's own: a status and words."""
+    """A refusal by the gateway itself: a status and a message."""
 
     def __init__(self, status: grpc.StatusCode, words: str) -> None:
         super().__init__(words)
@@ -78,9 +78,9 @@ def status_of(error: GatewayRefusedError | LogError) -> grpc.StatusCode:
 
 
 def words_of(error: GatewayRefusedError | LogError) -> str:
-    """They may quote what a client sent; as a header they must stay short."""
+    """The text may quote what a client sent; it is sent as a header, so it is cut."""
     if isinstance(error, OffsetConflict):
-        # Liftbridge's words: Go clients are given nothing else to tell it by.
+        # Liftbridge's wording: Go clients recognise this error by nothing else.
         return f"incorrect expected offset: {error}"[:DETAIL_CHARACTERS_MAX]
     text = str(error) if isinstance(error, GatewayRefusedError) else f"{error.code}: {error}"
     return text[:DETAIL_CHARACTERS_MAX]

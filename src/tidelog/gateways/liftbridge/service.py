@@ -1,6 +1,6 @@
-"""The methods of `proto.API`, each handed to the part that carries it out; refusals become statuses here.
+"""Dispatches the methods of `proto.API` and turns errors into statuses.
 
-A call that comes before the node is registered waits for it a while: clients dial at once after a start.
+Clients connect as soon as the node starts, so calls wait a while for the node to be registered.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -39,7 +40,7 @@ _HEALTH_ASKED: Final = frozenset({b"", b"\x0a\x09proto.API"})
 
 
 class LiftbridgeService:
-    """Add `handlers()` to a server."""
+    """The gRPC service; `handlers()` is added to a server."""
 
     def __init__(
         self,
@@ -62,34 +63,30 @@ class LiftbridgeService:
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         administration, groups = self._administration, self._groups
-        unary: dict[str, tuple[type[Any], Callable[[Any, Any, str], Awaitable[Any]]]] = {
-            "CreateStream": (pb.CreateStreamRequest, lambda ask, _, who: administration.create(ask, who)),
-            "DeleteStream": (pb.DeleteStreamRequest, lambda ask, _, who: administration.delete(ask, who)),
-            "PauseStream": (pb.PauseStreamRequest, lambda ask, _, who: administration.pause(ask, who)),
-            "SetStreamReadonly": (
-                pb.SetStreamReadonlyRequest,
-                lambda ask, _, who: administration.set_readonly(ask, who),
-            ),
-            "FetchMetadata": (pb.FetchMetadataRequest, self._fetch_metadata),
-            "FetchPartitionMetadata": (pb.FetchPartitionMetadataRequest, self._fetch_partition_metadata),
-            "Publish": (pb.PublishRequest, self._publishing.publish),
-            "PublishToSubject": (pb.PublishToSubjectRequest, self._publishing.publish_to_subject),
-            "SetCursor": (pb.SetCursorRequest, lambda ask, _, who: administration.set_cursor(ask, who)),
-            "FetchCursor": (pb.FetchCursorRequest, lambda ask, _, who: administration.fetch_cursor(ask, who)),
-            "JoinConsumerGroup": (pb.JoinConsumerGroupRequest, lambda ask, _, who: groups.join(ask, who)),
-            "LeaveConsumerGroup": (pb.LeaveConsumerGroupRequest, lambda ask, _, who: groups.leave(ask, who)),
-            "FetchConsumerGroupAssignments": (
-                pb.FetchConsumerGroupAssignmentsRequest,
-                lambda ask, _, who: groups.assignments(ask, who),
-            ),
-            "ReportConsumerGroupCoordinator": (
-                pb.ReportConsumerGroupCoordinatorRequest,
-                lambda ask, _, who: groups.report(ask, who),
-            ),
+        unary: dict[str, Callable[[Any, Any, str], Awaitable[Any]]] = {
+            "Publish": self._publishing.publish,
+            "PublishToSubject": self._publishing.publish_to_subject,
         }
+        without_context: dict[str, Callable[[Any, str], Awaitable[Any]]] = {
+            "CreateStream": administration.create,
+            "DeleteStream": administration.delete,
+            "PauseStream": administration.pause,
+            "SetStreamReadonly": administration.set_readonly,
+            "FetchMetadata": self._fetch_metadata,
+            "FetchPartitionMetadata": self._fetch_partition_metadata,
+            "SetCursor": administration.set_cursor,
+            "FetchCursor": administration.fetch_cursor,
+            "JoinConsumerGroup": groups.join,
+            "LeaveConsumerGroup": groups.leave,
+            "FetchConsumerGroupAssignments": groups.assignments,
+            "ReportConsumerGroupCoordinator": groups.report,
+        }
+        unary |= {name: _without_context(work) for name, work in without_context.items()}
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(kind, work), response_serializer=_bytes_of)
-            for name, (kind, work) in unary.items()
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(getattr(pb, f"{name}Request"), work), response_serializer=_bytes_of
+            )
+            for name, work in unary.items()
         }
         methods["Subscribe"] = grpc.unary_stream_rpc_method_handler(self._subscribe, response_serializer=_bytes_of)
         methods["PublishAsync"] = grpc.stream_stream_rpc_method_handler(
@@ -107,8 +104,7 @@ class LiftbridgeService:
         async def call(data: bytes, context: Any) -> Any:
             try:
                 request = _parsed(kind, data)
-                principal = self._callers.principal(context)
-                await self._wait_registered()
+                principal = await self._authenticated(context)
                 return await work(request, context, principal)
             except (GatewayRefusedError, LogError) as error:
                 await abort(context, error)
@@ -124,27 +120,25 @@ class LiftbridgeService:
                 while not self._node.core.is_registered:  # noqa: ASYNC110 - the core has no event for it
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            raise GatewayRefusedError(Status.UNAVAILABLE, "this node is not part of a cluster yet; ask again") from None
+            raise GatewayRefusedError(Status.UNAVAILABLE, "this node has not joined a cluster yet; try again") from None
 
-    # --- what the catalog says -----------------------------------------------------------------------
+    # --- metadata ------------------------------------------------------------------------------------
 
-    async def _fetch_metadata(
-        self, request: pb.FetchMetadataRequest, context: Any, principal: str
-    ) -> pb.FetchMetadataResponse:
+    async def _fetch_metadata(self, request: pb.FetchMetadataRequest, principal: str) -> pb.FetchMetadataResponse:
         access = self._callers.access
         found = await self._streams.metadata(request, lambda name: access.allows(principal, name, *ANY_OF_THEM))
         found.groupMetadata.extend(self._groups.metadata(request.groups, principal))
         return found
 
     async def _fetch_partition_metadata(
-        self, request: pb.FetchPartitionMetadataRequest, context: Any, principal: str
+        self, request: pb.FetchPartitionMetadataRequest, principal: str
     ) -> pb.FetchPartitionMetadataResponse:
         place = StreamPlace(request.stream, request.partition)
         record = await self._streams.judged(lambda: self._led_here(place, principal))
         return pb.FetchPartitionMetadataResponse(metadata=self._streams.partition(place.partition, record))
 
     def _led_here(self, place: StreamPlace, principal: str) -> ChannelRecord:
-        """By the catalog as it is; raises what keeps the caller from being told of it here."""
+        """Decided by the local catalog; raises the reason why this node does not answer the caller."""
         if not self._callers.access.allows(principal, channel_of(*place), *ANY_OF_THEM):
             raise AccessDenied(principal=principal, scope=" or ".join(ANY_OF_THEM), channel=channel_of(*place))
         record = self._streams.found(place)
@@ -156,34 +150,44 @@ class LiftbridgeService:
 
     # --- streams -------------------------------------------------------------------------------------
 
-    # The handler of a broken call is cancelled. There is nobody left to tell, and gRPC would print a traceback.
-
     async def _subscribe(self, data: bytes, context: Any) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            try:
-                request = _parsed(pb.SubscribeRequest, data)
-                principal = self._callers.principal(context)
-                await self._wait_registered()
-                await self._subscriptions.serve(
-                    request, context, principal, still=lambda: self._callers.principal(context)
-                )
-            except (GatewayRefusedError, LogError) as error:
-                await abort(context, error)
+        async def serve() -> None:
+            request = _parsed(pb.SubscribeRequest, data)
+            principal = await self._authenticated(context)
+            still = partial(self._callers.principal, context)
+            await self._subscriptions.serve(request, context, principal, still=still)
+
+        await _streamed(serve, context)
 
     async def _publish_async(self, requests: Any, context: Any) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            try:
-                principal = self._callers.principal(context)
-                await self._wait_registered()
-                await self._publishing.publish_async(
-                    requests, context, principal, still=lambda: self._callers.principal(context)
-                )
-            except (GatewayRefusedError, LogError) as error:
-                await abort(context, error)
+        async def serve() -> None:
+            principal = await self._authenticated(context)
+            still = partial(self._callers.principal, context)
+            await self._publishing.publish_async(requests, context, principal, still=still)
+
+        await _streamed(serve, context)
+
+    async def _authenticated(self, context: Any) -> str:
+        principal = self._callers.principal(context)
+        await self._wait_registered()
+        return principal
+
+
+def _without_context(work: Callable[[Any, str], Awaitable[Any]]) -> Callable[[Any, Any, str], Awaitable[Any]]:
+    return lambda request, _, principal: work(request, principal)
+
+
+async def _streamed(serve: Callable[[], Awaitable[None]], context: Any) -> None:
+    # The handler of a broken call is cancelled. Nobody is left to be told, and gRPC would print a traceback.
+    with contextlib.suppress(asyncio.CancelledError):
+        try:
+            await serve()
+        except (GatewayRefusedError, LogError) as error:
+            await abort(context, error)
 
 
 def _parsed(kind: type[Any], data: bytes) -> Any:
-    """Not left to gRPC, which prints a traceback for every client that sends rubbish."""
+    """Parsed here, since gRPC prints a traceback for every request it cannot parse."""
     try:
         return kind.FromString(data)
     except DecodeError as error:

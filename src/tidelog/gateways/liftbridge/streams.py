@@ -1,17 +1,17 @@
 """The catalog as Liftbridge's clients see it: streams, their partitions, brokers.
 
-Read from this node's own copy of the catalog. What it does not know is looked for again after a read barrier, so that
-a stream that was created at another node a moment ago is found.
+Answers come from this node's copy of the catalog. What is missing there is looked up again after a read barrier, so a
+stream that was just created at another node is found.
 
-LS1  A stream exists if its partition 0 does. Its partitions are 0, 1, ... as far as they go without a gap.
-LS2  Nobody is shown a stream on which it has no grant at all.
-LS3  Every node that a partition names is among the brokers: Go clients crash otherwise.
-LS4  Every broker's address is one that answers: Go clients dial all of them and give up if one does not. A node that
-     is fenced, that this one has no link to, or that has no gateway, is shown at the address of the node that was
-     asked, which takes every call but Subscribe for a partition that it does not lead. As long as that node's address
-     is not in the catalog, it is the one where its own gateway listens.
-LS5  Nobody is refused for what an old catalog says: it is asked for what was committed meanwhile, once, and the caller
-     is judged again. If nobody can tell within `RECHECK_MS`, the refusal stands.
+LS1  A stream exists if its partition 0 does. Its partitions are 0, 1, ... up to the first missing number.
+LS2  A caller without any grant on a stream does not see it.
+LS3  Every node that a partition names is listed as a broker: Go clients crash otherwise.
+LS4  Every broker's address answers: Go clients dial all of them and give up if one does not. A node that is fenced,
+     that this node has no link to, or that has no gateway, is listed with the address of the node that answers the
+     call, which takes every call but Subscribe for a partition that it does not lead. While the catalog does not have
+     that node's address, it is the one on which its gateway listens.
+LS5  A refusal never rests on an old catalog: before it is given, the catalog is brought up to date once and the
+     decision repeated. If that takes longer than `RECHECK_MS`, the refusal stands.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from tidelog.gateways.liftbridge.times import PartitionTimes
 if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
-DOOR: Final = "liftbridge"
-"""The name of this gateway among a node's addresses."""
+NODE_ADDRESS: Final = "liftbridge"
+"""The key of this gateway among a node's addresses."""
 _NS_PER_MS: Final = 1_000_000
 _PER_TURN: Final = 50
 _KNOWN_MAX: Final = 10_000
 
 Seen = Callable[[str], bool]
-"""Whether the caller may know of a channel."""
+"""Whether the caller may see a channel."""
 
 T = TypeVar("T")
 
 
 class Streams:
-    """Over one node's catalog."""
+    """The streams of one node's catalog."""
 
     def __init__(self, node: Node, *, address: str) -> None:
-        """`address`: where clients reach this node's gateway, for as long as the catalog does not say it (LS4)."""
+        """`address`: where clients reach this gateway, used while the catalog does not have it (LS4)."""
         self._node = node
         self._address = address
         self.barrier = SharedBarrier(lambda: node.doors.read_barrier())
         self.times = PartitionTimes(node)
         self._known_index = -1
         self._known: dict[StreamPlace, ChannelRecord] = {}
-        """Of partitions above 0, at `_known_index`: each takes a walk over those before it."""
+        """Partitions above 0, valid at `_known_index`: finding one takes a walk over those before it."""
         self._subjects_index = -1
         self._subjects: dict[str, list[StreamPlace]] = {}
 
@@ -68,7 +68,7 @@ class Streams:
     # --- one partition -------------------------------------------------------------------------------
 
     def find(self, place: StreamPlace) -> ChannelRecord | None:
-        """The partition's channel, as this node's catalog has it."""
+        """The partition's channel in this node's catalog."""
         catalog = self.catalog
         if place.partition == 0:
             return catalog.channel(place.stream)
@@ -86,11 +86,11 @@ class Streams:
         return record
 
     async def catch_up(self) -> None:
-        """After it everything that was committed before is seen here."""
+        """Wait until this node's catalog has everything that was committed before the call."""
         await self.barrier.wait()
 
     async def judged(self, judge: Callable[[], T]) -> T:
-        """What `judge` gives. If it refuses, it is asked once more with a newer catalog (LS5)."""
+        """The result of `judge`. If it refuses, it is called once more with a newer catalog (LS5)."""
         try:
             return judge()
         except (LogError, GatewayRefusedError):
@@ -98,12 +98,12 @@ class Streams:
             return judge()
 
     async def look_again(self) -> None:
-        """As `catch_up`, if that can be had in time."""
+        """Like `catch_up`, but gives up after `RECHECK_MS`."""
         try:
             async with asyncio.timeout(RECHECK_MS / 1000):
                 await self.catch_up()
         except (LogError, TimeoutError):
-            return  # what is known has to do
+            return  # the local catalog has to do
 
     async def require(self, place: StreamPlace) -> ChannelRecord:
         if self.find(place) is None:
@@ -111,14 +111,14 @@ class Streams:
         return self.found(place)
 
     def found(self, place: StreamPlace) -> ChannelRecord:
-        """As this node's catalog has it now; refused if it has none."""
+        """The partition's channel in this node's catalog; raises if there is none."""
         record = self.find(place)
         if record is None:
             raise no_partition(place)
         return record
 
     def partitions(self, stream: str) -> list[ChannelRecord]:
-        """In order; none if there is no such stream (LS1)."""
+        """In order; empty if there is no such stream (LS1)."""
         catalog = self.catalog
         found: list[ChannelRecord] = []
         while len(found) < PARTITIONS_MAX and (record := catalog.channel(channel_of(stream, len(found)))) is not None:
@@ -126,7 +126,7 @@ class Streams:
         return found
 
     async def require_partitions(self, stream: str, wanted: Iterable[int] = ()) -> list[ChannelRecord]:
-        """All partitions of a stream that must exist, or those that are wanted."""
+        """The partitions `wanted` of a stream, all by default; raises if one does not exist."""
         await self.catch_up()
         records = self.partitions(stream)
         if not records:
@@ -144,7 +144,7 @@ class Streams:
         return StreamFacts(stream, "", False) if record is None else facts_of(stream, record.config)
 
     def listening(self, subject: str) -> list[StreamPlace]:
-        """Partitions that are fed from a subject."""
+        """Partitions attached to a subject."""
         catalog = self.catalog
         if catalog.applied_index != self._subjects_index:
             self._subjects = {}
@@ -157,7 +157,7 @@ class Streams:
         return self._subjects.get(subject, [])
 
     def _names(self) -> list[str]:
-        """Of all streams: channels that are no further partition of another one, and were not made to be one."""
+        """Names of all streams: channels that are not a partition above 0 of another stream."""
         return sorted(record.name for record in self.catalog.channels() if self._is_stream(record))
 
     def _is_stream(self, record: ChannelRecord) -> bool:
@@ -167,7 +167,7 @@ class Streams:
         is_ours = any(key == PARTITION for key, _ in record.config.placement_metadata)
         return not is_ours and self.find(StreamPlace(stream, partition)) is None
 
-    # --- what clients are told -----------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------------------
 
     async def metadata(self, request: pb.FetchMetadataRequest, sees: Seen) -> pb.FetchMetadataResponse:
         response = pb.FetchMetadataResponse()
@@ -180,13 +180,13 @@ class Streams:
             await self.catch_up()
         for number, name in enumerate(names):
             if number % _PER_TURN == _PER_TURN - 1:
-                await asyncio.sleep(0)  # thousands of streams would hold up heartbeats
+                await asyncio.sleep(0)  # without a break, thousands of streams would delay heartbeats
             if name == CURSORS_STREAM:
                 response.streamMetadata.append(self._cursors_stream())
             elif sees(name):
                 response.streamMetadata.append(self._stream(name))
             elif request.streams:
-                response.streamMetadata.append(_unknown(name))  # LS2: the same as if it were not there
+                response.streamMetadata.append(_unknown(name))  # LS2: as if it did not exist
         response.brokers.extend(self._brokers())
         return response
 
@@ -202,7 +202,7 @@ class Streams:
         return found
 
     def partition(self, number: int, record: ChannelRecord) -> pb.PartitionMetadata:
-        """Offsets are those of this node's replica, -1 where it has none: accurate on the leader."""
+        """Offsets are those of this node's replica, -1 without one; exact on the leader."""
         here = self._node.doors.channel_here(record.channel_id)
         found = pb.PartitionMetadata(
             id=number,
@@ -218,7 +218,7 @@ class Streams:
         return found
 
     def _cursors_stream(self) -> pb.StreamMetadata:
-        """Clients ask the leader of a partition of it to keep a cursor. Every node does, so it is whoever is asked."""
+        """Clients send cursors to the leader of this stream. Every node takes them, so this one is named."""
         name = self._node.doors.node
         found = pb.StreamMetadata(name=CURSORS_STREAM, subject=CURSORS_STREAM)
         partition = pb.PartitionMetadata(leader=name, replicas=[name], isr=[name], highWatermark=-1, newestOffset=-1)
@@ -226,11 +226,11 @@ class Streams:
         return found
 
     def _brokers(self) -> list[pb.Broker]:
-        """Nodes that are here, and whoever else holds a replica (LS3)."""
+        """Active and fenced nodes, and all others that hold a replica (LS3)."""
         catalog = self.catalog
         here = (NodeState.ACTIVE, NodeState.FENCED)
         own = catalog.node(self._node.doors.node)
-        fallback = (None if own is None else _door_of(own)) or self._address
+        fallback = (None if own is None else _gateway_of(own)) or self._address
         return [
             self._broker(record, fallback)
             for record in catalog.nodes()
@@ -238,11 +238,11 @@ class Streams:
         ]
 
     def _broker(self, record: NodeRecord, fallback: str) -> pb.Broker:
-        """At its own gateway if that answers, as far as this node can tell, else at this node's (LS4)."""
+        """With its own gateway's address if it answers as far as this node knows, else with `fallback` (LS4)."""
         catalog, node = self.catalog, self._node
         is_reached = record.node == node.doors.node or node.pool.link_to(record.node) is not None
-        door = _door_of(record) if record.state is NodeState.ACTIVE and is_reached else None
-        host, port = split_address(door or fallback)
+        gateway = _gateway_of(record) if record.state is NodeState.ACTIVE and is_reached else None
+        host, port = split_address(gateway or fallback)
         return pb.Broker(
             id=record.node,
             host=host,
@@ -252,8 +252,8 @@ class Streams:
         )
 
 
-def _door_of(record: NodeRecord) -> str | None:
-    return dict(record.addresses).get(DOOR)
+def _gateway_of(record: NodeRecord) -> str | None:
+    return dict(record.addresses).get(NODE_ADDRESS)
 
 
 def no_partition(place: StreamPlace) -> GatewayRefusedError:
@@ -261,7 +261,7 @@ def no_partition(place: StreamPlace) -> GatewayRefusedError:
 
 
 def require_stream(name: str) -> None:
-    """For the calls that tell a name left out from one that nobody has: Publish and cursors, as with Liftbridge."""
+    """For Publish and cursors, which answer a missing name and an unknown one differently, as Liftbridge does."""
     if not name:
         raise GatewayRefusedError(Status.INVALID_ARGUMENT, "no stream provided; name the stream")
 

@@ -1,11 +1,11 @@
-"""PublishToSubject over NATS, as Liftbridge does it: an envelope on the subject, and acks in an inbox of the gateway.
+"""PublishToSubject over NATS, as Liftbridge does it: an envelope on the subject, and acks to an inbox of the gateway.
 
-Leaders of channels that are attached to the subject hear it like any message of anybody, whichever node or cluster they
-are on; so do programs that listen there. One subscription takes the acks of all calls.
+Leaders of channels attached to the subject receive it like any other NATS message, on whichever node or cluster they
+are; so do other programs that listen. One subscription takes the acks of all calls.
 
-What a caller must keep: `forget` a number when its call has ended.
+The caller calls `forget` with a publish's number when its call has ended.
 
-LJ1  An ack is told to the call whose inbox it came to, and to no other; what comes to none is dropped.
+LJ1  An ack is passed to the call whose inbox it was sent to; acks without a call are dropped.
 LJ2  At most `WAITING_MAX` calls wait for acks at once.
 """
 
@@ -38,7 +38,7 @@ _REFUSALS: Final = {
 
 
 class SubjectPublishing:
-    """One for each gateway of a node with NATS."""
+    """One per gateway of a node with NATS."""
 
     def __init__(self, nats: NatsConnection) -> None:
         self._nats = nats
@@ -57,11 +57,11 @@ class SubjectPublishing:
 
     @property
     def is_up(self) -> bool:
-        """Whether messages reach the server now."""
+        """Whether the NATS connection is up."""
         return self._subscription is not None and self._nats.is_up
 
     def publish(self, subject: str, message: pb.Message, told: Told | None) -> int:
-        """On its way; a number to `forget`. `told` hears of acks: of each stream that listens one, or of none."""
+        """Publish; returns a number to `forget`. `told` is called with each ack: one per listening stream, or none."""
         number = next(self._numbers)
         if told is not None:
             if len(self._waiting) >= WAITING_MAX:
@@ -92,7 +92,7 @@ class SubjectPublishing:
 
 
 def _ack_of(payload: bytes) -> pb.Ack | None:
-    """None for what is no ack: anybody on the server can send to an inbox."""
+    """None if the payload is no ack: any NATS client can send to an inbox."""
     try:
         return pb.Ack.FromString(bytes(open_envelope(payload, MessageType.ACK)))
     except (BadEnvelope, DecodeError):

@@ -1,17 +1,18 @@
-"""Subscribe: committed messages of a partition, to one client.
+"""Subscribe: a partition's committed messages, streamed to one client.
 
-A subscription reads a piece of the log, writes its messages in bundles as the client takes them, and only then reads
-the next. So a client that does not read costs one piece and what gRPC buffers, and holds up nobody.
+A subscription reads a piece of the log, writes its messages in batches as the client takes them, and only then reads
+the next piece. So a client that does not read costs one piece and gRPC's buffers, and delays no other.
 
 LQ1  First an empty message, then messages in the order of their offsets, each once; nothing beyond the committed end.
-LQ2  A subscription without `readISRReplica` lives only where the partition is led. When the leader moves it ends with
-     UNAVAILABLE, which makes clients look for the new one and go on after their last offset.
-LQ3  It ends in words: NOT_FOUND when the stream was deleted, FAILED_PRECONDITION when it was paused, RESOURCE_EXHAUSTED
-     at its end or at the end of a readonly partition, DATA_LOSS where messages are damaged or were lost.
-LQ4  Grants and certificates are looked at again with every read: who loses them is given nothing more.
+LQ2  A subscription without `readISRReplica` is served by the partition's leader alone. When the leader changes it ends
+     with UNAVAILABLE; clients then look up the new leader and continue after their last offset.
+LQ3  It ends with a status: NOT_FOUND when the stream was deleted, FAILED_PRECONDITION when it was paused,
+     RESOURCE_EXHAUSTED at its stop position or at the end of a readonly partition, DATA_LOSS where messages are damaged
+     or lost.
+LQ4  Grants and certificates are checked before every read: a caller who loses them gets no more messages.
 LQ5  At most `subscriptions_max` at once.
-LQ6  A subscription is refused at its begin, or ended for a readonly partition, only if a newer catalog confirms why
-     (LS5).
+LQ6  A subscription is refused at the start, or ended for a readonly partition, only if a newer catalog confirms the
+     reason (LS5).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _NS_PER_US: Final = 1_000
 _WRITTEN_RECORDS: Final = 512
 _WRITTEN_BYTES: Final = 64 * KIB
-"""Written at a time: what is serialized before anybody else has a turn."""
+"""Limits of one batch: it is serialized without giving other tasks a turn."""
 
 
 class Subscriptions:
@@ -71,7 +72,7 @@ class Subscriptions:
         self._is_closing = False
 
     def close(self) -> None:
-        """The node is going down: subscriptions end with UNAVAILABLE, and their clients look for another."""
+        """The node is stopping: subscriptions end with UNAVAILABLE, and clients go to another node."""
         self._is_closing = True
 
     def require_open(self) -> None:
@@ -81,7 +82,7 @@ class Subscriptions:
     async def serve(
         self, request: pb.SubscribeRequest, context: Any, principal: str, *, still: Callable[[], str] = str
     ) -> None:
-        """Ends by raising, as every subscription does (LQ3). `still` raises once the caller is nobody any more."""
+        """Ends by raising, as every subscription does (LQ3). `still` raises once the caller is not authenticated."""
         self.require_open()
         if self.running >= self._max:
             raise GatewayRefusedError(Status.UNAVAILABLE, f"this node has {self._max} subscriptions; ask another one")
@@ -109,7 +110,7 @@ class Subscriptions:
             self.running -= 1
 
     async def _joined(self, request: pb.SubscribeRequest, record: ChannelRecord, principal: str) -> Callable[[], None]:
-        """What raises once the partition is not the consumer's any more."""
+        """A check that raises once the partition is no longer assigned to the consumer."""
         if not request.HasField("consumer") or not request.consumer.groupId:
             return lambda: None
         return await self._groups.subscribed(request.consumer, record, principal)
@@ -120,7 +121,7 @@ class Subscriptions:
             raise GatewayRefusedError(Status.INVALID_ARGUMENT, "a consumer of a group reads from the leader alone")
         record = await self._streams.judged(lambda: self._judged(place, request, principal))
         if self._node.doors.channel_here(record.channel_id) is None:
-            # Other nodes are asked for this very channel. If it was created again they know it no more.
+            # Remote reads are by channel id, which a channel created again does not have: bring the catalog up to date.
             await self._streams.look_again()
             record = self._judged(place, request, principal)
         if record.paused:
@@ -130,8 +131,8 @@ class Subscriptions:
         return record
 
     def _judged(self, place: StreamPlace, request: pb.SubscribeRequest, principal: str) -> ChannelRecord:
-        """By the catalog as it is: raises what keeps the caller from reading here. Of paused partitions only one that
-        it wants to resume, and may, is let through."""
+        """Decided by the local catalog; raises the reason why the caller may not read. A paused partition passes only
+        if the request resumes it and the caller may."""
         self._access.require(principal, channel_of(*place), READ)
         record = self._streams.found(place)
         may_resume = request.resume and self._access.allows(principal, record.name, ADMIN)
@@ -163,7 +164,7 @@ class _Subscription:
         self._is_leaders = is_leaders
         subject = attached_subject(streams.facts(place.stream).subject, place.partition)
         self._message = pb.Message(stream=place.stream, partition=place.partition, subject=subject)
-        """What all messages have in common."""
+        """The fields that all messages share."""
         self._message.headers["subject"] = subject.encode()
         self._message.headers[REPLY] = b""
         self._has_begun = False
@@ -195,7 +196,7 @@ class _Subscription:
                 return standing
 
     def _check(self) -> ChannelRecord:
-        """The channel as it is now; raises what ends the subscription (LQ2, LQ3)."""
+        """The channel as the catalog has it now; raises what ends the subscription (LQ2, LQ3)."""
         self._check_caller()
         record = self._streams.catalog.channel(self._record.channel_id)
         if record is None:
@@ -207,12 +208,12 @@ class _Subscription:
             raise GatewayRefusedError(status, _not_led(self._place, record))
         if record.unclean != self._record.unclean:
             raise GatewayRefusedError(
-                Status.DATA_LOSS, "an election lost committed messages; subscribe again where you want"
+                Status.DATA_LOSS, "an unclean election lost committed messages; subscribe again from where you want"
             )
         return record
 
     def _require_growing(self) -> None:
-        """Once all of a partition was given: does anything come after it?"""
+        """Raises if all messages were given and the partition is readonly."""
         record = self._check()
         if record.readonly:
             raise GatewayRefusedError(Status.RESOURCE_EXHAUSTED, f"the end of a readonly partition, {record.name!r}")
@@ -237,7 +238,7 @@ class _Subscription:
             self._stopped(span)
 
     async def _write(self, records: Sequence[AnyRecord], context: Any) -> None:
-        """One message is filled in again and again: making one for each record would cost more than all else."""
+        """One message object is reused for all records: creating one each would cost more than everything else."""
         message = self._message
         messages: list[bytes] = []
         size = 0
@@ -263,7 +264,7 @@ class _Subscription:
             if name not in OWN_HEADERS:
                 full.headers[name] = content
             elif name == REPLY:
-                # Of a message that came over NATS: where its sender waits for an answer.
+                # A message received over NATS: the subject where its sender waits for a reply.
                 full.headers[name] = content
                 full.replySubject = content.decode(errors="replace")
         return full.SerializeToString()
@@ -280,8 +281,7 @@ def _not_led(place: StreamPlace, record: ChannelRecord) -> str:
 
 
 def _require_known(request: pb.SubscribeRequest) -> None:
-    """What a newer client asks for and is not offered must not be left out in silence: with `reverse` it would be given
-    the wrong messages."""
+    """Refuse requests with fields that are not offered: ignoring `reverse`, for one, would give the wrong messages."""
     unknown = UnknownFieldSet(request)
     if len(unknown):
         words = f"field {unknown[0].field_number} of the request is not known here; reading in reverse is not offered"

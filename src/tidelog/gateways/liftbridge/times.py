@@ -1,11 +1,11 @@
-"""When messages came, and when a partition was paused, resumed, or made readonly: what Liftbridge tells of a partition.
+"""Timestamps in partition metadata: first and latest message, pause and readonly change.
 
-Of messages the replica's own fold knows the times, from the log. Pauses and readonly have no times in the catalog; they
-are those at which this node heard of them, since its start, as with Liftbridge's servers.
+Message times come from the replica's fold over its log. The catalog has no times of pauses and readonly changes; they
+are those at which this node applied the change, since its start, as in Liftbridge's servers.
 
-What a caller must keep: `start` once the node runs, `close` at the end; everything on the event loop.
+The caller calls `start` once the node runs and `close` at the end, both on the event loop.
 
-TI1  At most `CHANNELS_MAX` channels are remembered; the one that changed longest ago goes first.
+TI1  At most `CHANNELS_MAX` channels are remembered; the one that changed longest ago is dropped first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NS_PER_US: Final = 1_000
 
 @dataclass(slots=True)
 class _Span:
-    """The first time of something, and the latest; 0 is never."""
+    """First and latest time of an event; 0 is never."""
 
     first_ns: int = 0
     latest_ns: int = 0
@@ -60,7 +60,7 @@ class PartitionTimes:
             self._node.doors.catalog_watchers.remove(self.applied)
 
     def applied(self, applied: Sequence[Applied]) -> None:
-        """The catalog has changed. What a node reads of the past while it starts has no time."""
+        """Catalog watcher. Changes that a starting node replays have no time."""
         if not self._node.core.is_registered:
             return
         for one in applied:
@@ -83,7 +83,7 @@ class PartitionTimes:
         return times
 
     def fill(self, channel_id: int, found: pb.PartitionMetadata) -> None:
-        """Zero: not known here."""
+        """Fill in the timestamps; 0 where this node does not know."""
         replica = self._node.core.channels.replicas.replica(channel_id)
         fold = None if replica is None else replica.fold
         received = _Span()
