@@ -196,7 +196,7 @@ def test_second_process_with_a_boats_certificate_waits_until_the_first_is_gone(t
             other.record(70)
             other.dial(target(fleet, cloud.port, NAME))
             await wait_until(lambda: bool(other.downs), "the second is told")
-            assert f"name_in_use: another process uses the name {NAME} since 20" in other.downs[0]
+            assert f"name_in_use: another process has used the name {NAME} since 20" in other.downs[0]
             await boat.sail(20)
             await boat.wait_acked()
             assert (cloud.session(NAME), boat.downs, other.journal.acked) == (1, [], 0)

@@ -12,8 +12,8 @@ from tidelog.errors import (
     catalog,
     channels,
     client,
-    doors,
     embedded,
+    gateways,
     groups,
     identity,
     link,
@@ -41,7 +41,20 @@ Every error that Tidelog raises on purpose. This page is written from the code; 
 
 def error_classes() -> list[type[errors.LogError]]:
     """Every error a caller can meet, in the order in which its module tells of it."""
-    modules = (storage, replication, identity, link, raft, catalog, channels, client, groups, embedded, pipeline, doors)
+    modules = (
+        storage,
+        replication,
+        identity,
+        link,
+        raft,
+        catalog,
+        channels,
+        client,
+        groups,
+        embedded,
+        pipeline,
+        gateways,
+    )
     return [
         value
         for module in modules

@@ -11,7 +11,7 @@ EC3  Words and fields are bounded; fields that would exceed the bound are left o
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -71,7 +71,7 @@ def _made(error_class: type[LogError], message: str, fields: dict[str, Any]) -> 
 
 @cache
 def _classes() -> dict[str, type[LogError]]:
-    found = [getattr(errors, name) for name in errors.__all__]
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, LogError)]
     return {error_class.code: error_class for error_class in found if error_class not in (LogError, PeerRefused)}
 
 
@@ -79,16 +79,11 @@ _known_hints: Final[dict[type[LogError], dict[str, Any]]] = {}
 
 
 def _hints(error_class: type[LogError]) -> dict[str, Any]:
-    """Names and types of its fields, which are the arguments it is made from."""
+    """Names and types of the fields of an error class."""
     if error_class not in _known_hints:
-        _known_hints[error_class] = _read_hints(error_class)
+        hints = get_type_hints(error_class)
+        _known_hints[error_class] = {field.name: hints[field.name] for field in dataclasses.fields(error_class)}
     return _known_hints[error_class]
-
-
-def _read_hints(error_class: type[LogError]) -> dict[str, Any]:
-    names = [name for name in inspect.signature(error_class).parameters if name not in ("args", "kwargs")]
-    hints = get_type_hints(error_class.__init__)
-    return {name: hints.get(name, Any) for name in names}
 
 
 def _is_plain(value: Any) -> bool:

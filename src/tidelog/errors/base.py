@@ -1,17 +1,45 @@
-"""The base of every error: what a caller may decide by."""
+"""The base of every error: its message, its fields, and the facts that callers decide by.
+
+An error class names its fields and their types, as a dataclass does, and gives a `template` that `str.format` fills
+with them, or a method `_message` where that takes logic:
+
+    class ChannelExists(LogError):
+        code = "channel_exists"
+        template = "channel {channel!r} exists; open it, or delete it first"
+        channel: str
+
+    raise ChannelExists(channel="trips")
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import dataclasses
+from typing import Any, ClassVar, dataclass_transform
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class LogError(Exception):
-    """Base of everything Tidelog raises on purpose."""
+    """Base of everything Tidelog raises on purpose. Errors are built by keyword only."""
 
     code: ClassVar[str] = "log_error"
     """Stable; travels on the wire and names the row in docs/errors.md."""
     retriable: ClassVar[bool] = False
     definite: ClassVar[bool] = True
+    template: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        # Not `frozen`: raising sets the traceback and the notes of an exception.
+        dataclasses.dataclass(cls, kw_only=True, eq=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, list | tuple):
+                setattr(self, name, list(value))  # the error keeps a copy: the caller's list may go on changing
+        self.args = (self._message(),)
+
+    def _message(self) -> str:
+        return self.template.format_map(vars(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors are built by keyword, so the default (class, args) recipe would not rebuild them

@@ -1,4 +1,4 @@
-"""Errors of the catalog: why a change of the cluster's memory was refused, and bytes of it that cannot be read.
+"""Errors of the catalog: refused changes, and catalog bytes that cannot be read.
 
 A refused change had no effect on any node. Most refusals are final for the change as it stands: the state has moved
 on, so the proposer reads the catalog again and decides anew. `retriable` is set where the same change may land later.
@@ -14,62 +14,56 @@ from tidelog.errors.base import LogError
 
 
 class CatalogCorrupt(LogError):
-    """Bytes that should be a change or a snapshot of the catalog are not, or contradict themselves.
+    """A change or a snapshot of the catalog cannot be parsed, or contradicts itself.
 
-    The node must stop applying and learn the catalog again from its peers; skipping would let it disagree in silence.
+    The node must stop applying changes and fetch the catalog from its peers; if it skipped the change, its catalog
+    would silently differ from theirs.
     """
 
     code = "catalog_corrupt"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(f"{problem}; fetch the catalog from a peer, do not skip")
-        self.problem = problem
+    template = "{problem}; fetch the catalog from a peer, do not skip"
+    problem: str
 
 
 class CatalogVersion(LogError):
-    """A change or a snapshot says something that only newer software knows.
+    """A change or a snapshot was written by newer software, in a form that this version cannot read.
 
-    The node must stop applying until it is upgraded; skipping would let it disagree in silence.
+    The node must stop applying changes until it is upgraded; if it skipped the change, its catalog would silently
+    differ from those of its peers.
     """
 
     code = "catalog_version"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(f"{problem}; this node must be upgraded before it can go on")
-        self.problem = problem
+    template = "{problem}; this node must be upgraded before it can go on"
+    problem: str
 
 
 class InvalidChange(LogError):
-    """A change holds values that cannot be. All problems are listed at once."""
+    """A change holds invalid values. All problems are listed at once."""
 
     code = "invalid_change"
+    kind: str
+    problems: Sequence[str]
 
-    def __init__(self, *, kind: str, problems: Sequence[str]) -> None:
-        super().__init__(f"{kind}: " + "; ".join(problems))
-        self.kind = kind
-        self.problems = list(problems)
+    def _message(self) -> str:
+        return f"{self.kind}: " + "; ".join(self.problems)
 
 
 class NothingToChange(LogError):
-    """What the change asks for is so already. Nothing needs to be done."""
+    """The catalog is already in the state that the change asks for. Nothing needs to be done."""
 
     code = "nothing_to_change"
-
-    def __init__(self, *, state: str) -> None:
-        super().__init__(f"{state} already")
-        self.state = state
+    template = "{state} already"
+    state: str
 
 
 class CatalogFull(LogError):
-    """The catalog holds as many of these as it may. Remove some that are no longer needed."""
+    """The catalog has reached its limit for this kind of entry. Remove some that are no longer needed."""
 
     code = "catalog_full"
     retriable = True
-
-    def __init__(self, *, what: str, count_max: int) -> None:
-        super().__init__(f"the catalog may hold {count_max} {what} and does; remove some that are no longer needed")
-        self.what = what
-        self.count_max = count_max
+    template = "the catalog may hold {count_max} {what} and does; remove some that are no longer needed"
+    what: str
+    count_max: int
 
 
 # --- nodes -----------------------------------------------------------------------------------------
@@ -79,21 +73,17 @@ class UnknownNode(LogError):
     """The catalog has no node of this name, or it was removed. An operator admits it first."""
 
     code = "unknown_node"
-
-    def __init__(self, *, node: str) -> None:
-        super().__init__(f"there is no node {node!r}; admit it first")
-        self.node = node
+    template = "there is no node {node!r}; admit it first"
+    node: str
 
 
 class NodeExists(LogError):
-    """A node of this name, or of one that differs from it only in case, is in the catalog."""
+    """The catalog already has a node of this name, or of a name that differs only in case."""
 
     code = "node_exists"
-
-    def __init__(self, *, node: str, held: str) -> None:
-        super().__init__(f"node {node!r} cannot be admitted beside {held!r}; remove that one, or choose another id")
-        self.node = node
-        self.held = held
+    template = "node {node!r} cannot be admitted beside {held!r}; remove that one, or choose another id"
+    node: str
+    held: str
 
 
 class NodeFenced(LogError):
@@ -101,23 +91,19 @@ class NodeFenced(LogError):
 
     code = "node_fenced"
     retriable = True
-
-    def __init__(self, *, node: str, state: str) -> None:
-        super().__init__(f"node {node!r} is {state}; it must register with a higher incarnation first")
-        self.node = node
-        self.state = state
+    template = "node {node!r} is {state}; it must register with a higher incarnation first"
+    node: str
+    state: str
 
 
 class StaleIncarnation(LogError):
-    """A change names an incarnation of a node that is not the one the catalog knows, or does not exceed it."""
+    """A change names another incarnation of a node than the catalog has, or a registration does not exceed it."""
 
     code = "stale_incarnation"
-
-    def __init__(self, *, node: str, given: int, known: int) -> None:
-        super().__init__(f"incarnation {given} of node {node!r} does not fit: {known} is known; read the catalog again")
-        self.node = node
-        self.given = given
-        self.known = known
+    template = "incarnation {given} of node {node!r} does not fit: {known} is known; read the catalog again"
+    node: str
+    given: int
+    known: int
 
 
 class NodeHolds(LogError):
@@ -125,67 +111,59 @@ class NodeHolds(LogError):
 
     code = "node_holds"
     retriable = True
+    node: str
+    channels: Sequence[str]
+    count: int
 
-    def __init__(self, *, node: str, channels: Sequence[str], count: int) -> None:
-        more = f" and {count - len(channels)} more" if count > len(channels) else ""
-        super().__init__(
-            f"node {node!r} leads or is the last good holder of {', '.join(channels)}{more}; "
+    def _message(self) -> str:
+        more = f" and {self.count - len(self.channels)} more" if self.count > len(self.channels) else ""
+        return (
+            f"node {self.node!r} leads or is the last good holder of {', '.join(self.channels)}{more}; "
             "move their leaders and replicas first, or remove it by force"
         )
-        self.node = node
-        self.channels = list(channels)
-        self.count = count
 
 
 # --- channels --------------------------------------------------------------------------------------
 
 
 class StaleChannelEpoch(LogError):
-    """The channel has changed since the change was decided. Read it again and decide anew."""
+    """The channel has changed since the change was prepared. Read it again and decide anew."""
 
     code = "stale_channel_epoch"
-
-    def __init__(self, *, channel: str, expected: int, current: int) -> None:
-        super().__init__(
-            f"channel {channel!r} is at channel epoch {current}, the change was made for {expected}; "
-            "read the channel again and decide anew"
-        )
-        self.channel = channel
-        self.expected = expected
-        self.current = current
+    template = (
+        "channel {channel!r} is at channel epoch {current}, the change was made for {expected}; read the channel "
+        "again and decide anew"
+    )
+    channel: str
+    expected: int
+    current: int
 
 
 class NotInReplicas(LogError):
     """The node is not one of the channel's replicas. Place a replica there first."""
 
     code = "not_in_replicas"
-
-    def __init__(self, *, channel: str, node: str) -> None:
-        super().__init__(f"node {node!r} is no replica of channel {channel!r}; place one there first")
-        self.channel = channel
-        self.node = node
+    template = "node {node!r} is no replica of channel {channel!r}; place one there first"
+    channel: str
+    node: str
 
 
 class NotInIsr(LogError):
     """The node is not in the ISR, so it cannot leave it."""
 
     code = "not_in_isr"
-
-    def __init__(self, *, channel: str, node: str) -> None:
-        super().__init__(f"node {node!r} is not in the ISR of channel {channel!r}; read the channel again")
-        self.channel = channel
-        self.node = node
+    template = "node {node!r} is not in the ISR of channel {channel!r}; read the channel again"
+    channel: str
+    node: str
 
 
 class LeaderOutsideIsr(LogError):
     """The change would leave the leader outside the ISR or the replicas. Elect another leader first."""
 
     code = "leader_outside_isr"
-
-    def __init__(self, *, channel: str, leader: str) -> None:
-        super().__init__(f"{leader!r} leads channel {channel!r} and must stay in its ISR; elect another leader first")
-        self.channel = channel
-        self.leader = leader
+    template = "{leader!r} leads channel {channel!r} and must stay in its ISR; elect another leader first"
+    channel: str
+    leader: str
 
 
 class LastHolder(LogError):
@@ -193,53 +171,46 @@ class LastHolder(LogError):
 
     code = "last_holder"
     retriable = True
-
-    def __init__(self, *, channel: str, problem: str) -> None:
-        super().__init__(f"channel {channel!r}: {problem}; let another replica catch up first")
-        self.channel = channel
-        self.problem = problem
+    template = "channel {channel!r}: {problem}; let another replica catch up first"
+    channel: str
+    problem: str
 
 
 class NotElectable(LogError):
-    """The node may lack committed records, so it cannot lead. Wait for a holder, or let an operator decide."""
+    """The node may lack committed records, so it cannot lead. Wait for a replica that has them all, or let an operator
+    accept the loss."""
 
     code = "not_electable"
     retriable = True
-
-    def __init__(self, *, channel: str, node: str, problem: str) -> None:
-        super().__init__(
-            f"node {node!r} cannot lead channel {channel!r}: {problem}; "
-            "wait for a replica that holds everything, or let an operator name one and accept the loss"
-        )
-        self.channel = channel
-        self.node = node
-        self.problem = problem
+    template = (
+        "node {node!r} cannot lead channel {channel!r}: {problem}; wait for a replica that holds everything, or let "
+        "an operator name one and accept the loss"
+    )
+    channel: str
+    node: str
+    problem: str
 
 
 class NoLiveLeader(LogError):
-    """Only a live leader can say who has caught up or who may go. Elect one first."""
+    """The channel has no live leader, and only a leader can say which replicas have caught up. Elect one first."""
 
     code = "no_live_leader"
     retriable = True
-
-    def __init__(self, *, channel: str) -> None:
-        super().__init__(f"channel {channel!r} has no live leader; elect one first")
-        self.channel = channel
+    template = "channel {channel!r} has no live leader; elect one first"
+    channel: str
 
 
 class ConfigMismatch(LogError):
-    """A channel is there with another setting than was asked for, or one that is fixed for its life would change. Take
-    it as it is, alter it, or make a new channel."""
+    """The channel exists with another value of this setting, or the setting cannot change any more. Use the channel
+    as it is, alter it, or create a new one."""
 
     code = "config_mismatch"
-
-    def __init__(self, *, channel: str, setting: str) -> None:
-        super().__init__(
-            f"{setting} of channel {channel!r} is another one; take it as it is, alter it, or create a new channel "
-            "(persistent is fixed for its life)"
-        )
-        self.channel = channel
-        self.setting = setting
+    template = (
+        "channel {channel!r} exists with another value of {setting}; use it as it is, alter it, or create a new "
+        "channel (persistent cannot be altered)"
+    )
+    channel: str
+    setting: str
 
 
 # --- producers, tokens, grants ---------------------------------------------------------------------
@@ -249,62 +220,50 @@ class UnknownProducer(LogError):
     """The catalog has no such producer. Open it first."""
 
     code = "unknown_producer"
-
-    def __init__(self, *, producer: int) -> None:
-        super().__init__(f"there is no producer {producer}; open it first")
-        self.producer = producer
+    template = "there is no producer {producer}; open it first"
+    producer: int
 
 
 class ProducerOwned(LogError):
     """The name of this producer belongs to somebody else. Choose another name."""
 
     code = "producer_owned"
-
-    def __init__(self, *, name: str, owner: str) -> None:
-        super().__init__(f"producer {name!r} belongs to {owner}; choose another name")
-        self.name = name
-        self.owner = owner
+    template = "producer {name!r} belongs to {owner}; choose another name"
+    name: str
+    owner: str
 
 
 class StaleProducerEpoch(LogError):
-    """The producer was opened again since, so an older one is fenced. Open it again to go on."""
+    """The producer was opened again since, so this older epoch is fenced. Open it again to go on."""
 
     code = "stale_producer_epoch"
-
-    def __init__(self, *, producer: int, expected: int, current: int) -> None:
-        super().__init__(f"producer {producer} is at epoch {current}, not {expected}; open it again to go on")
-        self.producer = producer
-        self.expected = expected
-        self.current = current
+    template = "producer {producer} is at epoch {current}, not {expected}; open it again to go on"
+    producer: int
+    expected: int
+    current: int
 
 
 class TokenExists(LogError):
     """A token of this name or this secret exists. Revoked ones count until they are removed."""
 
     code = "token_exists"
-
-    def __init__(self, *, token: str) -> None:
-        super().__init__(f"token {token!r} exists; remove it first, or choose another name and secret")
-        self.token = token
+    template = "token {token!r} exists; remove it first, or choose another name and secret"
+    token: str
 
 
 class UnknownToken(LogError):
     """The catalog has no token of this name."""
 
     code = "unknown_token"
-
-    def __init__(self, *, token: str) -> None:
-        super().__init__(f"there is no token {token!r}; list the tokens to see their names")
-        self.token = token
+    template = "there is no token {token!r}; list the tokens to see their names"
+    token: str
 
 
 class UnknownGrant(LogError):
-    """Nobody was granted this, so it cannot be taken back."""
+    """There is no such grant, so it cannot be revoked."""
 
     code = "unknown_grant"
-
-    def __init__(self, *, principal: str, scope: str, channels: str) -> None:
-        super().__init__(f"{principal} has no grant of {scope} on {channels}; list the grants to see them")
-        self.principal = principal
-        self.scope = scope
-        self.channels = channels
+    template = "{principal} has no grant of {scope} on {channels}; list the grants to see them"
+    principal: str
+    scope: str
+    channels: str

@@ -1,4 +1,4 @@
-"""Refusals of channels: who leads, who may write, and what a role may become."""
+"""Errors of channels: leadership, writing, reading, access, placement and changes of role."""
 
 from __future__ import annotations
 
@@ -8,266 +8,238 @@ from tidelog.errors.base import LogError
 
 
 class InvalidTransition(LogError):
-    """No cause allows this change of role. See the table in docs/protocols/replication.md."""
+    """No event leads from one of these roles to the other. See the table in docs/protocols/replication.md."""
 
     code = "invalid_transition"
-
-    def __init__(self, *, channel: str, before: str, after: str) -> None:
-        super().__init__(f"channel {channel!r}: no way leads from {before} to {after}; go by the roles between")
-        self.channel = channel
-        self.before = before
-        self.after = after
+    template = (
+        "channel {channel!r}: the role cannot change from {before} to {after}; change it step by step through the "
+        "roles between"
+    )
+    channel: str
+    before: str
+    after: str
 
 
 class WrongCause(LogError):
-    """This change of role exists, but not for this cause."""
+    """This change of role is possible, but not for this cause."""
 
     code = "wrong_cause"
-
-    def __init__(self, *, channel: str, before: str, after: str, cause: str) -> None:
-        super().__init__(f"channel {channel!r}: {cause} does not lead from {before} to {after}; name the true cause")
-        self.channel = channel
-        self.before = before
-        self.after = after
-        self.cause = cause
+    template = "channel {channel!r}: {cause} does not lead from {before} to {after}; give the cause that does"
+    channel: str
+    before: str
+    after: str
+    cause: str
 
 
 # --- writing ---------------------------------------------------------------------------------------
 
 
 class NotChannelLeader(LogError):
-    """Another node leads this channel, or nobody does at the moment. Nothing was written; go to the leader it names."""
+    """Another node leads this channel, or none does at the moment. Nothing was written; send the request to the leader
+    that the error names."""
 
     code = "not_channel_leader"
     retriable = True
+    channel: str
+    leader: str | None
+    address: str = ""
+    leader_epoch: int = 0
 
-    def __init__(self, *, channel: str, leader: str | None, address: str = "", leader_epoch: int = 0) -> None:
-        where = f"{leader} leads channel {channel!r}; go there" if leader else f"channel {channel!r} has no leader now"
-        super().__init__(f"{where}, or ask again in a moment")
-        self.channel = channel
-        self.leader = leader
-        self.address = address
-        self.leader_epoch = leader_epoch
+    def _message(self) -> str:
+        if self.leader:
+            return f"{self.leader} leads channel {self.channel!r}; go there, or ask again in a moment"
+        return f"channel {self.channel!r} has no leader now; ask again in a moment"
 
 
 class LeadershipLost(LogError):
-    """The leader changed before the record was committed; it may be in the log or not. A producer with an id may send
-    it again."""
+    """The leader changed before the record was committed; it may or may not be in the log. A producer with
+    an id may send it again."""
 
     code = "leadership_lost"
     retriable = True
     definite = False
-
-    def __init__(self, *, channel: str, leader_epoch: int) -> None:
-        super().__init__(
-            f"leader epoch {leader_epoch} of channel {channel!r} ended before the record was committed; "
-            "send it again under the same producer and seq"
-        )
-        self.channel = channel
-        self.leader_epoch = leader_epoch
+    template = (
+        "leader epoch {leader_epoch} of channel {channel!r} ended before the record was committed; send it again "
+        "under the same producer and seq"
+    )
+    channel: str
+    leader_epoch: int
 
 
 class NotEnoughReplicas(LogError):
-    """Fewer in-sync replicas than min_isr: nothing can be committed, so nothing is taken (R4)."""
+    """Fewer in-sync replicas than min_isr: nothing can be committed, so no record is accepted (R4)."""
 
     code = "not_enough_replicas"
     retriable = True
-
-    def __init__(self, *, channel: str, isr: int, min_isr: int) -> None:
-        super().__init__(
-            f"channel {channel!r} has {isr} in-sync replicas and needs {min_isr}; bring nodes back, or lower min_isr"
-        )
-        self.channel = channel
-        self.isr = isr
-        self.min_isr = min_isr
+    template = "channel {channel!r} has {isr} in-sync replicas and needs {min_isr}; bring nodes back, or lower min_isr"
+    channel: str
+    isr: int
+    min_isr: int
 
 
 class ChannelPaused(LogError):
     """The channel is paused. Resume it first."""
 
     code = "channel_paused"
-
-    def __init__(self, *, channel: str) -> None:
-        super().__init__(f"channel {channel!r} is paused; resume it with `tidelog channel resume`")
-        self.channel = channel
+    template = "channel {channel!r} is paused; resume it with `tidelog channel resume`"
+    channel: str
 
 
 class ChannelReadonly(LogError):
-    """The channel takes no records. Make it writable first."""
+    """The channel is read-only. Make it writable first."""
 
     code = "channel_readonly"
-
-    def __init__(self, *, channel: str) -> None:
-        super().__init__(f"channel {channel!r} is read-only; make it writable with `tidelog channel readonly --off`")
-        self.channel = channel
+    template = "channel {channel!r} is read-only; make it writable with `tidelog channel readonly --off`"
+    channel: str
 
 
 class OffsetConflict(LogError):
-    """The record would not get the offset that its producer expects: somebody else wrote first."""
+    """The record would not get the offset that its producer expects, because another producer wrote first."""
 
     code = "offset_conflict"
-
-    def __init__(self, *, channel: str, expected: int, actual: int) -> None:
-        super().__init__(f"channel {channel!r} ends at {actual}, not at {expected}; read what is new and decide again")
-        self.channel = channel
-        self.expected = expected
-        self.actual = actual
+    template = "channel {channel!r} ends at {actual}, not at {expected}; read what is new and decide again"
+    channel: str
+    expected: int
+    actual: int
 
 
 class OutOfSequence(LogError):
     """A producer's records must follow each other without a gap. Nothing was written."""
 
     code = "out_of_sequence"
-
-    def __init__(self, *, channel: str, expected: int, got: int) -> None:
-        super().__init__(
-            f"channel {channel!r} expects seq {expected} of this producer and got {got}; first send what precedes it"
-        )
-        self.channel = channel
-        self.expected = expected
-        self.got = got
+    template = "channel {channel!r} expects seq {expected} of this producer and got {got}; first send what precedes it"
+    channel: str
+    expected: int
+    got: int
 
 
 class ProducerFenced(LogError):
-    """A newer opening of this producer writes now; this one is over."""
+    """This producer was opened again elsewhere; only the newest opening may write."""
 
     code = "producer_fenced"
-
-    def __init__(self, *, channel: str, epoch: int, newest: int) -> None:
-        super().__init__(
-            f"this producer of channel {channel!r} was opened again (epoch {newest}, this one is {epoch}); open it anew"
-        )
-        self.channel = channel
-        self.epoch = epoch
-        self.newest = newest
+    template = (
+        "this producer of channel {channel!r} was opened again (epoch {newest}, this one is {epoch}); open it again "
+        "to write"
+    )
+    channel: str
+    epoch: int
+    newest: int
 
 
 class ProducerNotYetKnown(LogError):
-    """The leader has not heard of this opening of the producer. Nothing was written; send it again in a moment.
+    """The leader does not know this epoch of the producer yet. Nothing was written; send the record again in a moment.
 
     If it lasts, the producer was closed: open it again.
     """
 
     code = "producer_not_yet_known"
     retriable = True
-
-    def __init__(self, *, channel: str, producer: int, epoch: int) -> None:
-        super().__init__(
-            f"the leader of channel {channel!r} does not know epoch {epoch} of producer {producer}; "
-            "send again in a moment, or open the producer again"
-        )
-        self.channel = channel
-        self.producer = producer
-        self.epoch = epoch
+    template = (
+        "the leader of channel {channel!r} does not know epoch {epoch} of producer {producer}; send again in a "
+        "moment, or open the producer again"
+    )
+    channel: str
+    producer: int
+    epoch: int
 
 
 class TooManyInFlight(LogError):
-    """More waits to be committed than a channel or a link may keep. Wait for answers, then go on."""
+    """The limit of uncommitted bytes of a channel or a link is reached. Wait for answers, then send again."""
 
     code = "too_many_in_flight"
     retriable = True
-
-    def __init__(self, *, waiting_bytes: int, bytes_max: int) -> None:
-        super().__init__(f"{waiting_bytes} bytes wait to be committed, at most {bytes_max} may; wait for answers")
-        self.waiting_bytes = waiting_bytes
-        self.bytes_max = bytes_max
+    template = "{waiting_bytes} bytes wait to be committed, at most {bytes_max} may; wait for answers"
+    waiting_bytes: int
+    bytes_max: int
 
 
 # --- reading ---------------------------------------------------------------------------------------
 
 
 class ReplicaBehind(LogError):
-    """This replica does not know the leader epoch or the offset yet. Ask another, or the leader."""
+    """This replica does not know the leader epoch or the offset yet. Ask another replica, or the leader."""
 
     code = "replica_behind"
     retriable = True
-
-    def __init__(self, *, channel: str, leader_epoch: int, committed_end: int) -> None:
-        super().__init__(
-            f"this replica of channel {channel!r} knows it up to {committed_end} in epoch {leader_epoch}; "
-            "ask the leader, or again in a moment"
-        )
-        self.channel = channel
-        self.leader_epoch = leader_epoch
-        self.committed_end = committed_end
+    template = (
+        "this replica of channel {channel!r} knows it up to {committed_end} in epoch {leader_epoch}; ask the leader, "
+        "or again in a moment"
+    )
+    channel: str
+    leader_epoch: int
+    committed_end: int
 
 
 class NoReplicaHere(LogError):
-    """This node holds no replica of the channel. Ask one of those it names."""
+    """This node holds no replica of the channel. Ask one of the nodes that the error names."""
 
     code = "no_replica_here"
     retriable = True
+    channel: str
+    replicas: Sequence[str]
 
-    def __init__(self, *, channel: str, replicas: Sequence[str]) -> None:
-        super().__init__(f"no replica of channel {channel!r} here; ask {', '.join(replicas) or 'again later'}")
-        self.channel = channel
-        self.replicas = list(replicas)
+    def _message(self) -> str:
+        return f"no replica of channel {self.channel!r} here; ask {', '.join(self.replicas) or 'again later'}"
 
 
-# --- whoever asks ----------------------------------------------------------------------------------
+# --- access and placement --------------------------------------------------------------------------
 
 
 class AccessDenied(LogError):
-    """The principal has no grant for this. Nothing was done; an operator gives the grant."""
+    """The principal has no grant for this. Nothing was done; an operator can grant it."""
 
     code = "access_denied"
-
-    def __init__(self, *, principal: str, scope: str, channel: str) -> None:
-        super().__init__(f"{principal} may not {scope} on channel {channel!r}; let an operator grant it")
-        self.principal = principal
-        self.scope = scope
-        self.channel = channel
+    template = "{principal} may not {scope} on channel {channel!r}; let an operator grant it"
+    principal: str
+    scope: str
+    channel: str
 
 
 class ChannelDeleted(LogError):
-    """The channel of this id was deleted. One of the same name is another channel: look it up again."""
+    """The channel of this id was deleted. A channel of the same name is another one: look it up by name again."""
 
     code = "channel_deleted"
-
-    def __init__(self, *, channel_id: int) -> None:
-        super().__init__(f"channel id {channel_id} was deleted; look the channel up by its name again")
-        self.channel_id = channel_id
+    template = "channel id {channel_id} was deleted; look the channel up by its name again"
+    channel_id: int
 
 
 class TooManyWaits(LogError):
-    """As many fetches of one link wait for records as may. Ask again without waiting, or for fewer channels."""
+    """The limit of waiting fetches on one link is reached. Fetch again without waiting, or from fewer channels."""
 
     code = "too_many_waits"
     retriable = True
-
-    def __init__(self, *, waits_max: int) -> None:
-        super().__init__(f"{waits_max} fetches wait on this link and no more may; end some, or ask without waiting")
-        self.waits_max = waits_max
+    template = "{waits_max} fetches wait on this link and no more may; end some, or ask without waiting"
+    waits_max: int
 
 
 class PlacementRefused(LogError):
-    """No node, or not every node that was named, can take a replica of the channel. Says for each node why not."""
+    """No node, or not every node that was named, can take a replica of the channel. The message says why."""
 
     code = "placement_refused"
     retriable = True
+    channel: str
+    problems: Sequence[str]
 
-    def __init__(self, *, channel: str, problems: Sequence[str]) -> None:
-        super().__init__(
-            f"channel {channel!r} cannot be placed: {'; '.join(problems)}; bring nodes back or change the placement"
-        )
-        self.channel = channel
-        self.problems = list(problems)
+    def _message(self) -> str:
+        problems = "; ".join(self.problems)
+        return f"channel {self.channel!r} cannot be placed: {problems}; bring nodes back or change the placement"
 
 
 class FactorNotMet(LogError):
-    """Fewer nodes than the replication factor can take the channel, and whoever opens it relies on the factor."""
+    """Fewer nodes than the replication factor can hold the channel, and it was opened on condition that all replicas
+    are placed."""
 
     code = "factor_not_met"
     retriable = True
+    channel: str
+    factor: int
+    nodes: Sequence[str]
+    problems: Sequence[str]
 
-    def __init__(self, *, channel: str, factor: int, nodes: Sequence[str], problems: Sequence[str]) -> None:
-        can = ", ".join(nodes) or "none"
-        why = f" ({'; '.join(problems)})" if problems else ""
-        super().__init__(
-            f"channel {channel!r} wants {factor} replicas and {len(nodes)} of the nodes can hold it: {can}{why};"
-            " start more nodes, or open it with a smaller factor"
+    def _message(self) -> str:
+        can = ", ".join(self.nodes) or "none"
+        why = f" ({'; '.join(self.problems)})" if self.problems else ""
+        return (
+            f"channel {self.channel!r} wants {self.factor} replicas and {len(self.nodes)} of the nodes can hold it: "
+            f"{can}{why}; start more nodes, or open it with a smaller factor"
         )
-        self.channel = channel
-        self.factor = factor
-        self.nodes = list(nodes)
-        self.problems = list(problems)

@@ -1,4 +1,4 @@
-"""Refusals that only embedded use meets (`tidelog.embedded`)."""
+"""Errors that only embedded use raises (`tidelog.embedded`)."""
 
 from __future__ import annotations
 
@@ -6,58 +6,48 @@ from tidelog.errors.base import LogError
 
 
 class ReplicationNotEnabled(LogError):
-    """A replicated channel was to be opened, and the manager has no node yet. Nothing was created."""
+    """A replicated channel needs a node, and the manager has none yet. Nothing was created."""
 
     code = "replication_not_enabled"
-
-    def __init__(self, *, channel: str) -> None:
-        super().__init__(
-            f"channel {channel!r} asks for replication and this manager has no node; call enable_replication(node) "
-            "first, or open it without replication"
-        )
-        self.channel = channel
+    template = (
+        "channel {channel!r} asks for replication and this manager has no node; call enable_replication(node) first, "
+        "or open it without replication"
+    )
+    channel: str
 
 
 class Lagged(LogError):
-    """Retention has passed the reader: what it would read next is gone. Read on at `log_start`."""
+    """Retention removed the records that the reader would read next. Read on at `log_start`."""
 
     code = "lagged"
-
-    def __init__(self, *, channel: str, offset: int, log_start: int) -> None:
-        super().__init__(
-            f"channel {channel!r} begins at {log_start} now, and {offset} was to be read; read on at {log_start}, "
-            "and keep more if that happens often"
-        )
-        self.channel = channel
-        self.offset = offset
-        self.log_start = log_start
+    template = (
+        "channel {channel!r} begins at {log_start} now, and offset {offset} is gone; read on at {log_start}, and "
+        "keep records longer if that happens often"
+    )
+    channel: str
+    offset: int
+    log_start: int
 
 
 class TransitionReserved(LogError):
-    """The table allows this change of role, but no hand: it follows from what the catalog decides or a replica hears.
+    """This change of role cannot be made by the caller: it follows from the catalog or from what a replica receives.
 
-    A role taken by hand alone would be a second leader, or a copy that nobody counts on.
+    A role taken by the caller alone would make a second leader, or a replica that no leader counts.
     """
 
     code = "transition_reserved"
-
-    def __init__(self, *, channel: str, before: str, after: str, cause: str, instead: str) -> None:
-        super().__init__(f"channel {channel!r}: {cause} from {before} to {after} is not given by hand; {instead}")
-        self.channel = channel
-        self.before = before
-        self.after = after
-        self.cause = cause
-        self.instead = instead
+    template = "channel {channel!r}: {cause} from {before} to {after} cannot be triggered by the caller; {instead}"
+    channel: str
+    before: str
+    after: str
+    cause: str
+    instead: str
 
 
 class WithdrawnByHand(LogError):
-    """A replica gave its copy up because it was told to. It is tried again after a while, as after a full disk."""
+    """The caller withdrew a replica. It is tried again after a while, as after a full disk."""
 
     code = "withdrawn_by_hand"
     retriable = True
-
-    def __init__(self, *, channel: str) -> None:
-        super().__init__(
-            f"the copy of channel {channel!r} was withdrawn by hand; it comes back by itself after a while"
-        )
-        self.channel = channel
+    template = "the copy of channel {channel!r} was withdrawn by hand; it comes back by itself after a while"
+    channel: str

@@ -1,4 +1,4 @@
-"""Errors of consumer groups: who is a member, who coordinates, and who may still move a position."""
+"""Errors of consumer groups: membership, coordination, and stale members and epochs."""
 
 from __future__ import annotations
 
@@ -6,85 +6,71 @@ from tidelog.errors.base import LogError
 
 
 class UnknownGroup(LogError):
-    """There is no group of this name: it was never joined, or its last member has left. Join it."""
+    """There is no group of this name: nobody has joined it, or its last member has left. Join it first."""
 
     code = "unknown_group"
-
-    def __init__(self, *, group: str) -> None:
-        super().__init__(f"there is no group {group!r}; join it first")
-        self.group = group
+    template = "there is no group {group!r}; join it first"
+    group: str
 
 
 class UnknownMember(LogError):
-    """The group has no such member: it left, or was expelled because it was silent for too long. Join again, and read
+    """The group has no such member: it left, or was expelled because it sent no heartbeat in time. Join again, and read
     from the committed positions."""
 
     code = "unknown_member"
-
-    def __init__(self, *, group: str, member: str) -> None:
-        super().__init__(
-            f"group {group!r} has no member {member!r}; join again, then read from the committed positions"
-        )
-        self.group = group
-        self.member = member
+    template = "group {group!r} has no member {member!r}; join again, then read from the committed positions"
+    group: str
+    member: str
 
 
 class MemberExists(LogError):
-    """The group has a member of this name already, and the request was to add a new one, or it belongs to somebody
-    else. Choose another name, or wait until the silent one is expelled."""
+    """The group already has a member of this name, which belongs to another principal or must not be replaced. Choose
+    another name, or wait until that member is expelled."""
 
     code = "member_exists"
-
-    def __init__(self, *, group: str, member: str, owner: str) -> None:
-        super().__init__(f"group {group!r} has a member {member!r}, of {owner}; choose another name for this one")
-        self.group = group
-        self.member = member
-        self.owner = owner
+    template = "group {group!r} has a member {member!r}, of {owner}; choose another name for this one"
+    group: str
+    member: str
+    owner: str
 
 
 class MemberFenced(LogError):
-    """Another process has joined under this member's name since. Only the newest one counts; stop this one."""
+    """Another process joined later under this member's name. Only the newest one counts; stop this one."""
 
     code = "member_fenced"
-
-    def __init__(self, *, group: str, member: str, life: int, newest: int) -> None:
-        super().__init__(
-            f"member {member!r} of group {group!r} joined anew as {newest}, after this one as {life}; "
-            "stop this one, or give it a name of its own"
-        )
-        self.group = group
-        self.member = member
-        self.life = life
-        self.newest = newest
+    template = (
+        "member {member!r} of group {group!r} joined again as {newest}, after this one as {life}; stop this one, or "
+        "give it a name of its own"
+    )
+    group: str
+    member: str
+    life: int
+    newest: int
 
 
 class NotAssigned(LogError):
-    """The channel is not this member's to read at the moment: another member has it, and goes on from the committed
-    position. Nothing was committed; leave the channel to the other."""
+    """The channel is assigned to another member at the moment, which reads on from the committed position. Nothing was
+    committed; stop reading the channel."""
 
     code = "not_assigned"
-
-    def __init__(self, *, group: str, member: str, channel: str, epoch: int) -> None:
-        super().__init__(
-            f"channel {channel!r} is not assigned to member {member!r} of group {group!r} at epoch {epoch}; "
-            "ask for the assignments again"
-        )
-        self.group = group
-        self.member = member
-        self.channel = channel
-        self.epoch = epoch
+    template = (
+        "channel {channel!r} is not assigned to member {member!r} of group {group!r} at epoch {epoch}; ask for the "
+        "assignments again"
+    )
+    group: str
+    member: str
+    channel: str
+    epoch: int
 
 
 class StaleGroupEpoch(LogError):
-    """The group has changed since this was decided. Look at it again."""
+    """The group has changed since the request was prepared. Read its state again."""
 
     code = "stale_group_epoch"
-
-    def __init__(self, *, group: str, expected: int, current: int) -> None:
-        super().__init__(f"group {group!r} is at epoch {current}, not {expected}; look at it again")
-        self.group = group
-        self.expected = expected
-        self.current = current
+    template = "group {group!r} is at epoch {current}, not {expected}; read its state again"
+    group: str
+    expected: int
+    current: int
 
 
 class NotGroupCoordinator(LogError):
@@ -92,8 +78,6 @@ class NotGroupCoordinator(LogError):
 
     code = "not_group_coordinator"
     retriable = True
-
-    def __init__(self, *, group: str, coordinator: str) -> None:
-        super().__init__(f"group {group!r} is coordinated by {coordinator!r}; ask there")
-        self.group = group
-        self.coordinator = coordinator
+    template = "group {group!r} is coordinated by {coordinator!r}; ask there"
+    group: str
+    coordinator: str

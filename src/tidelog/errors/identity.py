@@ -1,4 +1,4 @@
-"""Errors of who somebody is: certificates, names, authorities."""
+"""Errors of identity: certificates, names, authorities, and refused HTTP requests."""
 
 from __future__ import annotations
 
@@ -6,152 +6,128 @@ from tidelog.errors.base import LogError
 
 
 class BadIdentity(LogError):
-    """A certificate does not say, without doubt, who its holder is. Issue a proper one."""
+    """A certificate does not identify its holder unambiguously. Issue a new one with `tidelog ca issue`."""
 
     code = "bad_identity"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    template = "{problem}"
+    problem: str
 
 
 class WeakCertificate(BadIdentity):
-    """A certificate is signed or keyed with something that can be forged: SHA-1, a short RSA key."""
+    """A certificate uses an algorithm or a key that can be forged, such as SHA-1 or a short RSA key."""
 
     code = "weak_certificate"
 
 
 class WrongKind(LogError):
-    """A boat came to the door of the nodes, or a node to the door of the boats."""
+    """A boat's certificate was shown where a node's is needed, or the other way round."""
 
     code = "wrong_kind"
-
-    def __init__(self, *, name: str, kind: str, needed: str) -> None:
-        super().__init__(f"the certificate of {name} is a {kind}'s; a {needed}'s is needed here")
-        self.name = name
-        self.kind = kind
-        self.needed = needed
+    template = "the certificate of {name} is a {kind}'s; a {needed}'s is needed here"
+    name: str
+    kind: str
+    needed: str
 
 
 class CertificateExpired(LogError):
-    """The certificate's time is over. Renew it with `tidelog ca renew`."""
+    """The certificate has expired. Renew it with `tidelog ca renew`."""
 
     code = "certificate_expired"
-
-    def __init__(self, *, subject: str, expired: str, now: str) -> None:
-        super().__init__(
-            f"the certificate of {subject} expired at {expired} and the clock says {now}; "
-            "renew it with `tidelog ca renew`, or set the clock"
-        )
-        self.subject = subject
-        self.expired = expired
-        self.now = now
+    template = (
+        "the certificate of {subject} expired at {expired} and the clock says {now}; renew it with `tidelog ca "
+        "renew`, or set the clock"
+    )
+    subject: str
+    expired: str
+    now: str
 
 
 class CertificateNotYetValid(LogError):
-    """The certificate's time has not come, which nearly always means that a clock is wrong."""
+    """The certificate is not valid yet, which nearly always means that a clock is wrong."""
 
     code = "certificate_not_yet_valid"
     retriable = True
-
-    def __init__(self, *, subject: str, begins: str, now: str) -> None:
-        super().__init__(
-            f"the certificate of {subject} is valid from {begins} but the clock says {now}; set the clock first"
-        )
-        self.subject = subject
-        self.begins = begins
-        self.now = now
+    template = "the certificate of {subject} is valid from {begins} but the clock says {now}; set the clock first"
+    subject: str
+    begins: str
+    now: str
 
 
 class CertificateRevoked(LogError):
     """The certificate is on the revocation list. Issue a new one if its holder should come back."""
 
     code = "certificate_revoked"
+    serial: str
+    reason: str
 
-    def __init__(self, *, serial: str, reason: str) -> None:
-        super().__init__(f"certificate {serial} is revoked ({reason or 'no reason given'}); issue a new one")
-        self.serial = serial
-        self.reason = reason
+    def _message(self) -> str:
+        return f"certificate {self.serial} is revoked ({self.reason or 'no reason given'}); issue a new one"
 
 
 class CertificateRejected(LogError):
-    """The cloud's TLS does not take this boat's certificate. The message says which, why and what helps."""
+    """The cloud rejected this boat's certificate. The message says why and what helps."""
 
     code = "certificate_rejected"
-
-    def __init__(self, *, name: str, alert: str, remedy: str) -> None:
-        super().__init__(f"the cloud refuses the certificate of {name}: {remedy} (TLS says {alert})")
-        self.name = name
-        self.alert = alert
-        self.remedy = remedy
+    template = "the cloud refuses the certificate of {name}: {remedy} (TLS says {alert})"
+    name: str
+    alert: str
+    remedy: str
 
 
 class CloudNotTrusted(LogError):
-    """The cloud's certificate is not good by the boat's authority and clock. Compare ca.crt, address and clock."""
+    """The boat cannot verify the certificate of the cloud. Check ca.crt, the address and the clock."""
 
     code = "cloud_not_trusted"
-
-    def __init__(self, *, address: str, problem: str) -> None:
-        super().__init__(
-            f"the certificate that {address} shows is not good here: {problem}; replication.tls.ca must be the nodes' "
-            "ca.crt, the address a --server-name of the certificate, and the boat's clock right"
-        )
-        self.address = address
-        self.problem = problem
+    template = (
+        "the certificate that {address} shows cannot be verified: {problem}; replication.tls.ca must be the nodes' "
+        "ca.crt, the address a --server-name of the certificate, and the boat's clock right"
+    )
+    address: str
+    problem: str
 
 
 class BadRevocationList(LogError):
-    """A revocation list cannot be read and there is no earlier one to keep to, so nobody is let in."""
+    """A revocation list cannot be read and no earlier version of it was, so all connections are refused."""
 
     code = "bad_revocation_list"
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
+    template = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class NameTaken(LogError):
-    """Somebody else has this name, or one that differs from it only in case."""
+    """This name, or one that differs only in case, is already in use."""
 
     code = "name_taken"
-
-    def __init__(self, *, name: str, held: str, remedy: str) -> None:
-        super().__init__(f"{name} is taken by {held}; {remedy}")
-        self.name = name
-        self.held = held
-        self.remedy = remedy
+    template = "{name} is taken by {held}; {remedy}"
+    name: str
+    held: str
+    remedy: str
 
 
 class TooManyNames(LogError):
-    """As many different names are known as the limit allows, and this would be one more."""
+    """The limit of different names is reached."""
 
     code = "too_many_names"
     retriable = True
-
-    def __init__(self, *, names_max: int) -> None:
-        super().__init__(f"{names_max} names are known and no more are allowed; raise the limit or remove some")
-        self.names_max = names_max
+    template = "{names_max} names are known and no more are allowed; raise the limit or remove some"
+    names_max: int
 
 
 class AuthorityError(LogError):
-    """A certificate authority's folder cannot do what was asked of it."""
+    """A request to a certificate authority cannot be carried out with the files in its folder."""
 
     code = "authority_error"
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
+    template = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class RequestRefused(LogError):
-    """An HTTP request was answered with an error; `reason` is the code in its body. Read `detail`, and ask again."""
+    """An HTTP request was answered with an error; `reason` is the code in its body. `detail` says what to change."""
 
     code = "request_refused"
-
-    def __init__(self, *, status: int, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.reason = reason
-        self.detail = detail
+    template = "{detail}"
+    status: int
+    reason: str
+    detail: str

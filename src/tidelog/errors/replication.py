@@ -1,4 +1,4 @@
-"""Errors of what travels: the uplink, HTTP, and where frames come from."""
+"""Errors of the uplink, of messages, and of the sources of frames."""
 
 from __future__ import annotations
 
@@ -8,117 +8,99 @@ from tidelog.errors.base import LogError
 
 
 class SessionFenced(LogError):
-    """A newer session of this boat is open; this one is over. Shake hands again."""
+    """A newer session of this boat is open, so this one has ended. Do the Handshake again."""
 
     code = "session_fenced"
     retriable = True
-
-    def __init__(self, *, session: int, newest: int) -> None:
-        super().__init__(f"session {session} ended when session {newest} began; shake hands again")
-        self.session = session
-        self.newest = newest
+    template = "session {session} ended when session {newest} began; do the Handshake again"
+    session: int
+    newest: int
 
 
 class NameInUse(LogError):
-    """Another process delivers under this boat's name. Stop one of the two, or issue it a certificate of its own."""
+    """Another process is sending under this boat's name. Stop one of the two, or issue it a certificate of its own."""
 
     code = "name_in_use"
     retriable = True
-
-    def __init__(self, *, name: str, since: str, silent_ms: int) -> None:
-        super().__init__(
-            f"another process uses the name {name} since {since} and was heard {silent_ms} ms ago; this one waits "
-            "until it is gone: stop one of the two, or issue it a certificate of its own (`tidelog ca issue`)"
-        )
-        self.name = name
-        self.since = since
-        self.silent_ms = silent_ms
+    template = (
+        "another process has used the name {name} since {since} and sent something {silent_ms} ms ago; this one "
+        "waits until it is gone: stop one of the two, or issue it a certificate of its own (`tidelog ca issue`)"
+    )
+    name: str
+    since: str
+    silent_ms: int
 
 
 class RateExceeded(LogError):
-    """A live stream sent faster than a bus can talk. Pace the stream; history goes by Backfill."""
+    """A Live stream exceeds its rate limit, which is above what a bus can send. Pace the stream; send history by
+    Backfill."""
 
     code = "rate_exceeded"
     retriable = True
-
-    def __init__(self, *, frames_per_s: float, burst: int) -> None:
-        super().__init__(
-            f"more than {frames_per_s:g} frames/s (burst {burst}) on Live; send history by Backfill instead"
-        )
-        self.frames_per_s = frames_per_s
-        self.burst = burst
+    template = "more than {frames_per_s:g} frames/s (burst {burst}) on Live; send history by Backfill instead"
+    frames_per_s: float
+    burst: int
 
 
 class LagExceeded(LogError):
-    """A live stream is too far behind its boat's head. Shake hands again; Backfill brings the gap."""
+    """A Live stream is too far behind its boat's head. Do the Handshake again; Backfill sends what is missing."""
 
     code = "lag_exceeded"
     retriable = True
-
-    def __init__(self, *, lag: int, lag_max: int) -> None:
-        super().__init__(f"Live is {lag} frames behind, at most {lag_max} are allowed; shake hands again")
-        self.lag = lag
-        self.lag_max = lag_max
+    template = "Live is {lag} frames behind, at most {lag_max} are allowed; do the Handshake again"
+    lag: int
+    lag_max: int
 
 
 class TooManyHoles(LogError):
-    """As many gaps are open as the cloud may remember for one boat, and this block would add one."""
+    """The cloud's limit of open gaps for one boat is reached, and this block would add one."""
 
     code = "too_many_holes"
     retriable = True
-
-    def __init__(self, *, holes_max: int) -> None:
-        super().__init__(f"{holes_max} holes are open; send the oldest missing seqs first")
-        self.holes_max = holes_max
+    template = "{holes_max} holes are open; send the oldest missing seqs first"
+    holes_max: int
 
 
 class BadMessage(LogError):
-    """A message from the other side cannot be read or asks for what cannot be. Nothing of it was taken."""
+    """A message from the other side cannot be parsed, or asks for something impossible. Nothing of it was accepted."""
 
     code = "bad_message"
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    template = "{problem}"
+    problem: str
 
 
 class ForeignLineage(LogError):
     """A block belongs to another lineage than the one this session was opened for."""
 
     code = "foreign_lineage"
-
-    def __init__(self, *, expected: str, got: str) -> None:
-        super().__init__(f"the session is for lineage {expected}, the block is of {got}; shake hands again")
-        self.expected = expected
-        self.got = got
+    template = "the session is for lineage {expected}, the block is of {got}; do the Handshake again"
+    expected: str
+    got: str
 
 
 class HolesLeft(LogError):
-    """An lplex boat hears of what is missing in a Handshake only, and something is: the session ends for that.
+    """Frames are missing, and an lplex boat learns which only from a Handshake, so the session ends.
 
-    Nothing is wrong. Shake hands again; Live goes on where it ended.
+    Nothing is wrong. Do the Handshake again; Live goes on where it ended.
     """
 
     code = "holes_left"
     retriable = True
-
-    def __init__(self) -> None:
-        super().__init__("frames are missing that only a Handshake can ask for; shake hands again")
+    template = "frames are missing that only a Handshake can ask for; do the Handshake again"
 
 
 class ConflictingFrames(LogError):
-    """A frame came under a seq that is held with other content: two journals count in one lineage, or one restarted.
+    """A frame arrived with a seq that is already stored with other content: two journals use one lineage, or a journal
+    was restored from an older copy.
 
-    Nothing of it was taken. Shake hands again: the cloud then says how to go on.
+    Nothing of it was accepted. Do the Handshake again; the cloud's answer says how to go on.
     """
 
     code = "conflicting_frames"
     retriable = True
-
-    def __init__(self, *, lineage: str, seq: int) -> None:
-        super().__init__(f"seq {seq} of lineage {lineage} is held with another frame; shake hands again")
-        self.lineage = lineage
-        self.seq = seq
+    template = "seq {seq} of lineage {lineage} is already stored with another frame; do the Handshake again"
+    lineage: str
+    seq: int
 
 
 # --- sources ---------------------------------------------------------------------------------------
@@ -128,24 +110,20 @@ class MissingExtra(LogError):
     """An optional part of Tidelog is not installed."""
 
     code = "missing_extra"
-
-    def __init__(self, *, extra: str, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs the extra {extra!r}; install it with: pip install 'tidelog[{extra}]'")
-        self.extra = extra
-        self.needed_for = needed_for
+    template = "{needed_for} needs the extra {extra!r}; install it with: pip install 'tidelog[{extra}]'"
+    extra: str
+    needed_for: str
 
 
 class SourceFailed(LogError):
-    """Where frames come from broke or could not be opened. Close it and open it again after a pause.
+    """A source of frames failed or could not be opened. Close it and open it again after a pause.
 
-    Not definite: frames that were on the bus meanwhile are gone.
+    Not definite: frames that were on the bus meanwhile are lost.
     """
 
     code = "source_failed"
     retriable = True
     definite = False
-
-    def __init__(self, *, source: str, reason: str) -> None:
-        super().__init__(f"{source}: {reason}; check the interface and its cable, then open it again")
-        self.source = source
-        self.reason = reason
+    template = "{source}: {reason}; check the interface and its cable, then open it again"
+    source: str
+    reason: str

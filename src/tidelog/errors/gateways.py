@@ -1,0 +1,43 @@
+"""Errors of NATS and the Liftbridge gateway: bytes, records and subjects that cannot be used."""
+
+from __future__ import annotations
+
+from tidelog.errors.base import LogError
+
+
+class BadEnvelope(LogError):
+    """A NATS payload has no Liftbridge envelope, a damaged one, or one of a type that does not belong on this subject.
+
+    On a stream's subject this is not an error: such a payload is a plain NATS message, and is stored as it is.
+    """
+
+    code = "bad_envelope"
+    template = "{problem}; find out who else publishes to this subject, and with which client"
+    problem: str
+
+
+class BadLiftbridgeRecord(LogError):
+    """A Liftbridge record cannot be read: it is cut off, contradicts itself, or its checksum is wrong."""
+
+    code = "bad_liftbridge_record"
+    template = "the record at byte {position} {problem}; fetch it again from another server"
+    position: int
+    problem: str
+
+
+class BadSubject(LogError):
+    """A NATS subject, or a part of one, cannot be used here: it has a wildcard or an empty part, or is reserved."""
+
+    code = "bad_subject"
+    template = "the subject {subject!r} {problem}"
+    subject: str
+    problem: str
+
+
+class PayloadTooSmall(LogError):
+    """The NATS server accepts smaller payloads than replication needs. Raise `max_payload` in its configuration."""
+
+    code = "payload_too_small"
+    template = "the NATS server takes {bytes_max} bytes in a payload and {needed} are needed; raise its max_payload"
+    bytes_max: int
+    needed: int
