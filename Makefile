@@ -4,8 +4,17 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tools of one target each; they are no part of the environment that `make setup` builds.
+DOCS_TOOLS := build/tools-docs
+RELEASE_TOOLS := build/tools-release
+INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes -r
+WORLDS := log store journal uplink metadata cluster
+BENCHMARKS := log journal uplink fleet metadata link cluster failover idle client doors catchup pipeline freshness
+LOCKED := $(patsubst %.in,%.txt,$(filter-out requirements/build.in,$(wildcard requirements/*.in)))
+COMPILE := --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 --universal
+COVERED := tests/core tests/storage tests/blocks
 
-.PHONY: help setup demo test test-all lint format sim bench chaos fuzz proto lock clean
+.PHONY: help setup demo test test-all lint format coverage sim bench chaos fuzz docs changelog dist proto lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -14,8 +23,8 @@ setup: $(STAMP) ## Build .venv from pinned, hashed requirements
 
 $(STAMP): requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	requirements/find-java || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jre.txt
+	$(BIN)/python $(INSTALL) requirements/dev.txt
+	requirements/find-java || $(BIN)/python $(INSTALL) requirements/jre.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -38,30 +47,18 @@ format: setup ## Let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+coverage: setup ## Which lines and branches of core, storage and blocks their own tests run; fails below the floor
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -m "not slow" -n 2 --dist loadfile $(COVERED)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
+
 sim: setup ## Log, store, journal, uplink, metadata and whole clusters through 2,000 seeds of faults each
-	$(BIN)/tidelog sim log --seeds 2000
-	$(BIN)/tidelog sim store --seeds 2000
-	$(BIN)/tidelog sim journal --seeds 2000
-	$(BIN)/tidelog sim uplink --seeds 2000
-	$(BIN)/tidelog sim metadata --seeds 2000
-	$(BIN)/tidelog sim cluster --seeds 2000
+	for world in $(WORLDS); do $(BIN)/tidelog sim $$world --seeds 2000 || exit 1; done
 	$(BIN)/tidelog sim cluster --transport nats --seeds 2000
 
 bench: setup ## Every benchmark, as JSON
-	$(BIN)/tidelog bench log --json
-	$(BIN)/tidelog bench journal --json
-	$(BIN)/tidelog bench uplink --json
-	$(BIN)/tidelog bench fleet --json
-	$(BIN)/tidelog bench metadata --json
-	$(BIN)/tidelog bench link --json
-	$(BIN)/tidelog bench cluster --json
-	$(BIN)/tidelog bench failover --json
-	$(BIN)/tidelog bench idle --json
-	$(BIN)/tidelog bench client --json
-	$(BIN)/tidelog bench doors --json
-	$(BIN)/tidelog bench catchup --json
-	$(BIN)/tidelog bench pipeline --json
-	$(BIN)/tidelog bench freshness --json
+	for benchmark in $(BENCHMARKS); do $(BIN)/tidelog bench $$benchmark --json || exit 1; done
 
 chaos: setup ## Kills, pauses, cuts and full disks on three clusters of real processes, five minutes each
 	TIDELOG_CHAOS_S=600 $(BIN)/python -m pytest -s tests/cluster/test_channel_chaos.py -k minutes
@@ -69,20 +66,42 @@ chaos: setup ## Kills, pauses, cuts and full disks on three clusters of real pro
 fuzz: setup ## Coverage-guided fuzzing of every decoder, a minute each
 	$(BIN)/python -m tests.fuzz.run --seconds 60
 
-proto: setup ## Write the Python of the wire messages anew from their .proto
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(DOCS_TOOLS)/.installed ## Build the site of the docs into build/site; a broken link fails
+	$(DOCS_TOOLS)/bin/mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or for the search too: python3 -m http.server -d build/site"
+
+changelog: $(RELEASE_TOOLS)/.installed ## Move the files of changes/ into CHANGELOG.md, under the version in the package
+	$(RELEASE_TOOLS)/bin/towncrier build --yes --version "$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/tidelog/__init__.py)"
+
+dist: $(RELEASE_TOOLS)/.installed ## Build the wheel and the source archive; install the wheel elsewhere and run it
+	rm -rf dist build/lib build/wheel-test
+	$(RELEASE_TOOLS)/bin/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv build/wheel-test
+	build/wheel-test/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/wheel-test && bin/tidelog --version
+	rm -rf build/wheel-test
+
+$(DOCS_TOOLS)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv --clear $(DOCS_TOOLS)
+	$(DOCS_TOOLS)/bin/python $(INSTALL) requirements/docs.txt
+	@touch $@
+
+$(RELEASE_TOOLS)/.installed: requirements/release.txt
+	$(PYTHON) -m venv --clear $(RELEASE_TOOLS)
+	$(RELEASE_TOOLS)/bin/python $(INSTALL) requirements/release.txt
+	@touch $@
+
+proto: setup ## Generate the Python of the wire messages from their .proto files
 	cd src/tidelog/codecs/proto && ../../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. *.proto
 
-lock: ## Refresh requirements/*.txt from pyproject.toml
+lock: ## Refresh requirements/*.txt from pyproject.toml and requirements/*.in
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
-	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	    --python-version 3.11 --universal --extra dev --extra spark --extra iceberg --extra nats pyproject.toml requirements/build.in \
-	    -o requirements/dev.txt
-	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	    --python-version 3.11 --universal requirements/jre.in -o requirements/jre.txt
-	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	    --python-version 3.11 --universal requirements/liftbridge-client.in -o requirements/liftbridge-client.txt
+	$(VENV)-lock/bin/uv pip compile $(COMPILE) --extra dev --extra spark --extra iceberg --extra nats \
+	    pyproject.toml requirements/build.in -o requirements/dev.txt
+	for locked in $(LOCKED); do $(VENV)-lock/bin/uv pip compile $(COMPILE) $${locked%.txt}.in -o $$locked || exit 1; done
 	rm -rf $(VENV)-lock
 
-clean: ## Remove what setup made
-	rm -rf $(VENV) build dist src/*.egg-info
+clean: ## Remove what setup and the other targets made
+	rm -rf $(VENV) build dist .coverage .coverage.* src/*.egg-info

@@ -81,7 +81,7 @@ def texts() -> dict[str, str]:
             found[name] = data.decode()
         except UnicodeDecodeError:
             continue  # binary test data
-    assert "pyproject.toml" in found, "the listing of files has lost its way"
+    assert "pyproject.toml" in found, "the listing of files misses the project's own"
     return found
 
 
@@ -220,11 +220,33 @@ def test_relative_links_in_markdown_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_help_lists_every_documented_target() -> None:
+def make_targets() -> tuple[set[str], set[str]]:
+    """The targets of the Makefile that are no files, and those of them that say what they do."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     phony = {name for line in re.findall(r"^\.PHONY:(.*)$", makefile, flags=re.MULTILINE) for name in line.split()}
-    documented = set(re.findall(r"^([^\s:#]+):[^=].*##", makefile, flags=re.MULTILINE)) & phony
+    return phony, set(re.findall(r"^([^\s:#]+):[^=].*##", makefile, flags=re.MULTILINE)) & phony
+
+
+def make_calls(text: str) -> Iterator[str]:
+    """The targets that a workflow, a script or a page of the docs calls; those of a workflow's matrix as well."""
+    if "make ${{ matrix.target }}" in text:
+        yield from re.findall(r"[\w-]+", "".join(re.findall(r"target: \[(.*)\]", text)))
+    yield from re.findall(r"(?:^|run: |`|^ {4})make ([a-z][a-z-]*)", text, flags=re.MULTILINE)
+
+
+def test_workflows_and_docs_call_only_targets_that_exist() -> None:
+    targets, _ = make_targets()
+    callers = {name: text for name, text in texts().items() if name.endswith((".yml", ".md")) or name == ".ci/run"}
+    called = {name: set(make_calls(text)) for name, text in callers.items()}
+    unknown = [f"{name}: make {target}" for name, found in called.items() for target in sorted(found - targets)]
+    assert not unknown, "\n".join(unknown)
+    idle = [name for name in called if name.startswith(".github/workflows/") and not called[name]]
+    assert not idle, "a workflow calls make, so that a developer's machine can do the same"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_help_lists_every_documented_target() -> None:
+    _, documented = make_targets()
     # A make that runs this test passes its own flags on; help must not depend on them.
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["make", "--no-print-directory", "help"]
