@@ -33,6 +33,12 @@ REGISTER = RegisterNode(
     catalog_version=1,
     at_ms=1_700_000_000_000,
 )
+KNOWN_CHANGE = (
+    '{"addresses":[["link","host:7000"]],"at_ms":1700000000000,"capacity_bytes":1099511627776,"catalog_version":1,'
+    '"clean_incarnation":null,"damaged_channels":[],"disk_id":"00112233aabbccdd","host":"host","incarnation":3,'
+    '"kind":"register_node","known_incarnation":2,"node":"n2","process_id":"ffeeddcc00112233","software":"1.0",'
+    '"tags":["fast"],"v":1,"verified":true}'
+)
 STANDING = Standing(
     member="n1/aa",
     process="9a00000001",
@@ -86,6 +92,14 @@ def test_known_answers() -> None:
         b'{"say":"standing","member":"n1/aa","process":"9a00000001","sequence":7,"incarnation":3,"term":5,'
         b'"last_index":40,"held_index":38,"committed":38,"asks":true}',
     )
+    for message, known in (
+        (Who(), b'{"say":"who"}'),
+        (Here(cluster=b"", leader=None), b'{"say":"here","cluster":"","leader":null}'),
+        (RegisterRefused(reason="no", incarnation=7), b'{"say":"refused","reason":"no","incarnation":7}'),
+        (Register(REGISTER), b'{"say":"register","change":' + json.dumps(KNOWN_CHANGE).encode() + b"}"),
+    ):
+        ((kind, body),) = encode_node_messages([message])
+        assert (kind, b"".join(body)) == (3, known)
     ((kind, body),) = encode_node_messages([JUDGED])
     assert (kind, b"".join(body)) == (
         3,

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
 from tidelog.codecs import publish_codec
-from tidelog.codecs.publish_codec import HEAD_BYTES, encode_publish, read_runs
-from tidelog.errors import BadMessage
+from tidelog.codecs.client_codec import encode_error
+from tidelog.codecs.publish_codec import (
+    HEAD_BYTES,
+    Published,
+    decode_published,
+    encode_publish,
+    encode_published,
+    read_runs,
+)
+from tidelog.core.client_messages import AckPolicy
+from tidelog.errors import BadMessage, NotEnoughReplicas
 
 SEEDS = range(200)
+
+
+def words(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
 def bodies_of(rng: random.Random) -> list[memoryview]:
@@ -29,6 +43,25 @@ def bodies_of(rng: random.Random) -> list[memoryview]:
         token += rng.choice([1, 1, 1, 1, 2])
         seq = seq + rng.choice([1] * 9 + [2]) if seq else rng.choice([0] * 9 + [1])
     return bodies
+
+
+def test_a_record_to_publish_has_these_bytes() -> None:
+    body = encode_publish(
+        b"value", token=1, channel_id=2, leader_epoch=3, ack=AckPolicy.LEADER, producer=b"p" * 16, seq=4, key=b"key"
+    )
+    assert body == b"\x01\x01\0\0\x03\0\0\0" + words(1, 2, 3) + b"p" * 16 + words(4) + b"keyvalue"
+
+
+def test_answers_to_a_publisher_have_these_bytes() -> None:
+    refusal = encode_error(NotEnoughReplicas(channel="bus", isr=1, min_isr=2))
+    golden = b"\x01\0\0\0\x05\0\0\0" + bytes(8) + words(1, 2)
+    golden += b"\x01\x01\0\0\x01\0\0\0" + len(refusal).to_bytes(4, "little") + bytes(4) + words(6, 0) + refusal
+    taken = Published(token=1, count=5, first_offset=2)
+    refused = Published(token=6, count=1, error=NotEnoughReplicas(channel="bus", isr=1, min_isr=2))
+    assert encode_published(taken) + encode_published(refused) == golden
+    first, second = decode_published(memoryview(golden))
+    assert first == taken
+    assert (second.token, second.count, type(second.error)) == (6, 1, NotEnoughReplicas)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
