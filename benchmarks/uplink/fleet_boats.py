@@ -98,7 +98,7 @@ class FleetBoat:
     async def connect(self) -> None:
         self._sender.wake(steady_clock_ms())
         self._channel = self._target.open_channel()
-        hello = Hello(head=0, lineage=self._lineage, life=self._lineage)
+        hello = Hello(head=0, lineage=self._lineage, boot_id=self._lineage)
         shake = self._channel.unary_unary(f"{_SERVICE}/Handshake")
         answer = await shake(codec.encode_hello(hello, instance=self._name), timeout=_HANDSHAKE_S)
         welcome = codec.decode_welcome(answer, rate_frames_per_s=2_000, burst_frames=500)

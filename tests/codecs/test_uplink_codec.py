@@ -52,7 +52,7 @@ def test_any_hello_comes_back(
         head=head,
         lineage=lineage,
         journal_bytes=size,
-        life=lineage[:8],
+        boot_id=lineage[:8],
         sent_through=head,
         earlier=((b"a", 1), (b"b", head)),
         lost=lost,

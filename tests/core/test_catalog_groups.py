@@ -123,7 +123,7 @@ def test_c15_who_joins_again_fences_the_member_before_and_keeps_its_channels() -
     assert isinstance(cluster.refused(stale), MemberFenced)
 
 
-def test_only_the_coordinator_in_office_expels() -> None:
+def test_only_the_coordinator_of_the_current_epoch_expels() -> None:
     cluster = with_channels(2)
     cluster.take(joining("a"))
     cluster.take(joining("b"))

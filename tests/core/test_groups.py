@@ -21,8 +21,8 @@ from tidelog.core.catalog import (
     LeaveGroup,
     UpdateNode,
 )
+from tidelog.core.groups.controller import AGAIN_MS, SCAN_MS, CoordinatorReports, GroupController, choose_coordinator
 from tidelog.core.groups.coordinator import GroupCoordinator, GroupOptions
-from tidelog.core.groups.office import AGAIN_MS, SCAN_MS, CoordinatorReports, GroupOffice, choose_coordinator
 from tidelog.errors import CatalogFull, InvalidConfig, NotLeader
 
 OPTIONS = GroupOptions(consumer_timeout_ms=10_000)
@@ -66,7 +66,7 @@ def test_gc1_a_member_is_expelled_after_its_whole_timeout_and_not_before() -> No
     assert first == ExpelMember(group="billing", member="a", life=member.life, coordinator_epoch=1)
 
 
-def test_gc2_a_new_office_a_new_member_and_a_new_life_begin_afresh() -> None:
+def test_gc2_a_new_coordinator_a_new_member_and_a_new_generation_begin_afresh() -> None:
     group, coordinator = two_members(), Coordinator()
     coordinator.pass_time(9_000, group)
     moved = replace(group, coordinator_epoch=2)
@@ -109,7 +109,7 @@ def test_go1_more_than_half_of_the_members_replace_a_coordinator() -> None:
     assert reports.report(replace(group, members=(alone,)), "a", 0)
 
 
-def test_go2_the_least_busy_node_coordinates_and_one_with_the_door_for_streams() -> None:
+def test_go2_the_least_busy_node_coordinates_and_one_with_the_gateway_for_streams() -> None:
     cluster = with_channels(1)
     assert choose_coordinator(cluster.catalog, for_streams=False) == "n1"
     cluster.take(joining("a"))
@@ -124,10 +124,10 @@ def test_go2_the_least_busy_node_coordinates_and_one_with_the_door_for_streams()
     assert choose_coordinator(cluster.catalog, for_streams=False) is None
 
 
-class Office:
+class ControllerWorld:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.office = GroupOffice(say=lambda *_, **__: None)
+        self.controller = GroupController(say=lambda *_, **__: None)
         self.now_ms = 0
         self.refuses = False
 
@@ -141,7 +141,7 @@ class Office:
                 raise NotLeader(leader=None)
             proposed.append(change)
 
-        self.office.tend(self.cluster.catalog, propose, self.now_ms)
+        self.controller.tend(self.cluster.catalog, propose, self.now_ms)
         if applies:
             for change in proposed:
                 self.cluster.take(change)
@@ -150,58 +150,58 @@ class Office:
 
 def test_go1_a_fenced_coordinator_is_replaced() -> None:
     cluster = with_channels(1)
-    office = Office(cluster)
-    assert office.scan() == []
+    controller = ControllerWorld(cluster)
+    assert controller.scan() == []
     cluster.take(joining("a"))
-    assert office.scan() == []
+    assert controller.scan() == []
     cluster.fence("n1")
-    (change,) = office.scan(applies=False)
+    (change,) = controller.scan(applies=False)
     assert change == ChangeCoordinator(group="billing", expected_coordinator_epoch=1, coordinator="n2")
-    assert office.scan() == [], "it is on its way"
-    office.now_ms += AGAIN_MS
-    office.scan()
+    assert controller.scan() == [], "it is on its way"
+    controller.now_ms += AGAIN_MS
+    controller.scan()
     assert group_of(cluster).coordinator == "n2"
-    assert office.scan() == []
+    assert controller.scan() == []
 
 
 def test_go1_what_could_not_be_proposed_is_tried_again() -> None:
     cluster = with_channels(1)
     cluster.take(joining("a"))
     cluster.fence("n1")
-    office = Office(cluster)
-    office.refuses = True
-    office.scan()
-    office.refuses = False
-    assert len(office.scan()) == 1
-    office.office.step_down()
-    assert office.scan() == []
+    controller = ControllerWorld(cluster)
+    controller.refuses = True
+    controller.scan()
+    controller.refuses = False
+    assert len(controller.scan()) == 1
+    controller.controller.step_down()
+    assert controller.scan() == []
 
 
 def test_go3_channels_that_come_are_shared_out_within_a_scan() -> None:
     cluster = with_channels(1)
     cluster.take(joining("a"))
-    office = Office(cluster)
-    assert office.scan() == []
+    controller = ControllerWorld(cluster)
+    assert controller.scan() == []
     cluster.create("n1", name="elsewhere", config=ChannelConfig(factor=1))
-    assert office.scan() == []
+    assert controller.scan() == []
     cluster.create("n1", name="bus/x", config=ChannelConfig(factor=1))
     cluster.create("n1", name="bus/y", config=ChannelConfig(factor=1))
-    assert office.scan() == [BalanceGroup(group="billing", expected_epoch=1)]
-    assert office.scan() == []
+    assert controller.scan() == [BalanceGroup(group="billing", expected_epoch=1)]
+    assert controller.scan() == []
     assert len(shares(cluster)["a"]) == 3
 
 
 def test_go2_a_group_that_comes_to_read_streams_is_moved_to_where_its_clients_can_reach_it() -> None:
     cluster = with_channels(1)
-    office = Office(cluster)
+    controller = ControllerWorld(cluster)
     cluster.take(joining("a"))
     cluster.take(joining("b", channels=(), streams=("bus/000",)))
-    assert office.scan() == [], "nobody has the door"
+    assert controller.scan() == [], "no node has the gateway"
     addresses = (("liftbridge", "n3:9292"), ("link", "n3:7400"))
     cluster.take(UpdateNode(node="n3", expected_incarnation=1, addresses=addresses))
-    office.scan()
+    controller.scan()
     assert group_of(cluster).coordinator == "n3"
-    assert office.scan() == []
+    assert controller.scan() == []
 
 
 def test_go3_more_channels_than_a_group_may_read_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +210,10 @@ def test_go3_more_channels_than_a_group_may_read_are_told_once(monkeypatch: pyte
     cluster.take(joining("a"))
     cluster.take(joining("b"))
     told: list[str] = []
-    office = Office(cluster)
-    office.office = GroupOffice(say=lambda what, **facts: told.append(f"{what} {facts['reason']}"))
+    controller = ControllerWorld(cluster)
+    controller.controller = GroupController(say=lambda what, **facts: told.append(f"{what} {facts['reason']}"))
     cluster.create("n1", name="bus/x", config=ChannelConfig(factor=1))
-    assert office.scan() == office.scan() == []
+    assert controller.scan() == controller.scan() == []
     assert len(told) == 1
     assert "channels of one group" in told[0]
     assert isinstance(cluster.refused(joining("c")), CatalogFull)
@@ -226,7 +226,7 @@ def test_whatever_happens_every_channel_has_one_reader_in_the_end(seed: int) -> 
     """Joining, leaving, expelling, fencing and channels that come and go, in any order; then calm."""
     dice = random.Random(seed)
     cluster = Cluster("n1", "n2", "n3")
-    office = Office(cluster)
+    controller = ControllerWorld(cluster)
     made = 0
     for _ in range(120):
         catalog, group = cluster.catalog, cluster.catalog.group("billing")
@@ -261,11 +261,11 @@ def test_whatever_happens_every_channel_has_one_reader_in_the_end(seed: int) -> 
                     epoch = gone.channel_epoch
                     cluster.take(DeleteChannel(channel_id=gone.channel_id, expected_channel_epoch=epoch, at_ms=1))
         if dice.random() < 0.3:
-            office.scan()
-    office.now_ms += AGAIN_MS
-    office.scan()
-    office.now_ms += AGAIN_MS
-    office.scan()
+            controller.scan()
+    controller.now_ms += AGAIN_MS
+    controller.scan()
+    controller.now_ms += AGAIN_MS
+    controller.scan()
     group = cluster.catalog.group("billing")
     if group is None:
         return

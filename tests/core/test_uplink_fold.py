@@ -68,12 +68,12 @@ def test_what_is_held_can_no_longer_be_lost_or_void() -> None:
 
 def test_a_newer_session_makes_its_lineage_the_current_one() -> None:
     fold = ChannelFold()
-    fold.session_opened(A, head=10, session=1, life=b"1")
-    fold.session_opened(B, head=5, session=2, life=b"2")
+    fold.session_opened(A, head=10, session=1, boot_id=b"1")
+    fold.session_opened(B, head=5, session=2, boot_id=b"2")
     assert fold.current == B
     assert fold.session == 2
     assert fold.lineages[A].holes() == [range(1, 11)]
-    assert fold.lineages[B].life == b"2"
+    assert fold.lineages[B].boot_id == b"2"
 
 
 def test_a_copy_does_not_follow_the_original() -> None:
@@ -122,7 +122,7 @@ def test_a_fold_agrees_with_plain_sets_and_its_cursor_never_falls(steps: list[tu
 @given(steps=steps)
 def test_a_snapshot_brings_back_the_same_fold(steps: list[tuple[str, range]]) -> None:
     fold = ChannelFold()
-    fold.session_opened(B, head=3, session=7, life=b"life")
+    fold.session_opened(B, head=3, session=7, boot_id=b"life")
     for what, seqs in steps:
         lineage = fold.lineage(A)
         match what:

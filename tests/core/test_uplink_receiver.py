@@ -79,7 +79,7 @@ class Cloud:
     def hello(self, head: int, lineage: bytes | None = A, **more: Any) -> Welcome:
         commit = more.pop("commit", True)
         if lineage is not None:
-            more = {"life": b"1", "sent_through": head} | more
+            more = {"boot_id": b"1", "sent_through": head} | more
         hello = Hello(head=head, lineage=lineage, **more)
         replies = self.take(self.receiver.hello(hello, new_lineage=NEW, now_ms=self.now_ms), commit=commit)
         return next(reply for reply in replies if isinstance(reply, Welcome)) if commit else None  # type: ignore[return-value]
@@ -102,7 +102,7 @@ class Cloud:
 
 def at_cursor(cursor: int) -> Cloud:
     fold = ChannelFold()
-    fold.session_opened(A, head=cursor, session=1, life=b"1")
+    fold.session_opened(A, head=cursor, session=1, boot_id=b"1")
     fold.data(A, [range(1, cursor + 1)])
     return Cloud(fold)
 
@@ -192,28 +192,28 @@ def test_what_is_known_is_not_written_into_the_log_again() -> None:
 
 
 def test_a_clone_forks_however_far_its_head_is() -> None:
-    """B7: the life that spoke last is not in its past."""
+    """B7: the boot that was heard last is not in its past."""
     cloud = at_cursor(100)
-    assert cloud.hello(130, life=b"other", sent_through=130).fork
-    assert cloud.hello(90, life=b"1", sent_through=90).fork
+    assert cloud.hello(130, boot_id=b"other", sent_through=130).fork
+    assert cloud.hello(90, boot_id=b"1", sent_through=90).fork
 
 
 def test_a_backup_that_recorded_on_forks_when_the_cloud_holds_what_it_never_sent() -> None:
     cloud = at_cursor(100)
-    assert cloud.hello(130, life=b"2", sent_through=90, earlier=((b"1", 90),)).fork
+    assert cloud.hello(130, boot_id=b"2", sent_through=90, earlier=((b"1", 90),)).fork
 
 
 def test_a_restart_is_no_fork() -> None:
     cloud = at_cursor(100)
-    assert not cloud.hello(130, life=b"3", sent_through=120, earlier=((b"1", 110), (b"2", 120))).fork
-    assert not cloud.hello(140, life=b"3", sent_through=130).fork
+    assert not cloud.hello(130, boot_id=b"3", sent_through=120, earlier=((b"1", 110), (b"2", 120))).fork
+    assert not cloud.hello(140, boot_id=b"3", sent_through=130).fork
 
 
 def test_a_fork_leaves_the_lineage_as_it_was() -> None:
     """The words of a rewound journal are not those of the true one, which may still bring its frames."""
     cloud = at_cursor(100)
     before = cloud.receiver.fold.lineages[A].to_state()
-    assert cloud.hello(500, life=b"x", void=(range(120, 400),), lost=(range(101, 110),)).fork
+    assert cloud.hello(500, boot_id=b"x", void=(range(120, 400),), lost=(range(101, 110),)).fork
     assert cloud.receiver.fold.lineages[A].to_state() == before
 
 
@@ -325,13 +325,13 @@ def test_an_lplex_boat_is_told_to_come_again_for_the_holes_that_a_pass_left() ->
     waits = []
     for _ in range(6):
         end_pass(cloud)
-        waits.append(cloud.receiver.asks.again_at_ms)
+        waits.append(cloud.receiver.lplex.again_at_ms)
         cloud.hello(100, lineage=None, journal_bytes=1)
         cloud.live(85, 101)
     assert waits == [60_000, 120_000, 240_000, 480_000, 960_000, 960_000]
     cloud.backfill(1, 80)
     end_pass(cloud)
-    assert cloud.receiver.asks.again_at_ms is None, "nothing is left"
+    assert cloud.receiver.lplex.again_at_ms is None, "nothing is left"
 
 
 def test_a_hole_that_is_lost_makes_room_for_another_and_the_boat_comes_for_it_soon() -> None:
@@ -342,7 +342,7 @@ def test_a_hole_that_is_lost_makes_room_for_another_and_the_boat_comes_for_it_so
     for _ in range(4):
         cloud.backfill(79, 80)
         end_pass(cloud)
-        waits.append(cloud.receiver.asks.again_at_ms)
+        waits.append(cloud.receiver.lplex.again_at_ms)
         cloud.hello(100, lineage=None, journal_bytes=1)
         cloud.live(85, 101)
     assert waits == [60_000, 60_000, 120_000, None]
@@ -415,7 +415,7 @@ def test_a_boat_that_stays_for_less_lag_than_the_cloud_allows_gets_to_its_head(l
     boat = LaggingBoat(cloud, lag=lag, per_s=200)
     boat.wait(15_000)
     assert 1 <= boat.sessions_until_live() <= sessions_max
-    assert cloud.receiver.asks.lag >= lag, "and no less is asked for than it takes"
+    assert cloud.receiver.lplex.lag >= lag, "and no less is asked for than it takes"
 
 
 def test_what_a_boat_brought_in_one_session_is_asked_for_again() -> None:
@@ -423,12 +423,12 @@ def test_what_a_boat_brought_in_one_session_is_asked_for_again() -> None:
     boat = LaggingBoat(cloud, lag=500, per_s=200)
     boat.wait(15_000)
     assert boat.sessions_until_live()
-    learned = cloud.receiver.asks.lag
+    learned = cloud.receiver.lplex.lag
     boat.lag = 10_000  # its settings were changed
     for _ in range(20):
         boat.wait(35_000)
         assert boat.sessions_until_live() == 1, "the proof asks for all of it, and it stays"
-    assert learned < 7_000 <= cloud.receiver.asks.lag <= 10_000
+    assert learned < 7_000 <= cloud.receiver.lplex.lag <= 10_000
 
 
 def test_a_session_that_the_cloud_ended_shows_nothing_of_the_boat_s_lag() -> None:
@@ -436,10 +436,10 @@ def test_a_session_that_the_cloud_ended_shows_nothing_of_the_boat_s_lag() -> Non
     for _ in range(5):
         cloud.hello(5_000, lineage=None, journal_bytes=1)
         cloud.live(1, 1_001)
-        cloud.receiver.asks.come_again(cloud.now_ms)
+        cloud.receiver.lplex.come_again(cloud.now_ms)
         cloud.now_ms += 1_000
         cloud.receiver.wake(cloud.now_ms)
-    assert cloud.receiver.asks.lag == 10_000
+    assert cloud.receiver.lplex.lag == 10_000
 
 
 def test_a_link_that_breaks_now_and_then_costs_a_boat_without_a_journal_nothing() -> None:
@@ -449,7 +449,7 @@ def test_a_link_that_breaks_now_and_then_costs_a_boat_without_a_journal_nothing(
     for broke in range(20):
         assert cloud.hello(9_000, lineage=None, journal_bytes=0).live_start == max(1, 100 * broke - 15)
         cloud.live(max(1, 100 * broke - 15), 100 * broke + 101)
-    assert cloud.receiver.asks.lag < 9_000, "it was believed to leave"
+    assert cloud.receiver.lplex.lag < 9_000, "it was believed to leave"
     assert not cloud.receiver.fold.lineages[NEW].lost
 
 
@@ -640,7 +640,7 @@ def test_a_block_that_would_be_one_gap_too_many_is_left_out_of_what_an_lplex_boa
         cloud.backfill(60, 80)
         end_pass(cloud)
         assert not cloud.receiver.fold.lineages[NEW].lost
-        assert cloud.receiver.asks.again_at_ms is not None
+        assert cloud.receiver.lplex.again_at_ms is not None
         cloud.hello(100, lineage=None, journal_bytes=1)
         cloud.live(85, 101)
     cloud.backfill(1, 60)
@@ -688,7 +688,7 @@ def test_a_tidelog_boat_with_other_frames_is_told_to_fork_at_its_next_handshake(
     assert cloud.hello(20).fork
     assert not cloud.hello(20, lineage=B).fork
     # Another journal of that lineage is judged by its own past alone.
-    assert not cloud.hello(20, life=b"2", earlier=((b"1", 20),)).fork
+    assert not cloud.hello(20, boot_id=b"2", earlier=((b"1", 20),)).fork
 
 
 def test_an_lplex_boat_with_other_frames_has_restarted_and_its_session_goes_on_in_a_new_lineage() -> None:

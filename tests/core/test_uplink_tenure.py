@@ -7,10 +7,10 @@ from tidelog.core.uplink.tenure import SILENT_MS, TAKEOVERS_MAX, TAKEOVERS_MS, I
 ONE, OTHER, UNKNOWN = b"one", b"other", b""
 
 
-def held(life: bytes, *, at_ms: int = 1_000) -> Tenure:
+def held(boot_id: bytes, *, at_ms: int = 1_000) -> Tenure:
     tenure = Tenure()
-    assert tenure.admit(life, now_ms=at_ms) is None
-    tenure.opened(1, life, now_ms=at_ms, now_us=1_000 * at_ms)
+    assert tenure.admit(boot_id, now_ms=at_ms) is None
+    tenure.opened(1, boot_id, now_ms=at_ms, now_us=1_000 * at_ms)
     tenure.heard(1, now_ms=at_ms)
     return tenure
 
@@ -48,7 +48,7 @@ def test_a_late_word_or_end_of_an_older_session_changes_nothing() -> None:
     assert tenure.admit(OTHER, now_ms=9_000) == InUse(since_us=1_000_000, silent_ms=7_000)
 
 
-def test_processes_without_a_life_take_over_at_once_but_not_in_turns() -> None:
+def test_processes_without_a_boot_id_take_over_at_once_but_not_in_turns() -> None:
     """UT3: lplex boats."""
     tenure = held(UNKNOWN)
     takeovers = 0

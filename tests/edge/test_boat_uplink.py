@@ -92,7 +92,7 @@ def test_the_handshake_says_who_the_boat_is_and_how_far_it_came() -> None:
     boat.record(10)
     hello = boat.connect()
     assert (hello.head, hello.lineage, hello.sent_through) == (10, boat.journal.lineage, 0)
-    assert hello.life == boat.journal.declared.life
+    assert hello.boot_id == boat.journal.declared.boot_id
     assert hello.journal_bytes > 0
 
 
@@ -324,17 +324,17 @@ def test_void_seqs_are_told_until_the_cursor_has_passed_them() -> None:
     assert connect.hello.void == ()
 
 
-def test_each_opening_is_a_life_and_lives_are_told_until_the_cloud_answered() -> None:
+def test_each_opening_has_a_boot_id_and_boot_ids_are_sent_until_the_cloud_answered() -> None:
     boat = Boat()
-    lives = [boat.journal.declared.life]
+    boot_ids = [boat.journal.declared.boot_id]
     boat.record(10)
     for _ in range(2):
         boat.journal.close(START_US)
         boat.open()
-        lives.append(boat.journal.declared.life)
+        boot_ids.append(boat.journal.declared.boot_id)
     hello = boat.connect()
-    assert hello.life == lives[-1]
-    assert hello.earlier == ((lives[0], 10), (lives[1], 10))
+    assert hello.boot_id == boot_ids[-1]
+    assert hello.earlier == ((boot_ids[0], 10), (boot_ids[1], 10))
     boat.uplink.disconnected(0)
     boat.now_ms = boat.uplink.wake_at_ms(0)
     (connect,) = boat.poll()

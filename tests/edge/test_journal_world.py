@@ -37,7 +37,7 @@ def test_many_random_lives_of_a_journal_keep_every_promise() -> None:
     check_lane(10_000, SLOW_SEEDS)
 
 
-def test_a_seed_replays_the_same_life() -> None:
+def test_a_seed_replays_the_same_run() -> None:
     assert run_journal_world(7) == run_journal_world(7)
 
 

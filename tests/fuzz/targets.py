@@ -15,7 +15,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tests.blocks.crafted import decode_all, reseal, reseal_made, stamped, steady_frames
 from tests.fuzz.channel_targets import CHANNEL_TARGETS
-from tests.fuzz.door_targets import DOOR_TARGETS
+from tests.fuzz.gateway_targets import GATEWAY_TARGETS
 from tests.fuzz.node_targets import NODE_TARGETS
 from tests.fuzz.target import AS_IT_IS, RESEALED, Target
 from tidelog.blocks.block import Block, MadeBlock
@@ -228,6 +228,6 @@ TARGETS: Final = {
     "lpj": Target(run=run_lpj, seeds=lpj_seeds),
     **NODE_TARGETS,
     **CHANNEL_TARGETS,
-    **DOOR_TARGETS,
+    **GATEWAY_TARGETS,
 }
 PLANTED: Final = {"planted": Target(run=run_planted, seeds=block_seeds)}

@@ -55,7 +55,7 @@ def test_many_random_lives_of_whole_clusters_keep_every_promise() -> None:
     assert check_lane("run_cluster_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
 
 
-def test_a_seed_replays_the_same_life() -> None:
+def test_a_seed_replays_the_same_run() -> None:
     assert run_cluster_world(7, duration_ms=SHORT_MS) == run_cluster_world(7, duration_ms=SHORT_MS)
 
 

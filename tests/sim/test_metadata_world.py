@@ -38,7 +38,7 @@ def test_many_random_lives_of_a_cluster_s_memory_keep_every_promise() -> None:
     assert check_lane("run_metadata_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
 
 
-def test_a_seed_replays_the_same_life() -> None:
+def test_a_seed_replays_the_same_run() -> None:
     assert run_metadata_world(7, duration_ms=SHORT_MS) == run_metadata_world(7, duration_ms=SHORT_MS)
 
 

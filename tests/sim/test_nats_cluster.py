@@ -54,7 +54,7 @@ def test_many_random_lives_over_nats_keep_every_promise() -> None:
     assert check_lane("run_nats_cluster_seeds", 20_000, SLOW_SEEDS) > 5_000 * SLOW_SEEDS
 
 
-def test_a_seed_replays_the_same_life() -> None:
+def test_a_seed_replays_the_same_run() -> None:
     assert run_nats_cluster_world(5, duration_ms=SHORT_MS) == run_nats_cluster_world(5, duration_ms=SHORT_MS)
 
 

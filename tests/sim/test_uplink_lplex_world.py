@@ -13,7 +13,7 @@ from tests.sim.test_uplink_world import first_violation
 from tidelog.cluster.boats import channel as uplink_channel
 from tidelog.cluster.boats.channel import UplinkChannel
 from tidelog.cluster.boats.runs import RunJudge
-from tidelog.core.uplink.lplex_asks import LplexRequests
+from tidelog.core.uplink.lplex_requests import LplexRequests
 from tidelog.core.uplink.receiver import UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
 from tidelog.edge.uplink import uplink as edge_uplink

@@ -21,14 +21,14 @@ from tidelog.core.uplink import tenure as tenure_module
 from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
-from tidelog.core.uplink.lplex_asks import LplexRequests
+from tidelog.core.uplink.lplex_requests import LplexRequests
 from tidelog.core.uplink.messages import Hello
 from tidelog.core.uplink.receiver import AppendBlock, UplinkReceiver
 from tidelog.core.uplink.sender import UplinkSender
 from tidelog.core.uplink.tenure import Tenure
-from tidelog.edge.journal.carry import CarryOver
 from tidelog.edge.journal.declared import Declared
 from tidelog.edge.journal.journal import META_NAME, Journal
+from tidelog.edge.journal.re_recording import ReRecording
 from tidelog.edge.journal.ring import Ring
 from tidelog.edge.uplink.uplink import BoatUplink
 from tidelog.errors import BadBlock, SessionFenced
@@ -72,7 +72,7 @@ def test_a_call_that_has_nothing_to_do_any_more_is_no_event() -> None:
     assert scheduler.events == 1
 
 
-def test_a_seed_replays_the_same_life() -> None:
+def test_a_seed_replays_the_same_run() -> None:
     assert run_uplink_world(7, duration_ms=SHORT_MS) == run_uplink_world(7, duration_ms=SHORT_MS)
 
 
@@ -315,20 +315,20 @@ def test_an_lplex_boat_s_holes_that_are_lost_before_their_time_are_noticed(monke
 
 
 def test_frames_that_a_fork_leaves_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CarryOver, "pending", property(lambda carry: False))
+    monkeypatch.setattr(ReRecording, "pending", property(lambda carry: False))
     assert "JC1:" in first_violation(200)
 
 
 def test_processes_that_take_a_session_from_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """UT2: as it was."""
-    monkeypatch.setattr(Tenure, "admit", lambda tenure, life, *, now_ms: None)
+    monkeypatch.setattr(Tenure, "admit", lambda tenure, boot_id, *, now_ms: None)
     assert "15: a second process took the session" in first_violation()
 
 
 def test_a_boat_that_is_kept_from_its_own_session_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """UT1: a half-open link would keep it out for as long as the cloud believes in it."""
     admit = Tenure.admit
-    monkeypatch.setattr(Tenure, "admit", lambda tenure, life, *, now_ms: admit(tenure, life + b"?", now_ms=now_ms))
+    monkeypatch.setattr(Tenure, "admit", lambda tenure, boot, *, now_ms: admit(tenure, boot + b"?", now_ms=now_ms))
     assert "15: a boat was told to wait" in first_violation()
 
 

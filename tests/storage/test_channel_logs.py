@@ -520,7 +520,7 @@ def test_retention_stops_at_the_floor_and_reaches_what_waits_in_the_write_ahead_
 
 def test_records_expire_by_age_although_they_were_too_few_for_a_file() -> None:
     disk = new_disk()
-    logs = opened(disk, carry_bytes_max=MIB)
+    logs = opened(disk, copy_bytes_max=MIB)
     logs.open(config(1, retention=Retention(max_age_ms=1_000)), NOW)
     take(logs, block(1, 0, epoch=3))  # its append time is 0
     assert logs.sweep(1, 500 * US_PER_MS, floor=2) is None
@@ -592,7 +592,7 @@ def test_any_thread_reads_while_the_log_is_appended_to_truncated_and_reset(persi
 
 def test_channels_with_little_in_them_need_no_files_over_any_number_of_lives() -> None:
     disk = new_disk()
-    logs = opened(disk, carry_bytes_max=MIB, wal_bytes_max=2 * MIB)
+    logs = opened(disk, copy_bytes_max=MIB, wal_bytes_max=2 * MIB)
     numbers = range(1, 201)
     held = {number: [block(number, 0, text=f"text {number}")] for number in numbers}
     for number in numbers:
@@ -607,7 +607,7 @@ def test_channels_with_little_in_them_need_no_files_over_any_number_of_lives() -
             logs.close_all(NOW)
         else:
             disk.crash()
-        logs = opened(disk, carry_bytes_max=MIB, wal_bytes_max=2 * MIB)
+        logs = opened(disk, copy_bytes_max=MIB, wal_bytes_max=2 * MIB)
         assert logs.verified
         assert disk.list_folder(CHANNELS_FOLDER) == []
         assert len(disk.list_folder(WAL_FOLDER)) == 1
@@ -622,7 +622,7 @@ def test_channels_with_little_in_them_need_no_files_over_any_number_of_lives() -
 
 def test_channels_without_files_survive_the_loss_of_the_table() -> None:
     disk = new_disk()
-    logs = opened(disk, carry_bytes_max=MIB)
+    logs = opened(disk, copy_bytes_max=MIB)
     for number in (1, 2):
         logs.open(config(number), NOW)
     take(logs, block(1, 0), block(2, 0))
@@ -632,7 +632,7 @@ def test_channels_without_files_survive_the_loss_of_the_table() -> None:
     disk.crash()
     for path in (TABLE_PATH, TABLE_PATH + COPY_SUFFIX):
         disk.replace_bytes(path, b"rot")
-    logs = opened(disk, carry_bytes_max=MIB)
+    logs = opened(disk, copy_bytes_max=MIB)
     assert logs.known() == {1: "channel-1", 2: "channel-2"}
     assert logs.open(config(1), NOW).log_end == 2
     assert (logs.open(config(2), NOW).log_start, logs.state(2).log_end) == (40, 42)

@@ -62,15 +62,15 @@ class Life:
 class Driver:
     """Gives orders to the logs and keeps the model of what they may hold."""
 
-    def __init__(self, disk: SimDisk, rng: random.Random, *, carry_bytes_max: int) -> None:
+    def __init__(self, disk: SimDisk, rng: random.Random, *, copy_bytes_max: int) -> None:
         self.disk = disk
         self.rng = rng
         self.options = StoreOptions(
             log=LogOptions(reserve_bytes=0),
             large_block_bytes=2 * KIB,
             wal_bytes_max=16 * KIB,
-            carry_bytes_max=carry_bytes_max,
-            carry_channel_bytes_max=KIB,
+            copy_bytes_max=copy_bytes_max,
+            copy_channel_bytes_max=KIB,
             scrub_bytes_per_s=0,
         )
         self.allowed: dict[int, list[Life | None]] = {number: [None] for number in POLICIES}
@@ -290,7 +290,7 @@ class Driver:
 def live(seed: int, steps: int = 60) -> Driver:
     """One seed: random orders, random faults, a power cut after each fault that leaves something open."""
     rng = random.Random(seed)
-    driver = Driver(SimDisk(random.Random(rng.random())), rng, carry_bytes_max=rng.choice([0, 4 * KIB]))
+    driver = Driver(SimDisk(random.Random(rng.random())), rng, copy_bytes_max=rng.choice([0, 4 * KIB]))
     for number in POLICIES:
         driver.open_one(number)
     for _ in range(steps):
@@ -345,13 +345,13 @@ def script(driver: Driver) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("kind", ["io", "sync", "full"])
-@pytest.mark.parametrize("carry_bytes_max", [0, 4 * KIB])
-def test_a_kill_at_every_call_of_the_disk_leaves_what_was_promised(kind: FailKind, carry_bytes_max: int) -> None:
+@pytest.mark.parametrize("copy_bytes_max", [0, 4 * KIB])
+def test_a_kill_at_every_call_of_the_disk_leaves_what_was_promised(kind: FailKind, copy_bytes_max: int) -> None:
     call = 0
     fired = True
     while fired:
         call += 1
-        driver = Driver(SimDisk(random.Random(call)), random.Random(7), carry_bytes_max=carry_bytes_max)
+        driver = Driver(SimDisk(random.Random(call)), random.Random(7), copy_bytes_max=copy_bytes_max)
         driver.disk.faults.fail_kind = kind
         driver.disk.faults.fail_after = call
         driver.disk.faults.fail_forever = True
@@ -419,7 +419,7 @@ def test_channels_that_are_carried_and_not_written_again_are_noticed(monkeypatch
 
 
 def test_the_typed_refusal_of_a_stopped_store_is_the_same_for_all() -> None:
-    driver = Driver(SimDisk(random.Random(1)), random.Random(1), carry_bytes_max=0)
+    driver = Driver(SimDisk(random.Random(1)), random.Random(1), copy_bytes_max=0)
     for number in POLICIES:
         driver.open_one(number)
     driver.logs._store.poison("a test")

@@ -31,7 +31,7 @@ from tidelog.units import KIB, US_PER_S
 
 NOW = 1_000_000
 RECORDS = 40
-CARRYING = StoreOptions(log=LogOptions(reserve_bytes=0), carry_bytes_max=1 << 20)
+CARRYING = StoreOptions(log=LogOptions(reserve_bytes=0), copy_bytes_max=1 << 20)
 WRITING_BACK = StoreOptions(log=LogOptions(reserve_bytes=0, segment_bytes_max=4 * KIB))
 
 

@@ -77,7 +77,7 @@ class Cloud:
 
     def hello(self, head: int, lineage: bytes | None = A, **more: Any) -> Welcome:
         if lineage is not None:
-            more = {"life": b"1", "sent_through": head} | more
+            more = {"boot_id": b"1", "sent_through": head} | more
         (welcome,) = self.receive(Hello(head=head, lineage=lineage, **more))
         assert isinstance(welcome, Welcome)
         return welcome

@@ -28,8 +28,8 @@ from tidelog.errors import BadMessage
 
 RANGES_MAX = 100_000
 LINEAGE_BYTES = 16
-LIFE_BYTES_MAX = 64
-LIVES_MAX = 10_000
+BOOT_ID_BYTES_MAX = 64
+BOOT_IDS_MAX = 10_000
 ORPHANS_MAX = 1_000
 SEQ_MAX = 2**63 - 1
 """The largest seq that a boat can use."""
@@ -86,9 +86,9 @@ def encode_hello(hello: Hello, *, instance: str) -> bytes:
         lineage=hello.lineage or b"",
         lost=_to_ranges(hello.lost),
         void=_to_ranges(hello.void),
-        life=hello.life,
+        life=hello.boot_id,
         sent_through=hello.sent_through,
-        earlier=[pb.EarlierLife(life=life, sent_through=through) for life, through in hello.earlier],
+        earlier=[pb.EarlierLife(life=boot_id, sent_through=through) for boot_id, through in hello.earlier],
         orphans=hello.orphans,
     )
     return message.SerializeToString()
@@ -99,9 +99,9 @@ def decode_hello(data: bytes) -> tuple[str, Hello]:
     message = _parse(pb.HandshakeRequest(), data)
     if message.lineage and len(message.lineage) != LINEAGE_BYTES:
         raise BadMessage(problem=f"a lineage has {LINEAGE_BYTES} bytes, not {len(message.lineage)}")
-    lives = [message.life, *(part.life for part in message.earlier)]
-    if len(lives) > LIVES_MAX or max(map(len, lives)) > LIFE_BYTES_MAX:
-        raise BadMessage(problem=f"at most {LIVES_MAX} lives of {LIFE_BYTES_MAX} bytes are taken")
+    boot_ids = [message.life, *(part.life for part in message.earlier)]
+    if len(boot_ids) > BOOT_IDS_MAX or max(map(len, boot_ids)) > BOOT_ID_BYTES_MAX:
+        raise BadMessage(problem=f"at most {BOOT_IDS_MAX} boot ids of {BOOT_ID_BYTES_MAX} bytes are taken")
     if len(message.orphans) > ORPHANS_MAX or any(len(orphan) != LINEAGE_BYTES for orphan in message.orphans):
         raise BadMessage(problem=f"at most {ORPHANS_MAX} older lineages of {LINEAGE_BYTES} bytes are taken")
     return message.instance_id, Hello(
@@ -110,7 +110,7 @@ def decode_hello(data: bytes) -> tuple[str, Hello]:
         journal_bytes=message.journal_bytes,
         lost=_from_ranges(message.lost),
         void=_from_ranges(message.void),
-        life=message.life,
+        boot_id=message.life,
         sent_through=_seq(message.sent_through),
         earlier=tuple((part.life, _seq(part.sent_through)) for part in message.earlier),
         orphans=tuple(message.orphans),

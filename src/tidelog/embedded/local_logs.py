@@ -6,8 +6,8 @@ here speaks to anybody: a channel without replication says nothing on any wire.
 What a caller must keep: `close` once. Futures may be awaited or waited for by any thread; reads may come from any.
 
 LL1  A future resolves once its records are as durable as the channel's fsync option promises.
-LL2  Every life of the store has an epoch of its own, durable before the first record (R1): what a crash took and what
-     was written after it are told apart, though they have the same offsets.
+LL2  Every opening of the store has an epoch of its own, durable before the first record (R1): what a crash took and
+     what was written after it are told apart, though they have the same offsets.
 LL3  At most `QUEUE_BYTES_MAX` wait to be written; more is refused.
 LL4  A name is used by one channel at a time; what is not persistent is gone when it is closed.
 """
@@ -320,12 +320,12 @@ class LocalLogs:
         channel_id = self._next_id if channel_id is None else channel_id
         state = self._logs.open(self._storage.config_of(channel_id, name, config), now_us)
         self._next_id = max(self._next_id, channel_id + 1)
-        newest, life = state.newest_epoch, self._store.incarnation
+        newest, opening = state.newest_epoch, self._store.incarnation
         channel = LocalChannel(
             channel_id=channel_id,
             name=name,
             config=config,
-            epoch=life if newest <= life else newest + 1,
+            epoch=opening if newest <= opening else newest + 1,
             log_start=state.log_start,
             held_end=state.log_end,  # what recovery found is on the disk, whatever was promised when it was written
             log_end=state.log_end,

@@ -414,7 +414,7 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     assert len({member.raft.leader for member in net.up}) == 1
 
 
-def test_answers_of_learners_do_not_keep_a_leader_in_office() -> None:
+def test_answers_of_learners_do_not_keep_a_leader() -> None:
     """6.2 and 4.2.1: the majority that a leader must hear is one of voters."""
     net = Net("abc", learners="de")
     net.elect("a")

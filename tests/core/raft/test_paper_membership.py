@@ -252,7 +252,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed(change: Memb
     assert not leader.raft.is_voter
 
 
-def test_figure_4_6_who_removed_itself_and_lost_its_office_may_still_be_needed() -> None:
+def test_figure_4_6_a_leader_that_removed_itself_and_stepped_down_may_still_be_needed() -> None:
     """4.2.2, figure 4.6: of two, the leader's own removal is in its log only; the other cannot win without it.
 
     The one with the longer log must be able to ask for votes, without counting its own, or nobody ever leads again.

@@ -443,7 +443,7 @@ def _check_timing(loaded: Loaded) -> None:
 
 def node_options(values: dict[str, Any]) -> NodeProcessOptions:
     """What the node's process is made of; after `check_node`."""
-    from tidelog.cluster.node.process import CARRY_BYTES_MAX, NodeProcessOptions
+    from tidelog.cluster.node.process import COPY_BYTES_MAX, NodeProcessOptions
     from tidelog.storage.store.parts import StoreOptions
 
     certificate, key, authority, revocations = (
@@ -466,7 +466,7 @@ def node_options(values: dict[str, Any]) -> NodeProcessOptions:
         insecure_dev=values["insecure-dev"],
         core=with_channel_limits(_core_options(values), values),
         http=http_options(values, fleet=values["fleet"] or None),
-        store=StoreOptions(log=log_options(values), carry_bytes_max=CARRY_BYTES_MAX),
+        store=StoreOptions(log=log_options(values), copy_bytes_max=COPY_BYTES_MAX),
         uplink=_uplink_options(values),
         groups=group_options(values),
         nats=nats_options(values),

@@ -127,12 +127,12 @@ class UplinkChannel:
 
     def _hello(self, hello: Hello, new_lineage: bytes, now_ms: int, now_us: int) -> list[Effect[MadeBlock]]:
         """Open a session, unless another process delivers under this name (UT2)."""
-        in_use = self.tenure.admit(hello.life, now_ms=now_ms)
+        in_use = self.tenure.admit(hello.boot_id, now_ms=now_ms)
         if in_use is not None:
             raise NameInUse(name=self.instance, since=_moment(in_use.since_us), silent_ms=in_use.silent_ms)
         self._runs.session_opened()
         effects = self.receiver.hello(hello, new_lineage=new_lineage, now_ms=now_ms)
-        self.tenure.opened(self.receiver.session, hello.life, now_ms=now_ms, now_us=now_us)
+        self.tenure.opened(self.receiver.session, hello.boot_id, now_ms=now_ms, now_us=now_us)
         return effects
 
     def _effects(self, message: FromSession[MadeBlock], now_ms: int) -> list[Effect[MadeBlock]]:
@@ -322,7 +322,7 @@ def _record(instance: str, fact: Fact) -> ControlRecord:
     match fact:
         case OpenSession():
             return SessionOpened(
-                instance=instance, lineage=lineage, head=fact.head, session=fact.session, life=fact.life.hex()
+                instance=instance, lineage=lineage, head=fact.head, session=fact.session, life=fact.boot_id.hex()
             )
         case OpenLineage():
             previous = fact.previous.hex() if fact.previous else ""
@@ -338,8 +338,8 @@ def _record(instance: str, fact: Fact) -> ControlRecord:
 def _fact(record: ControlRecord) -> Fact | None:
     match record:
         case SessionOpened():
-            life, lineage = bytes.fromhex(record.life), bytes.fromhex(record.lineage)
-            return OpenSession(lineage=lineage, head=record.head, session=record.session, life=life)
+            boot_id, lineage = bytes.fromhex(record.life), bytes.fromhex(record.lineage)
+            return OpenSession(lineage=lineage, head=record.head, session=record.session, boot_id=boot_id)
         case LineageOpened():
             return OpenLineage(lineage=bytes.fromhex(record.lineage), previous=None, reason=record.reason)
         case RangeLost():

@@ -249,7 +249,7 @@ class RunJudge:
         if above is None and span_us is None:
             # A block beyond all that the boat has counted to is of another run.
             is_beyond = found.seqs.start > self._receiver.head_said
-            if self._receiver.asks.believes_files:
+            if self._receiver.lplex.believes_files:
                 return not is_beyond
             return False if is_beyond and self._were_beginnings_seen(current, found) else None
         held = self._receiver.appended.lineage(current).held
@@ -270,7 +270,7 @@ class RunJudge:
     def _is_shown_by_live(self, found: _Found) -> bool:
         """Whether the block is newer than all that is held, and Live will show if that run goes on or a later one
         counted past it."""
-        if self._live is not None or not self._receiver.asks.shows_run:
+        if self._live is not None or not self._receiver.lplex.shows_run:
             return False
         span_us = self._span(self._receiver.lineage or b"")
         return span_us is not None and found.last_us > span_us[1]
@@ -278,13 +278,13 @@ class RunJudge:
     def _were_beginnings_seen(self, current: bytes, found: _Found) -> bool:
         """Whether the boat has sent what its other runs have under these seqs: each that followed has such a block, or
         one of seq 1, behind this one. A pass for other seqs shows none of a run that was short."""
-        return current in self._receiver.asks.looked or found.key in self._waited
+        return current in self._receiver.lplex.looked or found.key in self._waited
 
     def _older_lineages(self, current: bytes) -> list[tuple[tuple[int, int], bytes]]:
         """Oldest and newest time, and name, of each lineage of older runs, the newest first."""
         known = []
         for lineage, fold in self._receiver.appended.lineages.items():
-            if lineage != current and not fold.life and fold.held:
+            if lineage != current and not fold.boot_id and fold.held:
                 span_us = self._span(lineage)
                 if span_us is not None:
                     known.append((span_us, lineage))

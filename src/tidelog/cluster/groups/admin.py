@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from tidelog.cluster.clients.access import ADMIN, READ, ClientAccess
 from tidelog.cluster.clients.requests import GroupOperation, GroupRequest, read_group
 from tidelog.core.catalog import Catalog, Change, DeleteGroup, GroupMember, GroupRecord, JoinGroup, LeaveGroup
+from tidelog.core.groups.controller import CoordinatorReports, choose_coordinator, move_to, reads_streams
 from tidelog.core.groups.coordinator import GroupOptions
-from tidelog.core.groups.office import CoordinatorReports, choose_coordinator, move_to, reads_streams
 from tidelog.errors import AccessDenied, NotGroupCoordinator, NotLeader, StaleGroupEpoch, UnknownGroup, UnknownMember
 
 REQUEST_MS: Final = 10_000

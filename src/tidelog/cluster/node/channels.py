@@ -12,7 +12,7 @@ from typing import TypeAlias
 from tidelog.cluster.metadata.channel_controller import ChannelController
 from tidelog.cluster.replication.replicas import Replicas, ReplicasOutput
 from tidelog.core.catalog import Applied, Catalog, Change
-from tidelog.core.groups.office import GroupOffice
+from tidelog.core.groups.controller import GroupController
 from tidelog.core.liveness import LivenessConfig, PairHeartbeats, ProximityGraph
 from tidelog.core.liveness.measures import PEAK_BYTES_PER_S_FIRST
 from tidelog.core.replication.messages import (
@@ -69,7 +69,7 @@ class NodeChannels:
             wall_ms=lambda: wall_us() // 1000,
             say=say,
         )
-        self.office = GroupOffice(say=say)
+        self.group_controller = GroupController(say=say)
 
     def _silence_of(self, peer: str, now_ms: int) -> int:
         if peer == self.node:
@@ -122,12 +122,12 @@ class NodeChannels:
         if catalog is None:
             if self._tends:
                 self.controller.step_down()
-                self.office.step_down()
+                self.group_controller.step_down()
             self._tends = False
             return []
         self._tends = True
         self.controller.tend(catalog, propose, now_ms)
-        self.office.tend(catalog, propose, now_ms)
+        self.group_controller.tend(catalog, propose, now_ms)
         messages, self.controller.messages = self.controller.messages, []
         for node, message in messages:
             if node == self.node:

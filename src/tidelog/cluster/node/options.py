@@ -18,7 +18,7 @@ from tidelog.units import MIB
 if TYPE_CHECKING:
     from tidelog.transports.nats.connection import NatsOptions
 
-CARRY_BYTES_MAX: Final = 16 * MIB
+COPY_BYTES_MAX: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class NodeProcessOptions:
     insecure_dev: bool = False
     core: NodeOptions = field(default_factory=NodeOptions)
     http: HttpOptions | None = None
-    store: StoreOptions = field(default_factory=lambda: StoreOptions(carry_bytes_max=CARRY_BYTES_MAX))
+    store: StoreOptions = field(default_factory=lambda: StoreOptions(copy_bytes_max=COPY_BYTES_MAX))
     """Small channels stay in the write-ahead file: thousands of them cost no file each."""
     uplink: UplinkOptions | None = None
     """How boats are served; None serves none."""

@@ -34,7 +34,7 @@ from tidelog.cluster.node.addresses import PeerAddresses, own_addresses
 from tidelog.cluster.node.core import NodeCore, NodeFacts
 from tidelog.cluster.node.handover import hand_over
 from tidelog.cluster.node.local_channels import LocalChannels
-from tidelog.cluster.node.options import CARRY_BYTES_MAX, NodeProcessOptions
+from tidelog.cluster.node.options import COPY_BYTES_MAX, NodeProcessOptions
 from tidelog.cluster.node.repairer import ReplicaRepairer
 from tidelog.cluster.node.requests import NodeRequests
 from tidelog.cluster.node.store_thread import StoreThread
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tidelog.cluster.uplink.process import NodeUplink
     from tidelog.transports.nats.connection import NatsConnection
 
-__all__ = ["CARRY_BYTES_MAX", "INTERNAL_FOLDER", "REQUEST_MS", "RETRY_MS", "Node", "NodeProcessOptions"]
+__all__ = ["COPY_BYTES_MAX", "INTERNAL_FOLDER", "REQUEST_MS", "RETRY_MS", "Node", "NodeProcessOptions"]
 
 INTERNAL_FOLDER: Final = ".tidelog"
 REQUEST_MS: Final = 5_000

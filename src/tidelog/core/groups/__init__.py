@@ -2,6 +2,6 @@
 
 Modules:
 
+    controller   Which node coordinates a group
     coordinator  The coordinator of a group
-    office       Which node coordinates a group
 """

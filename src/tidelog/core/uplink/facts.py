@@ -13,7 +13,7 @@ class OpenSession:
     lineage: bytes
     head: int
     session: int
-    life: bytes = b""
+    boot_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def apply_fact(fold: ChannelFold, fact: Fact) -> None:
     """What a control record means to the fold."""
     match fact:
         case OpenSession():
-            fold.session_opened(fact.lineage, head=fact.head, session=fact.session, life=fact.life)
+            fold.session_opened(fact.lineage, head=fact.head, session=fact.session, boot_id=fact.boot_id)
         case OpenLineage():
             fold.lineage_opened(fact.lineage)
         case DeclareLost():

@@ -29,7 +29,7 @@ class LineageFold:
     lost: RangeSet = field(default_factory=RangeSet)
     void: RangeSet = field(default_factory=RangeSet)
     head: int = 0
-    life: bytes = b""
+    boot_id: bytes = b""
     """The opening of the boat's journal that spoke last (B7)."""
     span_us: tuple[int, int] | None = None
     """The oldest and the newest time of the blocks that brought its data: runs of an lplex boat are told by it."""
@@ -127,7 +127,7 @@ class LineageFold:
             "lost": self.lost.pairs(),
             "void": self.void.pairs(),
             "head": self.head,
-            "life": self.life.hex(),
+            "life": self.boot_id.hex(),
         }
         if self.span_us is not None:
             state["span_us"] = list(self.span_us)
@@ -140,7 +140,7 @@ class LineageFold:
             lost=RangeSet.from_pairs(state["lost"]),
             void=RangeSet.from_pairs(state["void"]),
             head=int(state["head"]),
-            life=bytes.fromhex(state.get("life", "")),
+            boot_id=bytes.fromhex(state.get("life", "")),
             span_us=_span(state.get("span_us")),
             closed=bool(state.get("closed", False)),
         )
@@ -178,12 +178,12 @@ class ChannelFold:
         if self.current is None:
             self.current = lineage
 
-    def session_opened(self, lineage: bytes, *, head: int, session: int, life: bytes = b"") -> None:
+    def session_opened(self, lineage: bytes, *, head: int, session: int, boot_id: bytes = b"") -> None:
         self.current = lineage
         self.session = max(self.session, session)
         fold = self.lineage(lineage)
         fold.announce(head)
-        fold.life = life or fold.life
+        fold.boot_id = boot_id or fold.boot_id
 
     def lineage_opened(self, lineage: bytes) -> None:
         self.current = lineage

@@ -20,12 +20,12 @@ class Hello:
     head: int
     lineage: bytes | None = None
     journal_bytes: int = 0
-    life: bytes = b""
+    boot_id: bytes = b""
     """Which opening of its journal this is: a random name (B7)."""
     sent_through: int = 0
-    """The newest seq that this life, or one before it, may have sent or spoken of."""
+    """The newest seq that this boot, or one before it, may have sent or declared."""
     earlier: tuple[tuple[bytes, int], ...] = ()
-    """Lives since the last one that was answered, each with the newest seq it may have sent."""
+    """Boot ids since the last one that was answered, each with the newest seq it may have sent."""
     lost: tuple[range, ...] = ()
     void: tuple[range, ...] = ()
     orphans: tuple[bytes, ...] = ()

@@ -37,7 +37,7 @@ from tidelog.core.uplink.facts import (
     apply_fact,
 )
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
-from tidelog.core.uplink.lplex_asks import LplexRequests
+from tidelog.core.uplink.lplex_requests import LplexRequests
 from tidelog.core.uplink.messages import (
     BackfillAck,
     BackfillData,
@@ -163,7 +163,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._bucket: TokenBucket | None = None
         self.can_say_gone = True
         """False for the boat of a session that has no lineages, and no word for what is gone: lplex."""
-        self.asks = LplexRequests(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
+        self.lplex = LplexRequests(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
         self._live_seq = 0
         """Highest seq that came by Live in this session; the cursor may stand far below it (seed 000)."""
         self._live_committed = 0
@@ -179,7 +179,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._statuses = 0
         self._told = (-1, -1)
         self._conflicting: dict[bytes, bytes] = {}
-        """Lives, by lineage, that brought other frames under seqs that are held (F6)."""
+        """Boot ids, by lineage, that sent other frames under seqs that are held (F6)."""
 
     # --- queries ---------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class UplinkReceiver(Generic[BlockT]):
         # Live starts at the head, for new boats too: history comes by Backfill, which has no rate limit.
         live_start = hello.head + 1
         if not self.can_say_gone:
-            live_start = self.asks.open(
+            live_start = self.lplex.open(
                 lineage,
                 self._appended.lineages[lineage],
                 hello.head,
@@ -250,8 +250,8 @@ class UplinkReceiver(Generic[BlockT]):
                 now_ms=now_ms,
             )
         self._session += 1
-        head, life = (0, b"") if fork else (live_start - 1, hello.life)
-        self._note([OpenSession(lineage=lineage, head=head, session=self._session, life=life)], effects)
+        head, boot_id = (0, b"") if fork else (live_start - 1, hello.boot_id)
+        self._note([OpenSession(lineage=lineage, head=head, session=self._session, boot_id=boot_id)], effects)
         if not fork:
             # Else the words are those of another journal: the true one may still bring what this one lacks.
             self._note_declared(lineage, hello, live_start, effects)
@@ -275,22 +275,23 @@ class UplinkReceiver(Generic[BlockT]):
         return effects
 
     def _is_rewound(self, hello: Hello) -> bool:
-        """Whether the boat's journal is not the one that this lineage is known from: a backup, a cloned card (B7).
+        """Whether this journal is not the one that the lineage is known from: a restored backup or a cloned card (B7).
 
-        Its head alone does not tell: it may have recorded as many other frames since. So the life that spoke last
-        must be in its past, and nothing may be known here that this life cannot have said.
+        The head alone does not show it, since the journal may have recorded as many other frames since. So the boot id
+        that was heard last must be in the journal's past, and nothing may be known here that this boot cannot have
+        sent.
         """
         if hello.lineage is None:
             return False
         fold = self._appended.lineages[hello.lineage]
-        if fold.life in (b"", hello.life):
-            said_through = hello.sent_through if hello.life else hello.head
+        if fold.boot_id in (b"", hello.boot_id):
+            said_through = hello.sent_through if hello.boot_id else hello.head
         else:
-            said_through = dict(hello.earlier).get(fold.life, -1)
+            said_through = dict(hello.earlier).get(fold.boot_id, -1)
         return hello.head < fold.head or said_through < fold.known_end() - 1
 
     def _is_conflicting(self, hello: Hello) -> bool:
-        return hello.lineage is not None and self._conflicting.get(hello.lineage) == hello.life
+        return hello.lineage is not None and self._conflicting.get(hello.lineage) == hello.boot_id
 
     def conflict(self, seq: int) -> None:
         """The frame that came under `seq` is not the one that is held: two frames have one number (F6).
@@ -299,7 +300,7 @@ class UplinkReceiver(Generic[BlockT]):
         restarted (`restarted`).
         """
         lineage = self._speaking()
-        self._conflicting[lineage] = self._appended.lineages[lineage].life
+        self._conflicting[lineage] = self._appended.lineages[lineage].boot_id
         raise ConflictingFrames(lineage=lineage.hex(), seq=seq)
 
     def restarted(self, new_lineage: bytes, *, now_ms: int) -> list[Effect[BlockT]]:
@@ -314,7 +315,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._note([OpenSession(lineage=new_lineage, head=0, session=self._session)], effects)
         self._holes_named = RangeSet()
         self._backfilled_through = 0
-        self.asks.restarted(now_ms)
+        self.lplex.restarted(now_ms)
         return effects
 
     def _note_declared(self, lineage: bytes, hello: Hello, live_start: int, effects: list[Effect[BlockT]]) -> None:
@@ -364,11 +365,11 @@ class UplinkReceiver(Generic[BlockT]):
         self.check_session(message.session)
         assert self._bucket is not None
         check_seqs(message.seqs, head=SEQ_END - 1)
-        charged = len(message.seqs) if self.can_say_gone else self.asks.take_credit(len(message.seqs))
+        charged = len(message.seqs) if self.can_say_gone else self.lplex.take_credit(len(message.seqs))
         if charged and not self._bucket.take(charged, now_ms):
             raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=self._limits.burst_frames)
         self._live_seq = max(self._live_seq, message.seqs.stop - 1)
-        if not self.can_say_gone and self.asks.leaves_live_out(now_ms):
+        if not self.can_say_gone and self.lplex.leaves_live_out(now_ms):
             # Nobody knows yet whether these continue what is held. They are in the boat's ring for a while.
             return self._settle_answer(Via.LIVE, message.seqs)
         if self._has_room(self._speaking(), message.seqs):
@@ -389,12 +390,12 @@ class UplinkReceiver(Generic[BlockT]):
         if not self._has_room(lineage, message.seqs):
             if self.can_say_gone:
                 raise TooManyHoles(holes_max=self._limits.holes_max)
-            self.asks.left_out = True  # refusing would end Live at every pass: an lplex boat sends what its files have
+            self.lplex.left_out = True  # refusing would end Live at every pass: an lplex boat sends what its files have
             return self._settle_answer(Via.BACKFILL, range(0))
         if lineage == speaking:
             self._backfilled_through = max(self._backfilled_through, message.seqs.stop - 1)
         elif fold.missing_in(message.seqs):
-            self.asks.brought(lineage)
+            self.lplex.brought(lineage)
         effects = self._take(message.block, message.seqs, Via.BACKFILL, lineage)
         if message.lost:
             self._note_missing(lineage, [message.lost], f"damaged in the boat's journal: {message.problem}", effects)
@@ -412,7 +413,7 @@ class UplinkReceiver(Generic[BlockT]):
     def undecided(self, session: int) -> list[Effect[BlockT]]:
         """A block came of which nobody can tell the run yet. It is left out; the boat will be asked for it again."""
         self.check_session(session)
-        self.asks.undecided = True
+        self.lplex.undecided = True
         return self._settle_answer(Via.BACKFILL, range(0))
 
     def gone(self, message: BackfillGone) -> list[Effect[BlockT]]:
@@ -429,9 +430,9 @@ class UplinkReceiver(Generic[BlockT]):
         effects: list[Effect[BlockT]] = []
         if self.can_say_gone:
             return effects
-        asks, speaking = self.asks, self._speaking()
+        lplex, speaking = self.lplex, self._speaking()
         lost: list[range] = []
-        if asks.shows_what_is_lost:
+        if lplex.shows_what_is_lost:
             # Only those that the Handshake named: it was not asked for the others yet.
             named, through = self._holes_named, self._backfilled_through
             holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
@@ -440,7 +441,7 @@ class UplinkReceiver(Generic[BlockT]):
             self._note_missing(speaking, lost, _NOTHING_CAME, effects)
         head = self._appended.lineages[speaking].head
         left, settled = bool(self.holes()), bool(lost)
-        for older, asked in asks.pass_ended(speaking, head, holes_left=left, settled=settled, now_ms=now_ms):
+        for older, asked in lplex.pass_ended(speaking, head, holes_left=left, settled=settled, now_ms=now_ms):
             lost = [hole for hole in self._appended.lineages[older].holes() if asked.seqs.covers(hole)]
             self._note_missing(older, lost, _NOTHING_CAME, effects)
             if asked.is_whole:
@@ -534,7 +535,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._holes_named = RangeSet(holes)
         if not self.can_say_gone:
             count = self._limits.holes_told_max
-            named = self.asks.holes_named(holes, self._appended, has_journal=self._has_journal, count=count)
+            named = self.lplex.holes_named(holes, self._appended, has_journal=self._has_journal, count=count)
             holes = tuple(named)
             self._holes_named = self._holes_named.intersection(RangeSet(named))
         return replace(reply, cursor=self.cursor, holes=holes, orphan_cursors=tuple(cursors))
@@ -563,9 +564,9 @@ class UplinkReceiver(Generic[BlockT]):
 
     def wake(self, now_ms: int) -> list[Effect[BlockT]]:
         """An ack is due even when nothing moved: a quiet bus must not look like a dead link."""
-        again_at_ms = self.asks.again_at_ms
+        again_at_ms = self.lplex.again_at_ms
         if again_at_ms is not None and now_ms >= again_at_ms and not self.can_say_gone:
-            self.asks.came_due()
+            self.lplex.came_due()
             error = HolesLeft()
             return [Reply(Refused(session=self._session, code=error.code, detail=str(error)))]
         if self._ack_due_ms is None or now_ms < self._ack_due_ms:
@@ -576,11 +577,11 @@ class UplinkReceiver(Generic[BlockT]):
         return [self._live_ack()]
 
     def wake_at_ms(self) -> int | None:
-        again_at_ms = None if self.can_say_gone else self.asks.again_at_ms
+        again_at_ms = None if self.can_say_gone else self.lplex.again_at_ms
         return min((at for at in (self._ack_due_ms, again_at_ms) if at is not None), default=None)
 
     def disconnected(self, session: int) -> None:
         """The boat's streams ended; no acks until it shakes hands again."""
         if session == self._session:
-            self._ack_due_ms = self.asks.again_at_ms = None
+            self._ack_due_ms = self.lplex.again_at_ms = None
             self._bucket = None

@@ -1,7 +1,7 @@
 """Which process speaks for a boat: two that show one certificate must not take the session from each other.
 
-Nothing here does I/O. A process is known by its life, the random name of its journal's opening (B7): a boat that dials
-again has the same one, a second machine with a copied card or certificate has another. An lplex boat has none.
+Nothing here does I/O. A process is known by its boot id, the random name of its journal's opening (B7): a boat that
+dials again has the same one, a second machine with a copied card or certificate has another. An lplex boat has none.
 
 What a caller must keep: ask `admit` before a session is opened, then say `opened`; `heard` for every message that a
 session brings, `ended` when its streams are over.
@@ -26,7 +26,7 @@ TAKEOVERS_MS = 30_000
 
 @dataclass(slots=True)
 class _Holder:
-    life: bytes
+    boot_id: bytes
     session: int
     since_us: int
     """When this process came, by the cloud's clock; its later sessions do not change that."""
@@ -50,13 +50,13 @@ class Tenure:
         self.refusals = 0
         """Handshakes that were told to wait."""
 
-    def admit(self, life: bytes, *, now_ms: int) -> InUse | None:
-        """Whether the process with this life may open a session now; if not, why."""
+    def admit(self, boot_id: bytes, *, now_ms: int) -> InUse | None:
+        """Whether the process with this boot id may open a session now; if not, why."""
         holder = self._holder
         if holder is None or now_ms - holder.heard_ms >= SILENT_MS:
             return None
-        if life or holder.life:
-            is_free = life == holder.life
+        if boot_id or holder.boot_id:
+            is_free = boot_id == holder.boot_id
         else:
             lately = sum(at_ms > now_ms - TAKEOVERS_MS for at_ms in self._takeovers_ms)
             is_free = not holder.delivers or lately < TAKEOVERS_MAX
@@ -65,13 +65,13 @@ class Tenure:
         self.refusals += 1
         return InUse(since_us=holder.since_us, silent_ms=max(0, now_ms - holder.heard_ms))
 
-    def opened(self, session: int, life: bytes, *, now_ms: int, now_us: int) -> None:
+    def opened(self, session: int, boot_id: bytes, *, now_ms: int, now_us: int) -> None:
         holder = self._holder
-        is_same = holder is not None and bool(life) and holder.life == life
+        is_same = holder is not None and bool(boot_id) and holder.boot_id == boot_id
         if holder is not None and holder.delivers:
             self._takeovers_ms.append(now_ms)
         since_us = holder.since_us if holder is not None and is_same else now_us
-        self._holder = _Holder(life, session, since_us, now_ms)
+        self._holder = _Holder(boot_id, session, since_us, now_ms)
 
     def heard(self, session: int, *, now_ms: int, by_live: bool = True) -> None:
         if self._holder is not None and self._holder.session == session:

@@ -1,11 +1,11 @@
-"""What a boat has to tell the cluster besides data: seqs that are void, seqs that are lost, and who it is.
+"""What a boat declares to the cluster besides data: seqs that are void, seqs that are lost, and its boot id.
 
-Kept in the journal's meta file until the cluster's cursor has passed them, so that neither a restart nor
-retention makes the boat forget to say it.
+The journal's meta file keeps them until the cluster's cursor has passed them, so that neither a restart nor
+retention loses them.
 
-A *life* is one opening of the journal. It has a random name, so that a backup that was put back or a cloned card
-can be told from the journal it was copied from (B7): the cluster remembers the life it last spoke with, and a
-journal that knows of no such life in its own past is another one, however far its head is.
+Each opening of the journal has a random *boot id*, so that a restored backup or a cloned card can be told from the
+journal it was copied from (B7): the cluster remembers the boot id that it last heard, and a journal that does not have
+that boot id in its own past is another one, however far its head is.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from tidelog.storage.atomic import read_mark
 from tidelog.storage.disk import Disk
 
 META_NAME: Final = "journal.meta"
-LIVES_MAX = 1_000
-"""Lives without a word from the cluster that are remembered."""
+BOOT_IDS_MAX = 1_000
+"""How many boot ids are kept that the cluster has not answered."""
 
 
 class Declared:
     def __init__(self) -> None:
         self.void = RangeSet()
         self.lost = RangeSet()
-        self.life = b""
+        self.boot_id = b""
         self.opened_head = 0
-        """The head when this life began: nothing above it can have been sent by an earlier one."""
+        """The head at this opening: earlier boots cannot have sent anything above it."""
         self.earlier: list[tuple[bytes, int]] = []
-        """Lives since the last one that the cluster answered, oldest first, each with the newest seq it can have
+        """Boot ids since the last one that the cluster answered, oldest first, each with the newest seq it may have
         sent."""
 
-    def open_life(self, life: bytes, head: int) -> None:
+    def open_boot(self, boot_id: bytes, head: int) -> None:
         """The journal was opened, and its newest seq is `head`."""
-        if self.life:
-            self.earlier = [*self.earlier, (self.life, head)][-LIVES_MAX:]
-        self.life, self.opened_head = life, head
+        if self.boot_id:
+            self.earlier = [*self.earlier, (self.boot_id, head)][-BOOT_IDS_MAX:]
+        self.boot_id, self.opened_head = boot_id, head
 
     def answered(self) -> None:
-        """The cluster knows this life now."""
+        """The cluster has answered this boot id."""
         self.earlier.clear()
 
     def forked(self) -> Declared:
-        """What is to be said of a new lineage that begins in this life: nothing yet."""
+        """The declarations of a new lineage that begins under this boot id: none yet."""
         fresh = Declared()
-        fresh.life = self.life
+        fresh.boot_id = self.boot_id
         return fresh
 
     def forget_through(self, acked: int) -> None:
@@ -58,8 +58,8 @@ class Declared:
         return {
             "void": self.void.pairs(),
             "lost": self.lost.pairs(),
-            "life": self.life.hex(),
-            "earlier": [[life.hex(), head] for life, head in self.earlier],
+            "life": self.boot_id.hex(),
+            "earlier": [[boot_id.hex(), head] for boot_id, head in self.earlier],
         }
 
     @classmethod
@@ -67,8 +67,8 @@ class Declared:
         declared = cls()
         declared.void = RangeSet.from_pairs(meta.get("void", []))
         declared.lost = RangeSet.from_pairs(meta.get("lost", []))
-        declared.life = bytes.fromhex(meta.get("life", ""))
-        declared.earlier = [(bytes.fromhex(life), int(head)) for life, head in meta.get("earlier", [])]
+        declared.boot_id = bytes.fromhex(meta.get("life", ""))
+        declared.earlier = [(bytes.fromhex(boot_id), int(head)) for boot_id, head in meta.get("earlier", [])]
         return declared
 
 

@@ -495,7 +495,7 @@ class Journal:
             self._acks = dict.fromkeys(sorted(older), 0)
             self.lineage = self._new_lineage()
             self._acks[self.lineage], self.orphans = 0, older
-            self.declared.open_life(self._new_lineage(), self.head)
+            self.declared.open_boot(self._new_lineage(), self.head)
             self._lease()
             reason = "the journal's meta file was lost" if older else "new journal"
             self._announce([LineageOpened(lineage=self.lineage.hex(), reason=reason)], now_us)
@@ -521,7 +521,7 @@ class Journal:
             self.declared.void.add(void)
             records.append(RangeVoid(lineage=lineage, start=void.start, end=void.stop))
         self._next_seq = self._leased_end = max(leased_end, self._durable_head + 1)
-        self.declared.open_life(self._new_lineage(), self.head)
+        self.declared.open_boot(self._new_lineage(), self.head)
         self._lease()
         if records:
             self._announce(records, now_us)

@@ -23,7 +23,7 @@ class Work(Enum):
     SWEEP = "be trimmed"
     LEASE = "lease more seqs"
     READ = "be read for Backfill"
-    CARRY = "carry frames of an older lineage over"
+    RE_RECORD = "re-record frames of an older lineage"
 
 
 class Upkeep:

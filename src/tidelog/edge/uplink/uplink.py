@@ -37,8 +37,8 @@ from tidelog.core.uplink.messages import (
 )
 from tidelog.core.uplink.metering import Meter
 from tidelog.core.uplink.sender import Dial, Hangup, LinkState, SenderConfig, SendStatus, UplinkSender
-from tidelog.edge.journal.carry import CarryOver
 from tidelog.edge.journal.journal import Journal
+from tidelog.edge.journal.re_recording import ReRecording
 from tidelog.edge.journal.recorded import recorded_runs
 from tidelog.edge.journal.ring import Ring
 from tidelog.edge.journal.upkeep import Work
@@ -47,7 +47,7 @@ from tidelog.errors import DiskError, LogError, NameInUse
 
 _DISK_RETRY_MS = 1_000
 _METER_RETRY_MS = 60_000
-_CARRY_INTERVAL_MS = 1_000
+_RE_RECORD_INTERVAL_MS = 1_000
 _LPLEX_FRAME_BYTES = 20
 _WORTH_COMPRESSING_BYTES = 160
 """A link is slower than a disk: Live compresses what a journal would not."""
@@ -126,8 +126,8 @@ class BoatUplink:
     ) -> None:
         self._journal = journal
         self._ring = ring
-        self._carry = CarryOver(journal)
-        self._carry_at_ms = now_ms
+        self._re_recording = ReRecording(journal)
+        self._re_record_at_ms = now_ms
         self._meter = Meter(daily_bytes=daily_bytes, reset_hour=reset_hour, state=journal.kept.get(_METER))
         self.sender = UplinkSender(config=config, jitter=jitter, now_ms=now_ms)
         self._sent_through = journal.declared.opened_head
@@ -185,7 +185,7 @@ class BoatUplink:
                     return [*out, Disconnect(reason)]
         if self.sender.link is LinkState.UP and self._meter.left(now_us) == 0:
             return [*out, self._rest(now_ms, now_us)]
-        self._carry_some(now_ms, now_us)
+        self._re_record_some(now_ms, now_us)
         return out + self._poll_live(now_ms, now_us) + self._poll_backfill(now_ms, now_us)
 
     def _status(self) -> LiveStatus:
@@ -201,25 +201,27 @@ class BoatUplink:
         self._journal.kept[_METER] = self._meter.to_state()
         return Disconnect("the day's bytes are used up; the link rests until the next day")
 
-    def _may_carry(self) -> bool:
+    def _may_re_record(self) -> bool:
         sender = self.sender
-        return sender.link is LinkState.UP and self._carry.pending and sender.live_position() > self._journal.head
+        return (
+            sender.link is LinkState.UP and self._re_recording.pending and sender.live_position() > self._journal.head
+        )
 
-    def _carry_some(self, now_ms: int, now_us: int) -> None:
+    def _re_record_some(self, now_ms: int, now_us: int) -> None:
         """Frames of an older lineage get new numbers, a few at a time and only while Live has nothing to send."""
-        if not self._carry.pending:
-            self._journal.upkeep.done(Work.CARRY)  # nobody wants it any more
-        if not self._may_carry() or now_ms < self._carry_at_ms:
+        if not self._re_recording.pending:
+            self._journal.upkeep.done(Work.RE_RECORD)  # nobody wants it any more
+        if not self._may_re_record() or now_ms < self._re_record_at_ms:
             return
-        self._carry_at_ms = now_ms + _CARRY_INTERVAL_MS
+        self._re_record_at_ms = now_ms + _RE_RECORD_INTERVAL_MS
         try:
-            with self._journal.upkeep.attempt(Work.CARRY):
-                carried = self._carry.step(now_us)
+            with self._journal.upkeep.attempt(Work.RE_RECORD):
+                re_recorded = self._re_recording.step(now_us)
         except DiskError:
             return  # they are safe where they are; the next step tries again
-        self._journal.upkeep.done(Work.CARRY)
-        if carried is not None:
-            seqs, frames = carried
+        self._journal.upkeep.done(Work.RE_RECORD)
+        if re_recorded is not None:
+            seqs, frames = re_recorded
             for seq, row in zip(seqs, frames.rows(), strict=True):
                 self._ring.append(seq, *row)
 
@@ -230,7 +232,7 @@ class BoatUplink:
             sender.wake_at_ms(),
             sender.live_ready_at_ms(self._journal.head, now_ms=now_ms),
             self._backfill_ready_at_ms(now_ms),
-            self._carry_at_ms if self._may_carry() else None,
+            self._re_record_at_ms if self._may_re_record() else None,
         )
         return max(now_ms, min(moment for moment in moments if moment is not None))
 
@@ -245,7 +247,7 @@ class BoatUplink:
             head=journal.head,
             lineage=journal.lineage,
             journal_bytes=journal.size_bytes(),
-            life=journal.declared.life,
+            boot_id=journal.declared.boot_id,
             sent_through=self._sent_through,
             earlier=tuple(journal.declared.earlier),
             # The oldest first: the rest is said once the cursor has passed these.

@@ -2,7 +2,7 @@
 
 Modules:
 
-    life   One life of a boat's journal in the simulator
     model  What a boat's journal must hold
+    run    One run of a boat's journal in the simulator
     world  One boat's journal, one lying disk, one seed
 """

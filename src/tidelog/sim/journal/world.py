@@ -22,8 +22,8 @@ from tidelog.blocks.control import LineageOpened
 from tidelog.edge.journal.journal import FRESH, META_NAME, SEALED
 from tidelog.errors import BadBlock, LogError
 from tidelog.sim.disk import FailKind
-from tidelog.sim.journal.life import FOLDER, SECOND_US, JournalLife
 from tidelog.sim.journal.model import Frame, JournalBroken, JournalViolation
+from tidelog.sim.journal.run import FOLDER, SECOND_US, JournalRun
 from tidelog.sim.power import PowerCut
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SEGMENT_SUFFIX
@@ -88,7 +88,7 @@ def run_journal_seeds(
     return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
-class _World(JournalLife):
+class _World(JournalRun):
     def run(self, steps: int) -> None:
         names, weights = zip(*((name, weight) for name, (weight, _) in _EVENTS.items()), strict=True)
         for _ in range(steps):

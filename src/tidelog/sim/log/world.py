@@ -24,8 +24,8 @@ from tidelog.errors import (
     ReplacementRefused,
     StaleEpoch,
 )
-from tidelog.sim.log.life import LogLife
 from tidelog.sim.log.model import LogBroken, LogModel, Violation
+from tidelog.sim.log.run import LogRun
 from tidelog.sim.seeds import WorldResult, run_seeds
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 
@@ -82,7 +82,7 @@ def run_log_seeds(
     return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
 
 
-class _World(LogLife):
+class _World(LogRun):
     """The events, each of them a method."""
 
     def run(self, steps: int) -> None:

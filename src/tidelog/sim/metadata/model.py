@@ -42,7 +42,7 @@ from tidelog.core.raft import (
     VoteAnswer,
     VoteRequest,
 )
-from tidelog.sim.metadata.raft_storage_life import StoredState, state_after_compaction, states_of_write
+from tidelog.sim.metadata.raft_storage_run import StoredState, state_after_compaction, states_of_write
 from tidelog.sim.seeds import WorldViolation
 from tidelog.storage.raft.storage import RaftStorage, gathered
 
@@ -135,7 +135,7 @@ class Durable:
 
 
 class View:
-    """What was last seen of a member in one process life."""
+    """What was last seen of a member in one run of its process."""
 
     __slots__ = ("applied", "commit", "leading_term", "members_index", "seen", "term", "vote")
 
@@ -424,14 +424,14 @@ class MetadataModel:
         if record is None or record.incarnation != change.incarnation:
             return  # what came of it is undone in the same step
         self.checks += 1
-        life = change.disk_id, change.process_id
+        process = change.disk_id, change.process_id
         kept = record.memory_since, record.written_since, record.synced_since
         before = self._kept.get(change.node)
-        if before is not None and before[0] == life and before[1] != kept:
+        if before is not None and before[0] == process and before[1] != kept:
             raise ClusterBroken(
                 f"R5: {change.node} lost its session, and the catalog takes it for one that lost records"
             )
-        self._kept[change.node] = life, kept
+        self._kept[change.node] = process, kept
 
     def check_applied(self, member: str, applied: Applied) -> None:
         """RA3: every catalog gives every change the same answer."""

@@ -595,6 +595,6 @@ def _random_options(rng: random.Random) -> StoreOptions:
         wal_bytes_max=rng.choice((4 * KIB, 64 * KIB)),
         checkpoint_interval_ms=rng.choice((5_000, 60_000)),
         open_files_max=8,
-        carry_bytes_max=rng.choice((0, 0, 2 * KIB)),
-        carry_channel_bytes_max=1 * KIB,
+        copy_bytes_max=rng.choice((0, 0, 2 * KIB)),
+        copy_channel_bytes_max=1 * KIB,
     )

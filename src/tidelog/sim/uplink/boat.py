@@ -126,12 +126,12 @@ class SimBoat:
         self.running = True
         self._forced_out_noted = 0
         self.check_journal()
-        self._life += 1
-        self._bus(self._life)
-        self._tick(self._life)
+        self._boot += 1
+        self._bus(self._boot)
+        self._tick(self._boot)
         self.poll()
 
-    _life = 0
+    _boot = 0
 
     def _account_for_carried(self) -> None:
         """Frames of an older lineage that are recorded again come from no bus; the model hears of them here."""
@@ -241,14 +241,14 @@ class SimBoat:
 
     # --- the bus ---------------------------------------------------------------------------------
 
-    def _bus(self, life: int) -> bool:
-        if not self.running or life != self._life:
+    def _bus(self, boot: int) -> bool:
+        if not self.running or boot != self._boot:
             return False
         frames = self.burst_frames or self.bus_frames
         self.burst_frames = 0
         self.guarded(lambda: self._record(frames))
         pause_ms = self.bus_pause_ms
-        self.scheduler.after(1 + pause_ms // 2 + int(self.rng.random() * pause_ms), lambda: self._bus(life))
+        self.scheduler.after(1 + pause_ms // 2 + int(self.rng.random() * pause_ms), lambda: self._bus(boot))
         return frames > 0
 
     def _record(self, frames: int) -> None:
@@ -268,11 +268,11 @@ class SimBoat:
         if frames:
             self.poll()
 
-    def _tick(self, life: int) -> bool:
-        if not self.running or life != self._life:
+    def _tick(self, boot: int) -> bool:
+        if not self.running or boot != self._boot:
             return False
         self.guarded(self._wake_journal)
-        self.scheduler.after(900, lambda: self._tick(life))
+        self.scheduler.after(900, lambda: self._tick(boot))
         return True
 
     def _wake_journal(self) -> None:

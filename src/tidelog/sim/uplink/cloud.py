@@ -41,7 +41,7 @@ HEARD_MS: Final = 12_000
 
 @dataclass(slots=True)
 class Speaker:
-    life: bytes
+    boot_id: bytes
     session: int
     heard_ms: int
 
@@ -75,11 +75,11 @@ class SimChannel:
         """15: two processes do not take the session from each other, and a boat is not kept from its own."""
         speaker = self.speaker
         is_heard = speaker is not None and now_ms - speaker.heard_ms < HEARD_MS
-        if not hello.life or speaker is None or not speaker.life:
+        if not hello.boot_id or speaker is None or not speaker.boot_id:
             return  # who they are cannot be told
-        if taken and is_heard and speaker.life != hello.life:
+        if taken and is_heard and speaker.boot_id != hello.boot_id:
             raise UplinkBroken("15: a second process took the session of one that is heard")
-        if not taken and (not is_heard or speaker.life == hello.life):
+        if not taken and (not is_heard or speaker.boot_id == hello.boot_id):
             raise UplinkBroken("15: a boat was told to wait for a process that is gone, or for itself")
 
     def fold(self) -> UplinkChannel:
@@ -210,7 +210,7 @@ class SimCloud:
                 known.check_hello(message, taken=is_taken, now_ms=now_ms)
             if is_taken:
                 known.connection = connection
-                known.speaker = Speaker(message.life, known.channel.receiver.session, now_ms)
+                known.speaker = Speaker(message.boot_id, known.channel.receiver.session, now_ms)
         elif is_taken and known.speaker is not None and known.speaker.session == message.session:
             known.speaker.heard_ms = now_ms
 

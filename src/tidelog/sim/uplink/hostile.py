@@ -149,13 +149,13 @@ class HostileBoat:
 
     def _hello(self, *, honest: bool) -> Hello:
         if honest:
-            return Hello(head=self._next_seq - 1, lineage=self._lineage, life=b"h" * 16, sent_through=self._next_seq)
+            return Hello(head=self._next_seq - 1, lineage=self._lineage, boot_id=b"h" * 16, sent_through=self._next_seq)
         rng = self.rng
         return Hello(
             head=rng.choice(_HEADS),
             lineage=rng.choice((None, self._lineage, self._invented, *self._lineages())),
             journal_bytes=rng.choice((-1, 0, 10, 2**70)),
-            life=rng.choice((b"", b"h" * 16, rng.randbytes(16))),
+            boot_id=rng.choice((b"", b"h" * 16, rng.randbytes(16))),
             sent_through=rng.choice(_HEADS),
             earlier=((rng.randbytes(16), rng.choice(_HEADS)),),
             lost=tuple(rng.sample(_SPANS, rng.randrange(3))),

@@ -274,7 +274,7 @@ class _World:
         receiver = channel.channel.receiver
         if receiver.session != boat.uplink.sender.session or receiver.lineage != journal.lineage or receiver.holes():
             return True  # the last word of a clone may still be on its way
-        if boat.uplink._carry.pending:
+        if boat.uplink._re_recording.pending:
             return True
         return boat.model.held[journal.lineage].cursor != head or journal.acked != head
 

@@ -1,7 +1,7 @@
 """What a checkpoint of a store decides and what a store says of itself: channels carried over, table, statistics.
 
 A channel with little to write back need not get its file yet: its blocks are written once more, to the next
-write-ahead file, with all others like it in one write. `carry_bytes_max` bounds what that may cost.
+write-ahead file, with all others like it in one write. `copy_bytes_max` bounds what that may cost.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def carried(channels: Iterable[StoreChannel], options: StoreOptions) -> set[int]:
     """Ids of the channels that the next write-ahead file may have, those with least to write first."""
-    room, chosen = options.carry_bytes_max, set[int]()
+    room, chosen = options.copy_bytes_max, set[int]()
     if not room:
         return chosen
-    most = options.carry_channel_bytes_max
+    most = options.copy_channel_bytes_max
     small = [
         (log.staged_bytes, channel.channel_id)
         for channel in channels

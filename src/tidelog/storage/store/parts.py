@@ -44,10 +44,10 @@ class StoreOptions:
     open_files_max: int = 256
     scrub_bytes_per_s: int = 4 * MIB
     """How fast everything is read again in the background, looking for rot; 0 turns it off."""
-    carry_bytes_max: int = 0
+    copy_bytes_max: int = 0
     """A checkpoint carries channels with little to write over to the next write-ahead file, up to this many bytes
     together: thousands of channels with a few records each then need no file each. 0 writes all of them back."""
-    carry_channel_bytes_max: int = 16 * KIB
+    copy_channel_bytes_max: int = 16 * KIB
     """A channel with more than this waiting gets its file."""
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class StoreOptions:
             problems.append("large_block_bytes must be positive and wal_bytes_max at least 4 KiB")
         if self.checkpoint_interval_ms <= 0 or self.open_files_max < 8:
             problems.append("checkpoint_interval_ms must be positive and open_files_max at least 8")
-        if not 0 <= self.carry_bytes_max <= self.wal_bytes_max // 2 or self.carry_channel_bytes_max < 0:
-            problems.append("carry_bytes_max must be at most half of wal_bytes_max, and neither carry limit negative")
+        if not 0 <= self.copy_bytes_max <= self.wal_bytes_max // 2 or self.copy_channel_bytes_max < 0:
+            problems.append("copy_bytes_max must be at most half of wal_bytes_max, and neither carry limit negative")
         if self.scrub_bytes_per_s < 0:
             problems.append("scrub_bytes_per_s must not be negative")
         if problems:

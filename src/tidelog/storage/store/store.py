@@ -12,7 +12,7 @@ channels; any thread may read.
 ST1  An append is acked after the write-ahead file, or the segment it went to directly, is synced.
 ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been
      written again to a newer one because its segment could not be (S3), or was not worth a file yet
-     (`carry_bytes_max`). If that fails too (a full disk), the old files stay.
+     (`copy_bytes_max`). If that fails too (a full disk), the old files stay.
 ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id
      that a catalog gave may come back after a deletion or a reset: each time the channel has a new log generation,
      in a folder of its own, and replay never mixes two of them.
@@ -452,7 +452,7 @@ class Store:
 
     def _may_wait(self) -> bool:
         """Whether a checkpoint would only carry: then it can wait until the write-ahead file is full."""
-        if self.wals.current is None or self.wals.old or not self.options.carry_bytes_max:
+        if self.wals.current is None or self.wals.old or not self.options.copy_bytes_max:
             return False
         kept = carried(self.channels.values(), self.options)
         return all(part.channel_id in kept for part in self.channels.values() if part.unsynced or not part.clean)

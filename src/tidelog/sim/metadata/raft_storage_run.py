@@ -59,9 +59,7 @@ class RaftStorageViolation(WorldViolation):
 
     def __init__(self, seed: int, problem: str) -> None:
         super().__init__(seed, problem)
-        self.args = (
-            f"seed {seed}: {problem}\nreplay: tidelog.sim.metadata.raft_storage_life.live_raft_storage({seed})",
-        )
+        self.args = (f"seed {seed}: {problem}\nreplay: tidelog.sim.metadata.raft_storage_run.run_raft_storage({seed})",)
 
 
 class StoredState(NamedTuple):
@@ -103,23 +101,23 @@ def state_after_compaction(before: StoredState, snapshot: Snapshot) -> StoredSta
     return before._replace(snapshot=snapshot, entries=before.entries[covered:]) if covered > 0 else before
 
 
-def live_raft_storage(seed: int, *, actions: int = ACTIONS) -> WorldResult:
-    """One life. Raises `RaftStorageViolation`."""
-    life = _Life(seed)
+def run_raft_storage(seed: int, *, actions: int = ACTIONS) -> WorldResult:
+    """One run. Raises `RaftStorageViolation`."""
+    run = _Run(seed)
     for _ in range(actions):
-        life.act()
-    life.finish()
-    return WorldResult(seed=seed, events=life.events, checks=life.checks, counters=life.counters)
+        run.act()
+    run.finish()
+    return WorldResult(seed=seed, events=run.events, checks=run.checks, counters=run.counters)
 
 
-class _Life:
+class _Run:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.disk = PluggedDisk(random.Random(rng.random()))
         self.counters: Counter[str] = Counter()
         self.events = self.checks = 0
-        self.lives = 0
+        self.creations = 0
         self.now_us = 1
         self.options = LogOptions(
             segment_bytes_max=rng.choice((4096, 4096, 1 << 20)),
@@ -405,8 +403,8 @@ class _Life:
     def create(self) -> None:
         """A new member. Creation may fail at any call, and leaves blank or complete."""
         rng = self.rng
-        self.lives += 1
-        self.identity = StoredIdentity(cluster=rng.randbytes(16), node="n1", disk=f"{self.lives:016x}")
+        self.creations += 1
+        self.identity = StoredIdentity(cluster=rng.randbytes(16), node="n1", disk=f"{self.creations:016x}")
         term = rng.randint(1, 3)
         index = rng.choice((0, 0, 7))
         head = SnapshotHead(index, term if index else 0, self.made_members())

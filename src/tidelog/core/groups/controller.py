@@ -34,7 +34,7 @@ SCAN_MS: Final = 500
 """How often every group is looked at."""
 AGAIN_MS: Final = 5_000
 """Before the same is proposed again."""
-STREAMS_DOOR: Final = "liftbridge"
+STREAMS_ADDRESS: Final = "liftbridge"
 SCAN_STEP: Final = 20
 """So many of them at once: the rest waits for the next wake."""
 
@@ -43,8 +43,8 @@ def choose_coordinator(catalog: Catalog, *, for_streams: bool, other_than: str |
     """The node that should coordinate a group; None if there is nobody (GO2)."""
 
     def rank(record: NodeRecord) -> tuple[bool, int, str]:
-        lacks_door = for_streams and not _has_door(catalog, record.node)
-        return lacks_door, catalog.group_count(record.node), record.node
+        lacks_gateway = for_streams and not _serves_streams(catalog, record.node)
+        return lacks_gateway, catalog.group_count(record.node), record.node
 
     active = [record for record in catalog.nodes() if record.state is NodeState.ACTIVE and record.node != other_than]
     return min(active, key=rank).node if active else None
@@ -80,7 +80,7 @@ class CoordinatorReports:
         self._reports.clear()
 
 
-class GroupOffice:
+class GroupController:
     """What the metadata leader does for groups."""
 
     def __init__(self, *, say: Callable[..., None]) -> None:
@@ -133,9 +133,9 @@ class GroupOffice:
             self._balanced = {name: self._balanced[name] for name in self._scan if name in self._balanced}
 
     def _wanted(self, catalog: Catalog, group: GroupRecord, *, is_orphan: bool) -> Change | None:
-        if is_orphan or (reads_streams(group) and not _has_door(catalog, group.coordinator)):
+        if is_orphan or (reads_streams(group) and not _serves_streams(catalog, group.coordinator)):
             heir = choose_coordinator(catalog, for_streams=reads_streams(group), other_than=group.coordinator)
-            if heir is not None and (is_orphan or _has_door(catalog, heir)):
+            if heir is not None and (is_orphan or _serves_streams(catalog, heir)):
                 return move_to(group, heir)
             if is_orphan:
                 return None
@@ -152,10 +152,10 @@ class GroupOffice:
         return None
 
 
-def _has_door(catalog: Catalog, node: str) -> bool:
+def _serves_streams(catalog: Catalog, node: str) -> bool:
     """Whether Liftbridge's clients can reach the node."""
     record = catalog.node(node)
-    return record is not None and STREAMS_DOOR in dict(record.addresses)
+    return record is not None and STREAMS_ADDRESS in dict(record.addresses)
 
 
 def reads_streams(group: GroupRecord) -> bool:

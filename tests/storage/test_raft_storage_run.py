@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.core.raft.messages import EntryPlace, Snapshot
 from tidelog.errors import MetadataPoisoned
-from tidelog.sim.metadata.raft_storage_life import ACTIONS, SOMETIMES, live_raft_storage
+from tidelog.sim.metadata.raft_storage_run import ACTIONS, SOMETIMES, run_raft_storage
 from tidelog.storage.disk import Buffer, Disk
 from tidelog.storage.log.log import Log
 from tidelog.storage.raft import storage as raft_storage
@@ -22,7 +22,7 @@ def live_through(seeds: range, *, actions: int) -> None:
     """Not `run_seeds`, which looks for garbage after each life: under pytest that takes longer than the life."""
     counters: Counter[str] = Counter()
     for seed in seeds:
-        counters.update(live_raft_storage(seed, actions=actions).counters)
+        counters.update(run_raft_storage(seed, actions=actions).counters)
     assert not [name for name in SOMETIMES if not counters[name]], "these lives prove less than they seem to"
 
 
@@ -38,8 +38,8 @@ def test_many_long_lives_keep_every_promise(first: int) -> None:
 
 
 def test_a_life_depends_on_its_seed_only() -> None:
-    assert live_raft_storage(7) == live_raft_storage(7)
-    assert live_raft_storage(7).counters != live_raft_storage(8).counters
+    assert run_raft_storage(7) == run_raft_storage(7)
+    assert run_raft_storage(7).counters != run_raft_storage(8).counters
 
 
 # --- planted bugs ----------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
     plant(monkeypatch)
     for seed in range(1, 301):
         try:
-            live_raft_storage(seed)
+            run_raft_storage(seed)
         except AssertionError:
             return
     pytest.fail("300 lives did not notice")

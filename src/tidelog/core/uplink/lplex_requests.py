@@ -193,7 +193,7 @@ class LplexRequests:
         left = count
         for lineage in reversed(fold.lineages) if has_journal else ():
             known = fold.lineages[lineage]
-            if lineage == fold.current or known.closed or known.life or not known.held:
+            if lineage == fold.current or known.closed or known.boot_id or not known.held:
                 continue
             if left <= 0:
                 self._names_all = False

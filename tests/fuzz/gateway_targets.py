@@ -316,7 +316,7 @@ def run_http2(data: bytes) -> None:
     connection.take_output()
 
 
-DOOR_TARGETS: Final = {
+GATEWAY_TARGETS: Final = {
     "nats_message": Target(run=run_message, seeds=message_seeds),
     "nats_answer": Target(run=run_answer, seeds=answer_seeds),
     "nats_subject": Target(run=run_subject, seeds=subject_seeds),

@@ -1,6 +1,6 @@
 """One life of a boat's journal in the simulator: its disk, its clocks, and the driver that wakes it.
 
-`JournalLife` opens the journal, lets time pass as a good (or late) driver would, and compares what it
+`JournalRun` opens the journal, lets time pass as a good (or late) driver would, and compares what it
 finds with the `JournalModel` at every opening. What happens to the journal is decided by the world.
 """
 
@@ -22,7 +22,7 @@ START_US: Final = 1_750_000_000_000_000
 SECOND_US: Final = 1_000_000
 
 
-class JournalLife:
+class JournalRun:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.names = random.Random(f"names {seed}")

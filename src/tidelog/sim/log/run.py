@@ -35,7 +35,7 @@ FOLDER: Final = "channel"
 CHANNEL: Final = 7
 
 
-class LogLife:
+class LogRun:
     """A log on a simulated disk, and the model of what it must hold."""
 
     def __init__(self, seed: int) -> None:

@@ -4,7 +4,7 @@ A journal that had to start a new lineage (a cloned card, a lost meta file) may 
 else has. Their numbers are spoken for, so they cannot be sent under them: they get new ones, with their own times and
 content, a block at a time.
 
-What a caller must keep: call `step` now and then, and put what it returns into the ring; one `CarryOver` per journal,
+What a caller must keep: call `step` now and then, and put what it returns into the ring; one `ReRecording` per journal,
 made right after it was opened.
 
 JC1  A frame is carried once, whatever happens: which seqs a step takes and gives is written down before they are used,
@@ -26,7 +26,7 @@ _KEPT = "carry"
 
 
 @dataclass(frozen=True, slots=True)
-class CarryStep:
+class ReRecordStep:
     """Old seqs that are recorded again, from `new_start` on."""
 
     old_lineage: bytes
@@ -35,7 +35,7 @@ class CarryStep:
     new_start: int
 
 
-class CarryOver:
+class ReRecording:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._exhausted: set[bytes] = set()
@@ -71,7 +71,7 @@ class CarryOver:
                 continue
             old_seqs, frames = found
             journal.flush(now_us)
-            step = CarryStep(lineage, old_seqs, journal.lineage, journal.head + 1)
+            step = ReRecordStep(lineage, old_seqs, journal.lineage, journal.head + 1)
             journal.keep(_KEPT, _to_kept(step))
             self._open = step
             new_seqs = journal.record_many(frames, now_us)
@@ -115,13 +115,13 @@ class CarryOver:
         return range(start, start + len(frames)), frames
 
 
-def _to_kept(step: CarryStep) -> list[str | int]:
+def _to_kept(step: ReRecordStep) -> list[str | int]:
     return [step.old_lineage.hex(), step.old_seqs.start, step.old_seqs.stop, step.new_lineage.hex(), step.new_start]
 
 
-def _read_step(journal: Journal) -> CarryStep | None:
+def _read_step(journal: Journal) -> ReRecordStep | None:
     kept = journal.kept.get(_KEPT)
     if not kept:
         return None
     old_lineage, start, stop, new_lineage, new_start = kept
-    return CarryStep(bytes.fromhex(old_lineage), range(start, stop), bytes.fromhex(new_lineage), new_start)
+    return ReRecordStep(bytes.fromhex(old_lineage), range(start, stop), bytes.fromhex(new_lineage), new_start)

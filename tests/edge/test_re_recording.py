@@ -13,8 +13,8 @@ from tests.edge.test_boat_uplink import welcome
 from tidelog.blocks.decode import decode_block_frames
 from tidelog.core.uplink.messages import LiveData
 from tidelog.core.uplink.sender import SenderConfig
-from tidelog.edge.journal.carry import FRAMES_MAX, CarryOver
 from tidelog.edge.journal.journal import META_NAME, Journal, JournalOptions, open_journal
+from tidelog.edge.journal.re_recording import FRAMES_MAX, ReRecording
 from tidelog.edge.journal.ring import Ring
 from tidelog.edge.uplink.uplink import BoatUplink, Connect
 from tidelog.errors import DiskFull
@@ -42,8 +42,8 @@ def numbers(journal: Journal, lineage: bytes) -> Counter[int]:
     return found
 
 
-def carry_all(journal: Journal) -> None:
-    carry = CarryOver(journal)
+def re_record_all(journal: Journal) -> None:
+    carry = ReRecording(journal)
     while carry.step(START_US) is not None:
         pass
     assert not carry.pending
@@ -57,7 +57,7 @@ def test_what_was_not_acked_gets_new_numbers_with_its_own_content() -> None:
     old = journal.lineage
     journal.fork_lineage("a clone", START_US)
     record(journal, 10, first=5_000)
-    carry_all(journal)
+    re_record_all(journal)
     assert numbers(journal, journal.lineage) == Counter([*range(300, 1_000), *range(5_000, 5_010)])
     assert journal.acked_of(old) == 1_000, "retention may have the old form"
     assert journal.head == 710
@@ -68,7 +68,7 @@ def test_one_step_carries_a_few_frames_and_says_which() -> None:
     journal = open_it(SimDisk(rng), rng)
     record(journal, 1_000)
     journal.fork_lineage("a clone", START_US)
-    carried = CarryOver(journal).step(START_US)
+    carried = ReRecording(journal).step(START_US)
     assert carried is not None
     seqs, frames = carried
     assert (seqs, len(frames)) == (range(1, FRAMES_MAX + 1), FRAMES_MAX)
@@ -84,7 +84,7 @@ def test_nothing_is_carried_from_a_lineage_until_it_is_known_what_the_cloud_hold
     disk.remove(f"j/{META_NAME}")
     journal = open_it(disk, rng)
     assert journal.orphans == {old}
-    assert CarryOver(journal).step(START_US) is None
+    assert ReRecording(journal).step(START_US) is None
     uplink = BoatUplink(journal=journal, ring=Ring(), config=SenderConfig(), jitter=lambda: 0.0, now_ms=0)
     (connect,) = uplink.poll(0, now_us=START_US)
     assert isinstance(connect, Connect)
@@ -108,7 +108,7 @@ def test_a_power_cut_at_any_moment_neither_loses_a_frame_nor_carries_it_twice(se
     cuts = 0
     while True:
         try:
-            carry_all(journal)
+            re_record_all(journal)
             disk.cut_after = None
             break
         except PowerCut:
@@ -128,7 +128,7 @@ def test_a_full_disk_holds_the_carrying_up_and_breaks_nothing() -> None:
     record(journal, 900)
     journal.flush(START_US)
     journal.fork_lineage("a clone", START_US)
-    carry = CarryOver(journal)
+    carry = ReRecording(journal)
     disk.faults.capacity_bytes = 0
     with pytest.raises(DiskFull):
         carry.step(START_US)
@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step_while_the_bus_goes_on(call
     record(journal, 300)
     journal.flush(START_US)
     journal.fork_lineage("a clone", START_US)
-    carry = CarryOver(journal)
+    carry = ReRecording(journal)
     disk.faults.fail_kind, disk.faults.fail_after, disk.faults.fail_forever = "full", calls, True
     for _ in range(3):
         with contextlib.suppress(DiskFull):
@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step_while_the_bus_goes_on(call
     journal.flush(START_US)
     journal.close(START_US)
     journal = open_it(disk, rng)
-    carry_all(journal)
+    re_record_all(journal)
     found = numbers(journal, journal.lineage)
     assert {number: count for number, count in found.items() if number < 300} == dict.fromkeys(range(300), 1)
 
@@ -170,9 +170,9 @@ def test_a_restart_long_after_the_carrying_does_it_no_second_time() -> None:
     journal = open_it(disk, rng)
     record(journal, 500)
     journal.fork_lineage("a clone", START_US)
-    carry_all(journal)
+    re_record_all(journal)
     record(journal, 100, first=5_000)
     journal.close(START_US)
     journal = open_it(disk, rng)
-    carry_all(journal)
+    re_record_all(journal)
     assert numbers(journal, journal.lineage) == Counter([*range(500), *range(5_000, 5_100)])
