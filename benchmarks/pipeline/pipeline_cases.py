@@ -20,8 +20,9 @@ from benchmarks.pipeline.pipeline_logs import BenchLogs
 from benchmarks.pipeline.tuple_source import NAME as TUPLES
 from benchmarks.pipeline.tuple_source import TupleSource
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import FRAMES
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 

@@ -24,8 +24,9 @@ from benchmarks.pipeline.pipeline_logs import DELTA, LIVE, LIVE_FRAMES, PLAIN, w
 from tests.bench.test_bench import assert_flat_and_finite, missed, number
 from tests.patience import patient
 from tests.pipeline.table_kit import START, frames_table, part
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import FRAMES, batches
-from tidelog.pipeline.sources.logs import ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import ChannelEnds, Logs, Piece
 
 PIPELINE_KEYS = {
     "ingest_vs_parquet",

@@ -35,7 +35,8 @@ from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline import engine as engine_module
 from tidelog.pipeline.audit import AuditResult, Difference
 from tidelog.pipeline.jobs.frames_tasks import FramesOrder, write_pieces
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles

@@ -14,8 +14,7 @@ from benchmarks.kits.channel_kit import create_channel
 from benchmarks.kits.cluster_kit import OPERATOR, ClusterKit
 
 from tidelog.client.sync import SyncClient
-from tidelog.pipeline.sources.cluster_logs import connected
-from tidelog.pipeline.sources.logs import LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +51,7 @@ class SmallCluster:
             key=str(place / f"{OPERATOR}.key"),
             authority=str(place / "ca.crt"),
         )
-        self.client: SyncClient = connected(self.address)
+        self.client: SyncClient = self.address.connect()
 
     @property
     def options(self) -> dict[str, str]:

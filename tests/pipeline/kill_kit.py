@@ -30,8 +30,7 @@ from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import LogError
 from tidelog.pipeline.settings import PipelineSettings, load_pipeline
-from tidelog.pipeline.sources.cluster_logs import connected
-from tidelog.pipeline.sources.logs import LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import Table
@@ -78,7 +77,7 @@ class KillRounds:
         self.sailed = dict.fromkeys(BOATS, 0)
         self.settings = self.settings_of(NAME, folder / "tables")
         self.table: Table = open_table(self.settings.tables, FRAMES_LAYOUT)
-        self._client: SyncClient = connected(self.settings.frames.address)
+        self._client: SyncClient = self.settings.frames.address.connect()
 
     def settings_of(self, name: str, tables: Path) -> PipelineSettings:
         """A pipeline over the same cluster, on whichever session is at hand."""

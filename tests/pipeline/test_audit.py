@@ -19,7 +19,8 @@ from tidelog.blocks.frames import encode_frames
 from tidelog.pipeline import audit as audit_module
 from tidelog.pipeline.audit import AuditResult, audit
 from tidelog.pipeline.jobs.frames_tasks import FramesOrder, write_pieces
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Table

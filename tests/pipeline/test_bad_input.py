@@ -21,8 +21,8 @@ from tests.pipeline.table_kit import Here, offsets_of
 from tidelog.errors import DiskFull, LogError, RecordsDamaged, UnknownChannel
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.jobs.supervisor import failure_of
-from tidelog.pipeline.sources.cluster_logs import connected
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import Piece
 
 BLOCKS = 20
 
@@ -197,7 +197,7 @@ def test_a_segment_missing_on_the_only_node_is_named_and_the_run_goes_on_when_it
 
         start()
         asyncio.run(create_channel(kit, "boat-1", factor=1, retention={"max_events": 16_000}))
-        client = connected(address)
+        client = address.connect()
         for _ in range(4):
             client.producer("boat-1").send_many([bytes(1_000)] * 2_000).result(120)
         client.close()

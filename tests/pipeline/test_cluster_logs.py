@@ -23,8 +23,9 @@ from tidelog.errors import (
 from tidelog.pipeline.sinks.publisher import Publisher
 from tidelog.pipeline.sinks.sink import SinkOptions, StagedRows, StreamSink
 from tidelog.pipeline.sinks.staging import Key, Staging
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import MESSAGES, batches
-from tidelog.pipeline.sources.logs import ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import ChannelEnds, Logs, Piece
 
 
 @pytest.fixture

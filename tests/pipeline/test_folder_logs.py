@@ -33,9 +33,10 @@ from tidelog.errors import (
     RecordsDamaged,
     UnknownChannel,
 )
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import FRAMES, MESSAGES, batches
 from tidelog.pipeline.sources.folder_segments import SegmentFiles
-from tidelog.pipeline.sources.logs import BlockFilter, ChannelEnds, Logs, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import BlockFilter, ChannelEnds, Logs, Piece
 from tidelog.storage.log.segment import FileWindow
 
 

@@ -37,7 +37,8 @@ from tidelog.pipeline.jobs.frames_job import (
 )
 from tidelog.pipeline.jobs.frames_tasks import FramesOrder, write_pieces
 from tidelog.pipeline.jobs.supervisor import failure_of
-from tidelog.pipeline.sources.logs import ChannelEnds, LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import ChannelEnds, Piece
 from tidelog.pipeline.tables.maintenance import vacuum
 from tidelog.pipeline.tables.table import OffsetRange, Position, RangeFiles
 

@@ -15,7 +15,8 @@ from tests.pipeline.folders import fleet
 from tests.pipeline.table_kit import Here
 from tidelog.errors import ChannelRecreated, CheckpointForeign, SourceChanged
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import Piece
 
 pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
 

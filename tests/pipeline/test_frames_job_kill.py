@@ -28,7 +28,7 @@ DRIVER = """
 import sys
 from tidelog.pipeline.engine import EngineOptions, start_engine
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
-from tidelog.pipeline.sources.logs import LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
 folder, rows = sys.argv[1], int(sys.argv[2])
 spark = start_engine(EngineOptions(master="local[2]", driver_memory="1g", shuffle_partitions=2))
 job = FramesJob(spark, FramesOptions(

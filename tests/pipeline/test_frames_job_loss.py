@@ -27,8 +27,9 @@ from tidelog.errors import HistoryRewritten, LogError, NotElectable, OffsetTrimm
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.jobs.supervisor import failure_of
 from tidelog.pipeline.settings import load_pipeline
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.cluster_logs import ClusterLogs
-from tidelog.pipeline.sources.logs import Logs, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import Logs, Piece
 from tidelog.units import US_PER_S
 
 BLOCKS = 20

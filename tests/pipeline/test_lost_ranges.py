@@ -18,7 +18,8 @@ from tidelog.blocks.control import ControlRecord, FoldSnapshot, RangeLost, Range
 from tidelog.blocks.frames import encode_frames
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.jobs.lost_ranges import LostRanges, SaidRange, read_lost_ranges
-from tidelog.pipeline.sources.logs import LogsAddress, Piece
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
 
 if TYPE_CHECKING:

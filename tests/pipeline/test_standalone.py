@@ -32,7 +32,6 @@ from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline.jobs.runner import PipelineRunner, tables_of
 from tidelog.pipeline.settings import PipelineSettings, load_pipeline
-from tidelog.pipeline.sources.cluster_logs import connected
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.table import Table
@@ -129,7 +128,7 @@ def spread(settings: PipelineSettings, nodes: Sequence[str]) -> None:
     """Two replicas of every channel, and no node that has them all: who has read everything has read from several."""
     pairs = {boat: {nodes[place % 3], nodes[(place + 1) % 3]} for place, boat in enumerate(BOATS)}
     assert not set.intersection(*pairs.values())
-    client = connected(settings.frames.address)
+    client = settings.frames.address.connect()
     try:
         for boat, pair in pairs.items():
             client.alter(boat, replicas=sorted(pair))

@@ -208,7 +208,7 @@ def _status(settings: PipelineSettings, values: dict[str, Any]) -> None:
 def _audit(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Prove that journals, log, replicas and the table `frames` hold the same."""
     from tidelog.pipeline.audit import audit
-    from tidelog.pipeline.sources.logs import LogsAddress
+    from tidelog.pipeline.sources.address import LogsAddress
     from tidelog.pipeline.tables import open_table
     from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 

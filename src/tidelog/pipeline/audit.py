@@ -31,8 +31,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.pipeline.fingerprint import FINGERPRINT_SCHEMA, HASH_SCHEMA, STRETCH_BITS, fingerprints, hashes
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import ROWS_MAX, batches
-from tidelog.pipeline.sources.logs import ChannelEnds, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import ChannelEnds, Piece
 from tidelog.pipeline.tables.table import Table
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from tidelog.config import DURATION, FILE, FOLDER, INTEGER, NAMES, SIZE, SWITCH,
 from tidelog.errors import InvalidConfig
 from tidelog.pipeline.jobs.frames_job import ACCEPT, FramesOptions
 from tidelog.pipeline.jobs.signals_job import SignalsOptions
-from tidelog.pipeline.sources.logs import FAIL, SKIP, LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import FAIL, SKIP
 from tidelog.pipeline.tables import DELTA, FORMATS
 from tidelog.units import MIB
 

@@ -162,7 +162,7 @@ def _told(stage: Stage, runner: PipelineRunner, update: Callable[[str], object])
 def prove(stage: Stage, spark: SparkSession, settings: PipelineSettings) -> None:
     """Journals = log = `frames`, and the replicas of the three nodes equal, frame by frame."""
     from tidelog.pipeline.audit import audit
-    from tidelog.pipeline.sources.logs import LogsAddress
+    from tidelog.pipeline.sources.address import LogsAddress
     from tidelog.pipeline.tables import open_table
     from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 

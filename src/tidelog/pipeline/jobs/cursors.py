@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidelog.errors import InvalidConfig
-from tidelog.pipeline.sources.logs import LogsAddress, fits
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import fits
 
 if TYPE_CHECKING:
     from tidelog.client.sync import SyncClient
@@ -49,6 +50,5 @@ def _client(address: LogsAddress) -> SyncClient:
         raise InvalidConfig(
             section="pipeline", problems=["a folder of logs keeps no cursors; name the cluster that the pipeline reads"]
         )
-    from tidelog.pipeline.sources.cluster_logs import connected
 
-    return connected(address)
+    return address.connect()

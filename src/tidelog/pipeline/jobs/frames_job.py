@@ -41,17 +41,8 @@ from tidelog.pipeline.jobs.cursors import cursor_name
 from tidelog.pipeline.jobs.frames_tasks import FramesOrder, PiecesWritten, write_pieces
 from tidelog.pipeline.jobs.lost_ranges import LostRanges
 from tidelog.pipeline.jobs.task_runs import DRIVER_RECORDS_MAX, carried_out, workplace_of
-from tidelog.pipeline.sources.logs import (
-    FAIL,
-    FRAME_KINDS,
-    SKIP,
-    BlockFilter,
-    ChannelEnds,
-    Logs,
-    LogsAddress,
-    Piece,
-    trimmed,
-)
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import FAIL, FRAME_KINDS, SKIP, BlockFilter, ChannelEnds, Logs, Piece, trimmed
 from tidelog.pipeline.sources.planning import pieces_of_batch
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT

@@ -25,8 +25,9 @@ from tidelog.blocks.block import Block
 from tidelog.blocks.header import NO_PRODUCER, BlockKind
 from tidelog.blocks.header import Path as BlockPath
 from tidelog.pipeline.jobs.lost_ranges import ControlWatch, SaidRange
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import batches
-from tidelog.pipeline.sources.logs import FAIL, FRAME_KINDS, BlockFilter, LogsAddress, Piece
+from tidelog.pipeline.sources.logs import FAIL, FRAME_KINDS, BlockFilter, Piece
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, constant
 from tidelog.pipeline.tables.table import DataFile

@@ -43,7 +43,7 @@ from tidelog.errors import (
     SinkRefused,
     WaitTimedOut,
 )
-from tidelog.pipeline.sources.logs import LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pki.identity import Kind, identity_of
 from tidelog.pki.tls_files import read_pem
 from tidelog.transports.link.link import Buffers, Link, LinkEnd, LinkIdentity, LinkTls, LinkTlsFiles, dial_link

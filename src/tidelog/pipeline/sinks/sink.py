@@ -37,7 +37,7 @@ from tidelog.client.producing.arrow_input import columns_of
 from tidelog.errors import ChannelRecreated, InvalidConfig, SinkRefused
 from tidelog.pipeline.sinks.publisher import Publisher
 from tidelog.pipeline.sinks.staging import Key, SinkProducer, Staging, StagingIntent, unpacked
-from tidelog.pipeline.sources.logs import LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.source_options import SECTION, WRITE_OPTIONS, OptionReader
 from tidelog.units import MIB
 

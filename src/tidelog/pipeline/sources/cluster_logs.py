@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tidelog.blocks.block import Block
 from tidelog.client import Client, Offsets, Seq, Time
-from tidelog.client.sync import SyncClient, connect_sync
+from tidelog.client.sync import SyncClient
 from tidelog.errors import (
     ChannelDeleted,
     DamagedRange,
@@ -34,7 +33,6 @@ from tidelog.pipeline.sources.logs import (
     BlockFilter,
     ChannelEnds,
     Logs,
-    LogsAddress,
     Piece,
     fits,
     is_glob,
@@ -42,14 +40,14 @@ from tidelog.pipeline.sources.logs import (
     require_piece,
     trimmed,
 )
-from tidelog.transports.link.tls import LinkTlsFiles
 
 
 class ClusterLogs(Logs):
     """See the module."""
 
-    def __init__(self, address: LogsAddress) -> None:
-        self.client = connected(address)
+    def __init__(self, client: SyncClient) -> None:
+        """`close` closes the client too."""
+        self.client = client
         self._reading = 0
         self._guard = threading.Lock()
         self.identity = str(self.client.cluster()["cluster"])
@@ -154,16 +152,6 @@ class ClusterLogs(Logs):
 
     def close(self) -> None:
         self.client.close(flush=False)
-
-
-def connected(address: LogsAddress) -> SyncClient:
-    """A client of the address's cluster; the caller closes it."""
-    tls = None
-    if not address.insecure:
-        tls = LinkTlsFiles(
-            certificate=Path(address.certificate), key=Path(address.key), authority=Path(address.authority)
-        )
-    return connect_sync(address.cluster, tls=tls, insecure_dev=address.insecure, name="spark")
 
 
 def _asked_offsets(channel: str) -> Callable[[Client], Coroutine[Any, Any, Offsets]]:

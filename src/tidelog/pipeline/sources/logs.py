@@ -1,8 +1,6 @@
 """Where the pipeline's blocks come from: one interface over a cluster and over a folder of logs.
 
-A `LogsAddress` is what travels into Spark tasks: addresses and the paths of certificate files, never a connection or a
-key. Whoever needs the log opens it there; `open_shared` keeps one open per process and address, because Spark uses
-its Python workers again and a TLS handshake for every task would cost more than small tasks do.
+`sources.address` opens them.
 
 What a caller must keep: a `Piece` is planned from the `ChannelEnds` of the same address, and never changed.
 
@@ -13,8 +11,6 @@ SLO3  A piece names channel id and leader epoch: a recreated channel and a rewri
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +22,6 @@ from tidelog.blocks.header import BlockKind
 from tidelog.errors import (
     ChannelRecreated,
     HistoryRewritten,
-    InvalidConfig,
     LogError,
     OffsetOutOfRange,
     OffsetTrimmed,
@@ -36,7 +31,6 @@ FAIL: Final = "fail"
 SKIP: Final = "skip"
 READ_BYTES: Final = 4 << 20
 """About how much one step of `Logs.blocks` gives out."""
-_IDLE_MAX_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,81 +85,8 @@ class BlockFilter:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsAddress:
-    """A cluster (addresses, and certificate files by path) or a folder of logs. Goes through pickle as it is."""
-
-    cluster: tuple[str, ...] = ()
-    certificate: str = ""
-    key: str = ""
-    authority: str = ""
-    insecure: bool = False
-    path: str = ""
-
-    def __post_init__(self) -> None:
-        problems = []
-        if bool(self.cluster) == bool(self.path):
-            problems.append("give either `cluster` (host:port of some nodes) or `path` (a folder of logs)")
-        tls = {"certificate": self.certificate, "key": self.key, "authority": self.authority}
-        absent = [name for name, value in tls.items() if not value]
-        if self.cluster and not self.insecure and absent:
-            problems.append(f"{', '.join(absent)} missing: name the files, or say insecure=true to a cluster without")
-        if self.insecure and len(absent) < len(tls):
-            problems.append("insecure=true and certificate files contradict each other")
-        if self.path and (self.insecure or len(absent) < len(tls)):
-            problems.append("certificates are for a cluster; a folder needs none")
-        if problems:
-            raise InvalidConfig(section="logs", problems=problems)
-
-    def open(self) -> Logs:
-        """A connection of the caller's own; `close` it."""
-        if self.path:
-            from tidelog.pipeline.sources.folder_logs import FolderLogs
-
-            return FolderLogs(self.path)
-        from tidelog.pipeline.sources.cluster_logs import ClusterLogs
-
-        return ClusterLogs(self)
-
-    def open_shared(self) -> Logs:
-        """The process's one connection to this address. Never close it, and ask anew for every piece of work: one that
-        nobody asked for in two minutes, and nobody reads from, is closed."""
-        with _shared_guard:
-            held = _shared.get(self)
-            logs = held[0] if held is not None else self.open()
-            _shared[self] = (logs, time.monotonic())
-            _sweep_later()
-            return logs
-
-
-_shared: dict[LogsAddress, tuple[Logs, float]] = {}
-_shared_guard = threading.Lock()
-_sweeper: list[threading.Timer] = []
-
-
-def _sweep_later() -> None:
-    """Hold the guard. One timer at a time, which keeps no process alive."""
-    if not _sweeper:
-        timer = threading.Timer(_IDLE_MAX_S / 4, _sweep)
-        timer.daemon = True
-        _sweeper.append(timer)
-        timer.start()
-
-
-def _sweep() -> None:
-    with _shared_guard:
-        _sweeper.clear()
-        now_s = time.monotonic()
-        idle = [key for key, (logs, used_s) in _shared.items() if now_s - used_s > _IDLE_MAX_S and not logs.is_busy]
-        closing = [_shared.pop(key)[0] for key in idle]
-        if _shared:
-            _sweep_later()
-    for logs in closing:
-        logs.close()
-
-
 class Logs(ABC):
-    """See the module. Made by `LogsAddress.open`."""
+    """See the module. Made by `sources.address.LogsAddress.open`."""
 
     identity = ""
     """Which cluster this is: channel ids mean nothing in another one. Empty for a folder."""

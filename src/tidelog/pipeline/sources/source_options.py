@@ -14,7 +14,8 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from tidelog.errors import InvalidConfig
-from tidelog.pipeline.sources.logs import FAIL, SKIP, LogsAddress
+from tidelog.pipeline.sources.address import LogsAddress
+from tidelog.pipeline.sources.logs import FAIL, SKIP
 
 SECTION: Final = "format('tidelog')"
 EARLIEST: Final = "earliest"

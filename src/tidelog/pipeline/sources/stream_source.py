@@ -38,7 +38,7 @@ from tidelog.errors import (
 )
 from tidelog.pipeline.sources.logs import SKIP, ChannelEnds, Logs, Piece, trimmed
 from tidelog.pipeline.sources.planning import ABOUT, Offset, offset_of, pieces_of_batch, shares, split
-from tidelog.pipeline.sources.source import rows_of
+from tidelog.pipeline.sources.rows import rows_of
 from tidelog.pipeline.sources.source_options import SourceOptions, StartPlace
 
 _BYTES_GUESSED: Final = 32
