@@ -45,8 +45,8 @@ from tidelog.errors import (
 )
 from tidelog.storage.atomic import write_mark
 from tidelog.storage.disk import Disk
-from tidelog.storage.log.log import READ_BYTES, Log
-from tidelog.storage.log.reading import Search
+from tidelog.storage.log.log import Log
+from tidelog.storage.log.reading import READ_BYTES, Search
 from tidelog.storage.log.recovery import open_log
 from tidelog.units import US_PER_MS
 

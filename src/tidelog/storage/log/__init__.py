@@ -14,6 +14,7 @@ Modules:
     retention   Trimming a log from the front, in whole segments
     scrub       Reading everything again, slowly
     segment     One file of blocks
+    segments    The segments of a log and what is staged for them
     span        A part of a segment for an answer
     writer      Group commit
 """

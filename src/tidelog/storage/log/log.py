@@ -20,125 +20,35 @@ LLO7  A log may be younger than its files (`on_disk` is False): what is staged i
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.errors import (
     BlockCorrupt,
     DiskError,
-    DiskFull,
-    LogClosed,
-    LogPoisoned,
     NotABlockBoundary,
     OffsetMismatch,
     OffsetOutOfRange,
     StaleEpoch,
-    SyncFailed,
 )
 from tidelog.storage.atomic import write_mark
-from tidelog.storage.disk import Disk, FolderLock
-from tidelog.storage.files import FileCache
 from tidelog.storage.log import reading, repair, retention
 from tidelog.storage.log.epochs import EpochHistory
-from tidelog.storage.log.index import SegmentIndex
 from tidelog.storage.log.options import LogOptions, Retention
-from tidelog.storage.log.parts import LogStatistics, RecoveryReport, Segment
-from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SegmentHead, segment_name
+from tidelog.storage.log.parts import LogStatistics
+from tidelog.storage.log.reading import READ_BYTES
+from tidelog.storage.log.segments import LogSegments
 from tidelog.storage.store.reserve import Reserve
-from tidelog.units import MIB
 
-READ_BYTES = 1 * MIB
 META_NAME = "log.meta"
 STATE_NAME = "log.state"
 
 
-class Log:
+class Log(LogSegments):
     """Built by `tidelog.storage.log.recovery.open_log`, which knows what is on the disk."""
 
     persistent = True
-
-    def __init__(
-        self,
-        *,
-        disk: Disk,
-        folder: str,
-        channel_id: int,
-        generation: int,
-        options: LogOptions,
-        files: FileCache,
-        segments: list[Segment],
-        durable_end: int,
-        incarnation: int = 0,
-        lock: FolderLock | None = None,
-        on_disk: bool = True,
-    ) -> None:
-        self.disk = disk
-        self.on_disk = on_disk
-        self.folder = folder
-        self.channel_id = channel_id
-        self.generation = generation
-        self.options = options
-        self.files = files
-        self.segments = segments
-        self.incarnation = incarnation
-        self.recovery: RecoveryReport | None = None
-        self.mutex = threading.RLock()
-        self._folder_lock = lock
-        self._staged: list[Block] = []
-        self._staged_bytes = 0
-        self._log_end = self.written_end
-        self._durable_end = durable_end
-        self._dirty = False
-        self._poison: str | None = None
-        self._closed = False
-        self._reserve = Reserve(disk, reserve_bytes=options.reserve_bytes)
-        self._truncations = 0
-        self._floors: dict[str, int] = {}
-        self._watchers: list[Callable[[], None]] = []
-        self.fold_epochs()
-
-    def fold_epochs(self) -> None:
-        self.epochs = EpochHistory(
-            (pair for segment in self.segments for pair in segment.index.epochs),
-            floor=max(segment.opening_epoch for segment in self.segments),
-        )
-
-    # --- where things are ------------------------------------------------------------------------
-
-    @property
-    def log_start(self) -> int:
-        return self.segments[0].base_offset
-
-    @property
-    def log_end(self) -> int:
-        """Offset that the next record will get."""
-        return self._log_end
-
-    @property
-    def written_end(self) -> int:
-        """End of what has been handed to the operating system."""
-        return self.segments[-1].index.end_offset
-
-    @property
-    def durable_end(self) -> int:
-        """End of what would survive a power cut, as far as this process knows."""
-        return self._durable_end
-
-    @property
-    def staged_bytes(self) -> int:
-        return self._staged_bytes
-
-    @property
-    def segment_folder(self) -> str:
-        return self.folder if self.generation == 0 else f"{self.folder}/generation-{self.generation}"
-
-    def damaged(self) -> list[range]:
-        """Offsets that placeholders stand for: fetch them from a peer and `replace` them."""
-        with self.mutex:
-            return [part for segment in self.segments for part in segment.index.missing]
 
     def statistics(self) -> LogStatistics:
         with self.mutex:
@@ -157,35 +67,11 @@ class Log:
                 incarnation=self.incarnation,
             )
 
-    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` whenever an end moves. Returns the way to stop. It must not block."""
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
-
-    def _moved(self) -> None:
-        for watcher in self._watchers:
-            watcher()
-
-    def check_usable(self) -> None:
-        if self._poison is not None:
-            raise LogPoisoned(log=self.folder, cause=self._poison)
-        if self._closed:
-            raise LogClosed(log=self.folder)
-
-    @property
-    def poisoned(self) -> bool:
-        return self._poison is not None
-
     def alter(self, options: LogOptions) -> None:
         """Go on with other options; segments that are there stay as they are."""
         with self.mutex:
             self.options = options
             self._reserve = Reserve(self.disk, reserve_bytes=options.reserve_bytes)
-
-    def poison(self, cause: str) -> None:
-        """Never ack again (LLO4)."""
-        self._poison = self._poison or cause
-        self._moved()
 
     # --- appending -------------------------------------------------------------------------------
 
@@ -301,26 +187,6 @@ class Log:
         for block in blocks:
             segment.index.add(block.maker, block.leader, block.windows, block.size)
 
-    def sync(self) -> None:
-        """Make what was flushed durable. After an error this log never acks again (LLO4)."""
-        with self.mutex:
-            self.check_usable()
-            end, path, truncations = self.written_end, self.segments[-1].path, self._truncations
-            if not self._dirty:
-                self._durable_end = max(self._durable_end, end)
-                return
-            self._dirty = False
-        try:
-            with self.files.use(path) as file:
-                file.sync()
-        except DiskError as error:
-            self.poison(str(error))
-            raise
-        with self.mutex:
-            if truncations == self._truncations:
-                self._durable_end = max(self._durable_end, end)
-            self._moved()
-
     def note_durable(self, end: int) -> None:
         """The store's write-ahead file holds everything below `end` durably."""
         with self.mutex:
@@ -363,59 +229,6 @@ class Log:
             self.roll(now_us)
             return True
 
-    def roll(self, now_us: int) -> None:
-        """Seal the newest segment and start another (LLO3)."""
-        with self.mutex:
-            self.check_usable()
-            sealed = self.segments[-1]
-            if not sealed.index.blocks:
-                return
-            self.sync()
-            self.write_index(sealed)
-            self.segments.append(self.create_segment(sealed.index.end_offset, now_us))
-
-    def create_segment(self, base_offset: int, now_us: int, *, folder: str | None = None) -> Segment:
-        # Only what lies before the segment: blocks that are staged for it may be truncated again, and an epoch
-        # that no record has any more must not keep out the records that take their place.
-        opening = max((segment.opening_epoch for segment in self.segments), default=0)
-        epoch = max(opening, self.epochs.epoch_at(base_offset - 1)) if folder is None else self.epochs.newest
-        folder = folder or self.segment_folder
-        path = f"{folder}/{segment_name(base_offset)}"
-        head = SegmentHead(
-            channel_id=self.channel_id,
-            base_offset=base_offset,
-            generation=self.generation,
-            created_us=now_us,
-            epoch=epoch,
-        )
-        repair.create_file(self, path, head.pack())
-        interval = self.options.index_interval_bytes
-        index = SegmentIndex(base_offset=base_offset, size=SEGMENT_HEAD_BYTES, interval_bytes=interval)
-        return Segment(path, index, opening_epoch=head.epoch)
-
-    def write_index(self, segment: Segment, *, sync: bool = True) -> None:
-        """Put the index beside its segment. It is a cache: without space for it, opening scans the segment.
-
-        Without `sync` a power cut may leave the old index or a torn one, which opening does not take.
-        """
-        if not self.on_disk:
-            return
-        try:
-            file = self.disk.open(segment.index_path, create=True)
-            try:
-                packed = segment.index.pack()
-                file.truncate(len(packed))
-                file.write_at(0, [packed])
-                if sync:
-                    file.sync()
-            finally:
-                file.close()
-        except DiskFull:
-            self.disk.remove(segment.index_path)
-        except SyncFailed as error:
-            self.poison(str(error))
-            raise
-
     # --- reading ---------------------------------------------------------------------------------
 
     def read(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> list[Block]:
@@ -436,18 +249,6 @@ class Log:
     ) -> Iterator[Block]:
         """Blocks in offset order that reach into each range given, of seqs or times (B2)."""
         return reading.blocks(self, start, end, wanted=reading.WantedBlocks(**wanted), skip_damaged=skip_damaged)
-
-    def staged_blocks(self) -> Sequence[Block]:
-        """Blocks that have offsets and are not in a segment yet, oldest first. Hold the mutex."""
-        return self._staged
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def segment_of(self, offset: int) -> Segment:
-        """The segment that holds a written offset. Hold the mutex."""
-        return self.segments[bisect_right(self.segments, offset, key=_base_offset) - 1]
 
     # --- cutting ---------------------------------------------------------------------------------
 
@@ -481,18 +282,6 @@ class Log:
                 raise NotABlockBoundary(offset=offset, block=block.offsets)
         self._staged = [block for block in self._staged if block.leader.base_offset < offset]
         self._staged_bytes = sum(block.size for block in self._staged)
-
-    def set_floor(self, name: str, offset: int | None) -> None:
-        """Retention keeps everything at or above the lowest floor. None removes this one."""
-        with self.mutex:
-            if offset is None:
-                self._floors.pop(name, None)
-            else:
-                self._floors[name] = offset
-
-    def floor(self) -> int:
-        with self.mutex:
-            return min(self._floors.values(), default=self._log_end)
 
     def sweep_retention(self, now_us: int, limits: Retention | None = None) -> retention.Sweep:
         """Drop whole segments that the retention options (or `limits`) no longer keep, never above a floor."""
@@ -557,7 +346,3 @@ class Log:
             "newest_base": newest.base_offset,
             "newest_size": newest.index.size,
         }
-
-
-def _base_offset(segment: Segment) -> int:
-    return segment.base_offset

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from tidelog.blocks.block import Block, counted_records
 from tidelog.blocks.header import HEAD_BYTES, WINDOW_BYTES, BlockKind, parse_head
 from tidelog.errors import BadBlock, BlockCorrupt, DamagedRange, DiskError, LogClosed, OffsetOutOfRange
 from tidelog.storage.log import repair
+from tidelog.storage.log.parts import Segment
+from tidelog.storage.log.segments import LogSegments
 from tidelog.storage.log.span import window_of
+from tidelog.units import MIB
 
-if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log
-    from tidelog.storage.log.parts import Segment
+READ_BYTES = 1 * MIB
 
 
 class Search(TypedDict, total=False):
@@ -60,7 +61,7 @@ class WantedBlocks:
         return self.producer is None or maker.producer == self.producer
 
 
-def read(log: Log, offset: int, *, bytes_max: int, end: int | None) -> list[Block]:
+def read(log: LogSegments, offset: int, *, bytes_max: int, end: int | None) -> list[Block]:
     while True:
         with log.mutex:
             if log.closed:
@@ -95,7 +96,7 @@ class _Place:
         self.limit = index.size
 
 
-def _read_staged(log: Log, offset: int, bytes_max: int, stop: int) -> list[Block]:
+def _read_staged(log: LogSegments, offset: int, bytes_max: int, stop: int) -> list[Block]:
     found: list[Block] = []
     for block in log.staged_blocks():
         if block.leader.base_offset >= stop or bytes_max <= 0:
@@ -110,7 +111,7 @@ def _read_staged(log: Log, offset: int, bytes_max: int, stop: int) -> list[Block
     return found
 
 
-def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Block] | None:
+def _read_segment(log: LogSegments, place: _Place, bytes_max: int, stop: int) -> list[Block] | None:
     """The blocks, or None when the segment changed meanwhile and the caller should look again."""
     limits = log.options.limits
     found: list[Block] = []
@@ -142,7 +143,7 @@ def _read_segment(log: Log, place: _Place, bytes_max: int, stop: int) -> list[Bl
     return found or _nothing_there(log, place)
 
 
-def _nothing_there(log: Log, place: _Place) -> list[Block] | None:
+def _nothing_there(log: LogSegments, place: _Place) -> list[Block] | None:
     """The wanted offset is a placeholder's, or the segment changed under the reader."""
     with log.mutex:
         if place.segment.version == place.version and place.segment in log.segments:
@@ -157,7 +158,9 @@ def _raise_if_missing(place: _Place, problem: str) -> None:
             raise DamagedRange(start=place.offset, end=part.stop, problem=problem)
 
 
-def _read_failed(log: Log, place: _Place, found: list[Block], error: BadBlock | DiskError) -> list[Block] | None:
+def _read_failed(
+    log: LogSegments, place: _Place, found: list[Block], error: BadBlock | DiskError
+) -> list[Block] | None:
     with log.mutex:
         if place.segment.version != place.version or place.segment not in log.segments:
             return None
@@ -171,7 +174,7 @@ def _read_failed(log: Log, place: _Place, found: list[Block], error: BadBlock | 
 
 
 def blocks(
-    log: Log, start: int | None, end: int | None, *, wanted: WantedBlocks, skip_damaged: bool
+    log: LogSegments, start: int | None, end: int | None, *, wanted: WantedBlocks, skip_damaged: bool
 ) -> Iterator[Block]:
     offset = log.log_start if start is None else start
     stop = log.log_end if end is None else min(end, log.log_end)
@@ -181,7 +184,7 @@ def blocks(
             if offset >= stop:
                 return
         try:
-            found = log.read(offset, end=stop)
+            found = read(log, offset, bytes_max=READ_BYTES, end=stop)
         except DamagedRange as damage:
             if not skip_damaged:
                 raise
@@ -193,7 +196,7 @@ def blocks(
         offset = found[-1].offsets.stop
 
 
-def _next_entry(log: Log, offset: int, wanted: WantedBlocks) -> int:
+def _next_entry(log: LogSegments, offset: int, wanted: WantedBlocks) -> int:
     """The next offset at or after `offset` whose index entry may hold what is wanted."""
     with log.mutex:
         offset = max(offset, log.log_start)

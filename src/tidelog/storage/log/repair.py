@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tidelog.blocks.block import Block, counted_records, missing_block
 from tidelog.blocks.header import HEAD_BYTES, WINDOW_BYTES, parse_head
@@ -25,8 +24,9 @@ from tidelog.errors import (
     StaleEpoch,
     SyncFailed,
 )
-from tidelog.storage.atomic import folder_of, write_mark
+from tidelog.storage.atomic import write_mark
 from tidelog.storage.disk import Buffer, File
+from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.segment import (
     OFFSET_LIMIT,
     SEGMENT_HEAD_BYTES,
@@ -37,11 +37,8 @@ from tidelog.storage.log.segment import (
     scan_segment,
     segment_name,
 )
+from tidelog.storage.log.segments import LogSegments
 from tidelog.units import MIB
-
-if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log
-    from tidelog.storage.log.parts import Segment
 
 _COPY_BYTES = 4 * MIB
 _PLACEHOLDER_RECORDS_MAX = 2**32 - 1
@@ -51,7 +48,7 @@ Piece = range | bytes
 """Bytes of the old file to keep, or new bytes."""
 
 
-def scan_file(log: Log, base_offset: int, file: File, *, offset_limit: int = OFFSET_LIMIT) -> Scan:
+def scan_file(log: LogSegments, base_offset: int, file: File, *, offset_limit: int = OFFSET_LIMIT) -> Scan:
     return scan_segment(
         file,
         channel_id=log.channel_id,
@@ -62,7 +59,7 @@ def scan_file(log: Log, base_offset: int, file: File, *, offset_limit: int = OFF
     )
 
 
-def quarantine_segment(log: Log, segment: Segment) -> list[range]:
+def quarantine_segment(log: LogSegments, segment: Segment) -> list[range]:
     """Replace what is damaged in a segment by placeholders; returns the offsets that are gone."""
     end_offset = segment.index.end_offset
     with log.files.use(segment.path) as file:
@@ -77,7 +74,7 @@ def quarantine_segment(log: Log, segment: Segment) -> list[range]:
 
 
 def place_holders(
-    log: Log,
+    log: LogSegments,
     segment: Segment,
     damages: Sequence[SegmentDamage],
     *,
@@ -109,7 +106,7 @@ def place_holders(
     return gone
 
 
-def _placeholders(log: Log, offsets: range, durable_end: int, *, epoch: int = 0) -> bytes:
+def _placeholders(log: LogSegments, offsets: range, durable_end: int, *, epoch: int = 0) -> bytes:
     """Placeholders for these offsets. While a log is being opened its history may know less than `epoch`."""
     parts = []
     start = offsets.start
@@ -128,7 +125,7 @@ def _placeholders(log: Log, offsets: range, durable_end: int, *, epoch: int = 0)
     return b"".join(parts)
 
 
-def _keep_evidence(log: Log, segment: Segment, damage: SegmentDamage) -> None:
+def _keep_evidence(log: LogSegments, segment: Segment, damage: SegmentDamage) -> None:
     """Copy the damaged bytes aside. Best effort: a full disk must not stop a repair."""
     folder = f"{log.folder}/quarantine"
     try:
@@ -144,7 +141,7 @@ def _keep_evidence(log: Log, segment: Segment, damage: SegmentDamage) -> None:
         return
 
 
-def rewrite_segment(log: Log, segment: Segment, pieces: Sequence[Piece]) -> None:
+def rewrite_segment(log: LogSegments, segment: Segment, pieces: Sequence[Piece]) -> None:
     """Atomically replace a segment's file by these pieces after a fresh header.
 
     The copy is read back before it takes the place of the original. Whatever fails, the log on disk is
@@ -173,7 +170,7 @@ def rewrite_segment(log: Log, segment: Segment, pieces: Sequence[Piece]) -> None
         log.write_index(segment)
 
 
-def split_segment(log: Log, segment: Segment, offset: int, tail: range) -> Segment:
+def split_segment(log: LogSegments, segment: Segment, offset: int, tail: range) -> Segment:
     """Move the tail of the newest segment, which begins at `offset`, to a segment of its own.
 
     A crash in between leaves both; then the first one is read up to where the second begins.
@@ -193,7 +190,7 @@ def split_segment(log: Log, segment: Segment, offset: int, tail: range) -> Segme
     return Segment(path, scan.index, opening_epoch=segment.opening_epoch)
 
 
-def _write_copy(log: Log, source: Segment, base_offset: int, temporary: str, pieces: Sequence[Piece]) -> Scan:
+def _write_copy(log: LogSegments, source: Segment, base_offset: int, temporary: str, pieces: Sequence[Piece]) -> Scan:
     head = SegmentHead(
         channel_id=log.channel_id,
         base_offset=base_offset,
@@ -219,32 +216,7 @@ def _write_copy(log: Log, source: Segment, base_offset: int, temporary: str, pie
         target.close()
 
 
-def create_file(log: Log, path: str, head: bytes) -> None:
-    """Make the file of a new segment, name and all; what fails is undone."""
-    folder = folder_of(path)
-    try:
-        file = log.disk.open(path, create=True)
-        try:
-            file.truncate(0)
-            file.write_at(0, [head])
-            file.sync()
-        finally:
-            file.close()
-        log.disk.sync_folder(folder)
-    except DiskError as error:
-        # The newest segment goes on growing, so no later one may be found after a crash (LLO3).
-        try:
-            log.disk.remove(path)
-            log.disk.sync_folder(folder)
-        except DiskError:
-            log.poison(f"{error}, which could not be undone")
-        if isinstance(error, SyncFailed):
-            log.poison(str(error))
-        raise
-    log.files.drop(path)  # a handle of an earlier file of this name
-
-
-def _remove_quietly(log: Log, path: str) -> None:
+def _remove_quietly(log: LogSegments, path: str) -> None:
     """Opening the log removes temporary files too, so an error here costs only space."""
     try:
         log.disk.remove(path)
@@ -261,7 +233,7 @@ def _piece_bytes(read_at: ReadAt, pieces: Sequence[Piece]) -> Iterator[Buffer]:
             yield read_at(position, min(_COPY_BYTES, piece.stop - position))
 
 
-def replace_damaged(log: Log, blocks: Sequence[Block]) -> range:
+def replace_damaged(log: LogSegments, blocks: Sequence[Block]) -> range:
     """Swap a peer's blocks in for (a part of) one damaged range."""
     offsets = _check_replacement(log, blocks)
     segment = next(part for part in reversed(log.segments) if part.base_offset <= offsets.start)
@@ -289,7 +261,7 @@ def _gap_around(segment: Segment, offsets: range) -> range:
     raise ReplacementRefused(problem=f"offsets [{offsets.start}, {offsets.stop}) are not one damaged range here")
 
 
-def _check_replacement(log: Log, blocks: Sequence[Block]) -> range:
+def _check_replacement(log: LogSegments, blocks: Sequence[Block]) -> range:
     if not blocks or blocks[0].leader.base_offset < log.log_start:
         raise ReplacementRefused(problem="no blocks were given, or the log starts after them")
     expected = blocks[0].leader.base_offset
@@ -300,7 +272,7 @@ def _check_replacement(log: Log, blocks: Sequence[Block]) -> range:
     return range(blocks[0].leader.base_offset, expected)
 
 
-def _position_of(log: Log, segment: Segment, offset: int) -> int:
+def _position_of(log: LogSegments, segment: Segment, offset: int) -> int:
     """Where the block that begins at `offset` lies. Only heads are parsed on the way."""
     index, limits = segment.index, log.options.limits
     entry = index.entry_before(offset)
@@ -318,7 +290,7 @@ def _position_of(log: Log, segment: Segment, offset: int) -> int:
     return position
 
 
-def truncate_segments(log: Log, offset: int) -> None:
+def truncate_segments(log: LogSegments, offset: int) -> None:
     """Remove records at or after `offset` from the files, newest first, so a crash leaves a valid log."""
     keep = next(segment for segment in reversed(log.segments) if segment.base_offset <= offset)
     if keep.base_offset == offset and keep is not log.segments[0]:
@@ -336,7 +308,7 @@ def truncate_segments(log: Log, offset: int) -> None:
         raise
 
 
-def _kept_pieces(log: Log, keep: Segment, offset: int) -> list[Piece]:
+def _kept_pieces(log: LogSegments, keep: Segment, offset: int) -> list[Piece]:
     """What stays of the segment that will be the newest: its head part, or that and a shorter placeholder."""
     gap = next((part for part in keep.index.missing if part.start < offset < part.stop), None)
     if gap is not None:
@@ -349,7 +321,7 @@ def _kept_pieces(log: Log, keep: Segment, offset: int) -> list[Piece]:
     return [range(SEGMENT_HEAD_BYTES, position)]
 
 
-def _cut(log: Log, keep: Segment, pieces: Sequence[Piece], offset: int) -> None:
+def _cut(log: LogSegments, keep: Segment, pieces: Sequence[Piece], offset: int) -> None:
     while log.segments[-1] is not keep:
         segment = log.segments[-1]
         log.disk.remove(segment.index_path)
@@ -375,7 +347,7 @@ def _cut(log: Log, keep: Segment, pieces: Sequence[Piece], offset: int) -> None:
         place_holders(log, keep, damages, end_offset=offset, durable_end=min(log.durable_end, offset))
 
 
-def rebuild(log: Log, blocks: Iterator[Block], now_us: int) -> None:
+def rebuild(log: LogSegments, blocks: Iterator[Block], now_us: int) -> None:
     """Fill a new generation of segments from a peer, then switch to it by one atomic write."""
     old_folder, old_segments, old_generation = log.segment_folder, log.segments, log.generation
     log.generation += 1
@@ -406,7 +378,7 @@ def rebuild(log: Log, blocks: Iterator[Block], now_us: int) -> None:
         _remove_old(log, old_folder if old_generation else None, old_segments)
 
 
-def _remove_old(log: Log, folder: str | None, segments: Sequence[Segment]) -> None:
+def _remove_old(log: LogSegments, folder: str | None, segments: Sequence[Segment]) -> None:
     for segment in segments:
         log.disk.remove(segment.index_path)
         log.disk.remove(segment.path)
@@ -415,7 +387,7 @@ def _remove_old(log: Log, folder: str | None, segments: Sequence[Segment]) -> No
     log.disk.sync_folder(log.folder)
 
 
-def _fill(log: Log, blocks: Iterator[Block], folder: str, now_us: int) -> list[Segment]:
+def _fill(log: LogSegments, blocks: Iterator[Block], folder: str, now_us: int) -> list[Segment]:
     segments: list[Segment] = []
     newest_epoch = 0
     for block in blocks:

@@ -9,13 +9,10 @@ crash in the middle leaves a log that merely starts a little earlier.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tidelog.errors import SyncFailed
 from tidelog.storage.log.options import Retention
-
-if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log
+from tidelog.storage.log.segments import LogSegments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,7 @@ class Sweep:
     """Segments that retention would have removed but a floor kept."""
 
 
-def sweep(log: Log, now_us: int, limits: Retention | None = None) -> Sweep:
+def sweep(log: LogSegments, now_us: int, limits: Retention | None = None) -> Sweep:
     """Apply the log's retention options, or these limits instead. Hold the log's mutex."""
     limits = limits or log.options.retention
     indexes = [segment.index for segment in log.segments]
@@ -50,7 +47,7 @@ def sweep(log: Log, now_us: int, limits: Retention | None = None) -> Sweep:
     return drop_through(log, through, now_us)
 
 
-def drop_through(log: Log, offset: int, now_us: int) -> Sweep:
+def drop_through(log: LogSegments, offset: int, now_us: int) -> Sweep:
     """Remove the segments that end at or before `offset`, as far as the floors allow."""
     floor = min(log.floor(), log.durable_end)
     wanted = [segment for segment in log.segments if segment.index.blocks and segment.index.end_offset <= offset]

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind
 from tidelog.errors import ChannelExists, DiskError, DiskFull, LogClosed, LogError
-from tidelog.storage.log.log import READ_BYTES, Log
+from tidelog.storage.log.log import Log
 from tidelog.storage.log.memory_log import MemoryLog
 from tidelog.storage.log.options import MEMORY_LOG_BYTES_MAX, Fsync, LogOptions, Retention
+from tidelog.storage.log.reading import READ_BYTES
 from tidelog.storage.store.parts import StoreChannel
 from tidelog.storage.store.store import Store
 from tidelog.units import US_PER_MS
