@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidelog.blocks.block import Block
-from tidelog.edge.journal import sealing
 from tidelog.edge.journal.journal import META_NAME, Journal
+from tidelog.edge.journal.sealing import Sealer
 from tidelog.sim.journal.model import JournalViolation
 from tidelog.sim.journal.world import run_journal_seeds, run_journal_world
 from tidelog.storage.log.log import Log
@@ -70,13 +70,13 @@ def test_a_lease_that_is_not_persisted_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_trimming_the_fresh_form_before_the_sealed_one_is_durable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal_run = sealing._seal_run
+    seal_run = Sealer._seal_run
 
-    def seal_and_trim(journal: Journal, run: list[Block]) -> None:
-        seal_run(journal, run)
-        journal.fresh.trim(journal.sealed.log_end, 0)
+    def seal_and_trim(sealer: Sealer, run: list[Block]) -> None:
+        seal_run(sealer, run)
+        sealer.fresh.trim(sealer.sealed.log_end, 0)
 
-    monkeypatch.setattr(sealing, "_seal_run", seal_and_trim)
+    monkeypatch.setattr(Sealer, "_seal_run", seal_and_trim)
     assert first_violation()
 
 

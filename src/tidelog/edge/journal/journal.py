@@ -88,6 +88,7 @@ class Journal:
         """Why the last flush failed; None while what is recorded reaches the disk."""
         self.upkeep = Upkeep()
         """Why it could not be sealed, trimmed or leased ahead, though what is recorded may reach the disk."""
+        self._sealer = sealing.Sealer(fresh=fresh, sealed=sealed, options=options, upkeep=self.upkeep)
         self._closed = False
         self._next_seq = 1
         self._durable_head = 0
@@ -107,8 +108,6 @@ class Journal:
         """Older lineages of which it is not known what the cluster holds: the meta file was lost."""
         self.written = (0, 0)
         """Blocks and bytes written since it was opened, in their fresh form."""
-        self.unsealed_since: tuple[int, int] | None = None
-        """First offset not sealed and its append time, as `sealing` last read them: it asks every second."""
 
     # --- recording -------------------------------------------------------------------------------
 
@@ -320,7 +319,7 @@ class Journal:
             if self._is_flush_due(now_us):
                 self.flush(now_us)
             with self.upkeep.attempt(Work.SEAL):
-                sealing.seal(self, now_us)
+                self._sealer.seal(now_us, live_floor=self.live_floor)
         finally:
             # On a full disk too: retention is what makes room.
             interval_us = self.options.retention_interval_ms * US_PER_MS
@@ -341,7 +340,7 @@ class Journal:
     def seal_all(self, now_us: int) -> None:
         """Seal everything that was recorded, however little, and drop the fresh form."""
         self.flush(now_us)
-        sealing.seal(self, now_us, everything=True)
+        self._sealer.seal(now_us, live_floor=self.live_floor, everything=True)
 
     # --- retention -------------------------------------------------------------------------------
 
@@ -373,7 +372,7 @@ class Journal:
                 self._save_meta(leased_end=self._leased_end)
             except DiskFull:
                 pass  # retention is what makes room
-        self.sealed.set_floor("acked", sealing.needed_offset(self))
+        self.sealed.set_floor("acked", sealing.needed_offset(self.sealed, self._acks))
         self.sealed.sweep_retention(now_us)
         while self.options.is_outlived(self.sealed.segments[0].index, now_us) and self._force_out_oldest(now_us):
             pass  # no cloud is there to ack it
@@ -381,14 +380,14 @@ class Journal:
         while limit is not None and self.size_bytes() > limit:
             if len(self.sealed.segments) == 1:
                 # What is over the limit is in the fresh log, or in one sealed segment.
-                sealing.seal(self, now_us, everything=True)
+                self._sealer.seal(now_us, live_floor=self.live_floor, everything=True)
                 self.sealed.roll(now_us)
             if not self._force_out_oldest(now_us):
                 break
 
     def _make_room(self, now_us: int) -> bool:
         """The disk is full: drop what the cluster holds; give up what it does not only when memory is full too."""
-        self.sealed.set_floor("acked", sealing.needed_offset(self))
+        self.sealed.set_floor("acked", sealing.needed_offset(self.sealed, self._acks))
         if self.sealed.trim(self.sealed.segments[0].index.end_offset, now_us).segments:
             return True
         return self._buffered() >= self.options.buffer_frames_max and self._force_out_oldest(now_us)
@@ -400,8 +399,8 @@ class Journal:
         end_offset = oldest.index.end_offset
         lost = [
             RangeLost(lineage=lineage.hex(), start=part.start, end=part.stop, reason="the journal reached its limit")
-            for lineage in self._acks
-            if (part := sealing.needed_seqs(self, oldest.base_offset, end_offset, lineage))
+            for lineage, acked in self._acks.items()
+            if (part := sealing.needed_seqs(self.sealed, oldest.base_offset, end_offset, lineage, acked))
         ]
         if lost:
             # Said before it is done: a power cut between the two must not make the loss a silent one.

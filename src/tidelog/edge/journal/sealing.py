@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,58 +11,81 @@ from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.control import LineageOpened, decode_control
 from tidelog.blocks.frames import decode_frames, encode_frames
 from tidelog.blocks.header import BlockKind, Codec
-from tidelog.edge.journal.upkeep import Work
+from tidelog.edge.journal.options import JournalOptions
+from tidelog.edge.journal.upkeep import Upkeep, Work
 from tidelog.errors import DamagedRange
 from tidelog.storage.log.log import Log
 from tidelog.units import MIB, US_PER_MS
-
-if TYPE_CHECKING:
-    from tidelog.edge.journal.journal import Journal
 
 # A block may hold 16 MiB; besides its payload a frame takes some 16 bytes.
 _PAYLOAD_BYTES_MAX = 8 * MIB
 _RUN_BYTES_MAX = 12 * MIB
 
 
-def seal(journal: Journal, now_us: int, *, everything: bool = False) -> int:
-    """Seal what is due; returns the blocks written to the sealed log."""
-    fresh, sealed, options = journal.fresh, journal.sealed, journal.options
-    start, end = sealed.log_end, fresh.durable_end
-    if journal.live_floor is not None and not everything:
-        end = min(end, journal.live_floor)
-    pending = end - start
-    if pending <= 0 or not (everything or pending >= options.seal_frames or _is_old(journal, start, now_us)):
-        return 0
-    written = 0
-    for run in _runs(fresh, start, end, options.seal_frames):
-        short = run[-1].offsets.stop == end and sum(block.counted for block in run) < options.seal_frames // 2
-        if short and not everything and not _is_due(journal, run[0].leader.append_time_us, now_us):
-            break  # a short rest is better sealed later, with what comes after it
-        _seal_run(journal, run)
-        written += 1
-    sealed.commit(now_us)
-    if everything:
-        fresh.roll(now_us)
-    fresh.trim(sealed.durable_end, now_us)
-    journal.upkeep.done(Work.SEAL)
-    return written
+class Sealer:
+    """Seals one journal's fresh log into its sealed log."""
 
+    def __init__(self, *, fresh: Log, sealed: Log, options: JournalOptions, upkeep: Upkeep) -> None:
+        self.fresh = fresh
+        self.sealed = sealed
+        self._options = options
+        self._upkeep = upkeep
+        self._unsealed_since: tuple[int, int] | None = None
+        """First offset not sealed and its append time, as last read: it is needed every second."""
 
-def _is_old(journal: Journal, offset: int, now_us: int) -> bool:
-    if journal.unsealed_since is None or journal.unsealed_since[0] != offset:
-        try:
-            first = journal.fresh.read(offset, bytes_max=1)
-        except DamagedRange:
-            return True
-        if not first:
-            return False
-        journal.unsealed_since = offset, first[0].leader.append_time_us
-    return _is_due(journal, journal.unsealed_since[1], now_us)
+    def seal(self, now_us: int, *, live_floor: int | None, everything: bool = False) -> int:
+        """Seal what is due, below `live_floor` unless `everything` is; returns the blocks written to the sealed log."""
+        fresh, sealed, options = self.fresh, self.sealed, self._options
+        start, end = sealed.log_end, fresh.durable_end
+        if live_floor is not None and not everything:
+            end = min(end, live_floor)
+        pending = end - start
+        if pending <= 0 or not (everything or pending >= options.seal_frames or self._is_old(start, now_us)):
+            return 0
+        written = 0
+        for run in _runs(fresh, start, end, options.seal_frames):
+            short = run[-1].offsets.stop == end and sum(block.counted for block in run) < options.seal_frames // 2
+            if short and not everything and not self._is_due(run[0].leader.append_time_us, now_us):
+                break  # a short rest is better sealed later, with what comes after it
+            self._seal_run(run)
+            written += 1
+        sealed.commit(now_us)
+        if everything:
+            fresh.roll(now_us)
+        fresh.trim(sealed.durable_end, now_us)
+        self._upkeep.done(Work.SEAL)
+        return written
 
+    def _is_old(self, offset: int, now_us: int) -> bool:
+        if self._unsealed_since is None or self._unsealed_since[0] != offset:
+            try:
+                first = self.fresh.read(offset, bytes_max=1)
+            except DamagedRange:
+                return True
+            if not first:
+                return False
+            self._unsealed_since = offset, first[0].leader.append_time_us
+        return self._is_due(self._unsealed_since[1], now_us)
 
-def _is_due(journal: Journal, append_time_us: int, now_us: int) -> bool:
-    # A block from the future was written before the clock was set back: it is not known to be young.
-    return not 0 <= now_us - append_time_us < journal.options.seal_age_ms * US_PER_MS
+    def _is_due(self, append_time_us: int, now_us: int) -> bool:
+        # A block from the future was written before the clock was set back: it is not known to be young.
+        return not 0 <= now_us - append_time_us < self._options.seal_age_ms * US_PER_MS
+
+    def _seal_run(self, run: list[Block]) -> None:
+        first = run[0]
+        if first.maker.kind != BlockKind.FRAMES:
+            _stage(self.sealed, first.made(), first)
+            return
+        frames = FrameColumns.concatenate([decode_frames(block.maker, block.raw_body()) for block in run])
+        made = encode_frames(
+            frames,
+            base_seq=first.maker.base_seq,
+            producer=first.maker.producer,
+            delta=True,
+            codec=Codec.ZSTD,
+            level=self._options.zstd_level,
+        )
+        _stage(self.sealed, made, first)
 
 
 def _runs(fresh: Log, start: int, end: int, frames_max: int) -> Iterator[list[Block]]:
@@ -117,23 +139,6 @@ def _continues(last: Block, block: Block) -> bool:
         and last.maker.seqs.stop == block.maker.base_seq
         and last.leader.leader_epoch == block.leader.leader_epoch
     )
-
-
-def _seal_run(journal: Journal, run: list[Block]) -> None:
-    first = run[0]
-    if first.maker.kind != BlockKind.FRAMES:
-        _stage(journal.sealed, first.made(), first)
-        return
-    frames = FrameColumns.concatenate([decode_frames(block.maker, block.raw_body()) for block in run])
-    made = encode_frames(
-        frames,
-        base_seq=first.maker.base_seq,
-        producer=first.maker.producer,
-        delta=True,
-        codec=Codec.ZSTD,
-        level=journal.options.zstd_level,
-    )
-    _stage(journal.sealed, made, first)
 
 
 def _stage(sealed: Log, made: MadeBlock, first: Block) -> None:
@@ -215,21 +220,18 @@ def lineages(log: Log) -> set[bytes]:
     return {block.maker.producer for block in log.blocks(skip_damaged=True) if block.maker.base_seq}
 
 
-def needed_offset(journal: Journal) -> int:
-    """The first sealed offset that the cluster may still need, of any lineage in this journal."""
-    sealed = journal.sealed
+def needed_offset(sealed: Log, acked: Mapping[bytes, int]) -> int:
+    """The first sealed offset that the cluster may still need, of any lineage; `acked` has the newest acked seqs."""
     needed = sealed.log_end
-    for lineage in journal.lineages():
-        acked = journal.acked_of(lineage)
-        found = next(sealed.blocks(from_seq=acked + 1, producer=lineage, skip_damaged=True), None)
+    for lineage, seq in acked.items():
+        found = next(sealed.blocks(from_seq=seq + 1, producer=lineage, skip_damaged=True), None)
         if found is not None:
             needed = min(needed, found.leader.base_offset)
     return needed
 
 
-def needed_seqs(journal: Journal, start: int, end: int, lineage: bytes) -> range:
+def needed_seqs(sealed: Log, start: int, end: int, lineage: bytes, acked: int) -> range:
     """The seqs between two offsets that the cluster does not hold, from the first to the last."""
-    acked = journal.acked_of(lineage)
-    blocks = journal.sealed.blocks(start, end, from_seq=acked + 1, producer=lineage, skip_damaged=True)
+    blocks = sealed.blocks(start, end, from_seq=acked + 1, producer=lineage, skip_damaged=True)
     seqs = [block.maker.seqs for block in blocks]
     return range(max(seqs[0].start, acked + 1), seqs[-1].stop) if seqs else range(0)

@@ -29,7 +29,6 @@ from tidelog.errors import AccessDenied, ChannelPaused, ChannelReadonly, LogErro
 from tidelog.gateways.liftbridge.expected import ExpectedOffsets, Placed
 from tidelog.gateways.liftbridge.names import own_headers_left_out
 from tidelog.gateways.liftbridge.producers import RESENT_S, GatewayProducers, OutgoingMessage
-from tidelog.gateways.liftbridge.publish_async import AsyncStream
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.gateways.liftbridge.streams import Streams, no_partition, require_stream
 from tidelog.gateways.liftbridge.subjects import SubjectPublishing, Told
@@ -161,12 +160,6 @@ class GatewayPublishing:
             raise GatewayRefusedError(Status.INVALID_ARGUMENT, f"subject {subject[:80]!a} {problem}")
         if not targets:
             self._access.require(principal, ALL_CHANNELS, WRITE)
-
-    async def publish_async(
-        self, requests: Any, context: Any, principal: str, *, still: Callable[[], str] = str
-    ) -> None:
-        """`still` raises once the caller is no longer authenticated; it is called about once a second."""
-        await AsyncStream(self, context, principal, still).run(requests)
 
     # --- targets -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -26,11 +26,9 @@ from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.errors import BadMessage, ChannelPaused, LogError
 from tidelog.gateways.liftbridge.names import own_headers_left_out
 from tidelog.gateways.liftbridge.producers import MESSAGE_BYTES_MAX, RESENT_S, size_of
+from tidelog.gateways.liftbridge.publish import GatewayPublishing, Target
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, async_error_of
 from tidelog.transports.grpc.call import Ended
-
-if TYPE_CHECKING:
-    from tidelog.gateways.liftbridge.publish import GatewayPublishing, Target
 
 UNANSWERED_MAX: Final = 8_192
 HALF_CLOSE_S: Final = 5.0
@@ -98,7 +96,10 @@ class _Run:
 class AsyncStream:
     """One call of PublishAsync."""
 
-    def __init__(self, publishing: GatewayPublishing, context: Any, principal: str, still: Callable[[], str]) -> None:
+    def __init__(
+        self, publishing: GatewayPublishing, context: Any, principal: str, *, still: Callable[[], str] = str
+    ) -> None:
+        """`still` raises once the caller is no longer authenticated; it is called about once a second."""
         self._publishing = publishing
         self._context = context
         self._principal = principal

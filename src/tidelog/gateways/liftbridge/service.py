@@ -23,6 +23,7 @@ from tidelog.gateways.liftbridge.admin import Administration
 from tidelog.gateways.liftbridge.callers import Callers
 from tidelog.gateways.liftbridge.groups import ConsumerGroups
 from tidelog.gateways.liftbridge.publish import GatewayPublishing
+from tidelog.gateways.liftbridge.publish_async import AsyncStream
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status, abort
 from tidelog.gateways.liftbridge.streams import Streams
 from tidelog.gateways.liftbridge.subscribe import Subscriptions
@@ -163,7 +164,7 @@ class LiftbridgeService:
         async def serve() -> None:
             principal = await self._authenticated(context)
             still = partial(self._callers.principal, context)
-            await self._publishing.publish_async(requests, context, principal, still=still)
+            await AsyncStream(self._publishing, context, principal, still=still).run(requests)
 
         await _streamed(serve, context)
 
