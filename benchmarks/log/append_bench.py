@@ -23,7 +23,8 @@ from tidelog.storage.log.recovery import open_log
 from tidelog.storage.log.writer import Append, Committer, LogWriter, wall_clock_us
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 from tidelog.units import GIB, MIB
 
 FRAMES_OF_256_KIB = 13_107

@@ -20,7 +20,7 @@ from tidelog.storage.log.recovery import open_log
 from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 
 def make_journal(folder: Path, *, close: bool = True) -> None:

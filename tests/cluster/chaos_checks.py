@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cluster.chaos_load import Seen, Sent, sender_of
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 Records = Sequence[tuple[int, bytes]]
 """Offsets and values, in the order of the log."""

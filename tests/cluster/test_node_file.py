@@ -16,7 +16,7 @@ from tidelog.sim.disk import SimDisk
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 
 def opened(folder: Path) -> NodeFile:

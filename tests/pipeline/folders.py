@@ -18,7 +18,8 @@ from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 
 NOW_US = 1_790_000_000_000_000
 BLOCK_ROWS = 500

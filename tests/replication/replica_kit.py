@@ -49,7 +49,7 @@ from tidelog.sim.disk import SimDisk
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.store.channel_logs import ChannelLogs
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 TO_METADATA = "metadata"
 

@@ -33,7 +33,7 @@ from tidelog.storage.log.options import Fsync, LogOptions, Retention
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.channel_logs import AppendOutcome, ChannelLogConfig, ChannelLogs, LogState
 from tidelog.storage.store.parts import CHANNELS_FOLDER, TABLE_PATH, WAL_FOLDER, StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.units import KIB, MIB, US_PER_MS, US_PER_S
 
 NOW = 1_000_000

@@ -23,7 +23,8 @@ from tidelog.storage.store import recovery as store_recovery
 from tidelog.storage.store import store as store_module
 from tidelog.storage.store.channel_logs import AppendOutcome, ChannelLogConfig, ChannelLogs
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal import WalEntryKind
 from tidelog.units import KIB
 

@@ -32,7 +32,8 @@ from tidelog.storage.log.options import LogOptions, Retention
 from tidelog.storage.log.writer import Append
 from tidelog.storage.store.names import escape_name, unescape_name
 from tidelog.storage.store.parts import CHANNELS_FOLDER, STATE_PATH, TABLE_PATH, WAL_FOLDER, StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 from tidelog.units import KIB, US_PER_S
 
 NOW = 1_000_000

@@ -25,7 +25,8 @@ from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import Append
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import STATE_PATH, TABLE_PATH, WAL_FOLDER, WAL_MARK_PATH, StoreOptions, StoreRecovery
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal_mark import WalEnd, WalMark, read_wal_end
 from tidelog.units import KIB, US_PER_S
 

@@ -29,7 +29,7 @@ from tidelog.storage.log.recovery import open_log
 from tidelog.storage.log.writer import Append, Committer, LogTarget, LogWriter
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.units import KIB, US_PER_S
 
 LONG_S = patient(30.0)

@@ -22,7 +22,8 @@ from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 
 QUICK = KeeperOptions(state_interval_ms=50)
 

@@ -22,7 +22,7 @@ from tidelog.cluster.boats.channel import fold_log
 from tidelog.edge.journal.journal import open_journal
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 Frames = dict[tuple[bytes, int], tuple[int, int, bytes]]
 Process = subprocess.Popen[str]

@@ -17,7 +17,7 @@ from tidelog.cluster.boats.channel import fold_log
 from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 NAME = "boat-001"
 ROUNDS = 3

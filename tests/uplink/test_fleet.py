@@ -13,7 +13,7 @@ from tests.uplink.processes import CloudProcess, frames_of, seed_of_the_day
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 BOATS = 10
 OUTAGE_S = 60.0

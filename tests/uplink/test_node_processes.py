@@ -17,7 +17,7 @@ from tests.uplink.processes import Process, frames_of, kill
 from tidelog.edge.uplink.client import UplinkTarget
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 NAME = "boat-001"
 NODES = ("n1", "n2", "n3")

@@ -56,7 +56,7 @@ from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.os_disk import OsDisk
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -34,7 +34,7 @@ from tidelog.storage.os_disk import OsDisk
 from tidelog.storage.ram_disk import RamDisk
 from tidelog.storage.store.channel_logs import ChannelLogs
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.units import MIB, US_PER_MS, US_PER_S
 
 QUEUE_BYTES_MAX: Final = 64 * MIB

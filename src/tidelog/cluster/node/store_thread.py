@@ -24,7 +24,7 @@ from tidelog.storage.disk import Disk
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.store.channel_logs import ChannelLogs
 from tidelog.storage.store.parts import StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.watermarks import Watermark, Watermarks
 
 WATERMARKS_MS: Final = 5_000

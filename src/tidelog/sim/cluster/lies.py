@@ -21,7 +21,7 @@ from tidelog.sim.lying import durable_files, end_process, flip_bytes, remove_fil
 from tidelog.sim.metadata.node import FOLDER
 from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
 from tidelog.storage.store.parts import WAL_FOLDER
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.watermarks import WATERMARKS_PATH
 
 HEARTBEAT_MS: Final = 200

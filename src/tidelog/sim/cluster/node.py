@@ -45,7 +45,8 @@ from tidelog.sim.metadata.model import ClusterBroken
 from tidelog.sim.metadata.node import BACKLOG_MAX, SimNode
 from tidelog.sim.power import PowerCut
 from tidelog.storage.store.channel_logs import ChannelLogs, LogState
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal import WAL_SUFFIX, scan_wal
 from tidelog.storage.store.watermarks import Watermark, Watermarks
 

@@ -18,7 +18,8 @@ from tidelog.sim.lying import Lie, end_process, tell_lie
 from tidelog.sim.store.model import StoreChannelModel, StoreModel
 from tidelog.storage.log.segment import base_offset_of
 from tidelog.storage.store.parts import CHANNELS_FOLDER, INTERNALS, WAL_FOLDER, StoreOptions
-from tidelog.storage.store.store import Store, open_store
+from tidelog.storage.store.recovery import open_store
+from tidelog.storage.store.store import Store
 
 
 class Stop(StrEnum):

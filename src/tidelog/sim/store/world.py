@@ -37,7 +37,7 @@ from tidelog.storage.log.options import LogOptions, Retention
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 from tidelog.storage.log.writer import Append
 from tidelog.storage.store.parts import STATE_PATH, TABLE_PATH, WAL_FOLDER, StoreOptions
-from tidelog.storage.store.store import open_store
+from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.wal import WAL_HEAD_BYTES
 from tidelog.units import KIB
 

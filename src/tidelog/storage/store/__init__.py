@@ -7,9 +7,11 @@ Modules:
     commit           One commit of a store
     losses           What a store knows to have lost although it was synced
     names            Channel names as file names
+    open_channels    The open channels of a store and the write-ahead files behind them
     parts            What a store is made of
     recovery         Opening a store
     reserve          Disk space that appends leave alone, so that truncation
+    restaging        Giving a log the blocks that only the write-ahead files hold
     scrub            Scrubbing all channels of a store, one after the other, within one rate
     store            All channels of a node behind one write-ahead file
     stored_channels  A store, read without changing it

@@ -7,15 +7,13 @@ write-ahead file, with all others like it in one write. `copy_bytes_max` bounds 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.errors import DiskError, SyncFailed
 from tidelog.storage.disk import Buffer
+from tidelog.storage.store.open_channels import OpenChannels
 from tidelog.storage.store.parts import StoreChannel, StoreOptions, StoreStatistics
 from tidelog.storage.store.wal import WalEntryKind, WalWriter
-
-if TYPE_CHECKING:
-    from tidelog.storage.store.store import Store
 
 
 def carried(channels: Iterable[StoreChannel], options: StoreOptions) -> set[int]:
@@ -53,7 +51,7 @@ def entries_again(wal: WalWriter, channels: Iterable[StoreChannel]) -> list[Buff
     return entries
 
 
-def log_again(store: Store, stuck: list[StoreChannel], now_us: int) -> bool:
+def log_again(store: OpenChannels, stuck: list[StoreChannel], now_us: int) -> bool:
     """A segment that cannot be written must not pin the write-ahead file for the others (S3).
 
     Returns whether the old files may go: not while the disk is too full even for this.
@@ -76,7 +74,7 @@ def log_again(store: Store, stuck: list[StoreChannel], now_us: int) -> bool:
     return True
 
 
-def table_of(store: Store, *, wal_floor: int, wal_newest: int) -> dict[str, Any]:
+def table_of(store: OpenChannels, *, wal_floor: int, wal_newest: int) -> dict[str, Any]:
     """The table as it is saved.
 
     `places` has a row for channels that are not at their first place, or lost a part; `entered` says where channels end
@@ -105,7 +103,9 @@ def table_of(store: Store, *, wal_floor: int, wal_newest: int) -> dict[str, Any]
     }
 
 
-def statistics_of(store: Store, *, wal_bytes: int, commits: int, syncs: int, checkpoints: int) -> StoreStatistics:
+def statistics_of(
+    store: OpenChannels, *, wal_bytes: int, commits: int, syncs: int, checkpoints: int
+) -> StoreStatistics:
     logs = [channel.log for channel in store.channels.values() if channel.log is not None]
     return StoreStatistics(
         channels=len(store.channels),

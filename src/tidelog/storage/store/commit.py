@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tidelog.blocks.block import Block
 from tidelog.errors import DiskError, DiskFull, LogClosed, LogError
 from tidelog.storage.disk import Buffer
 from tidelog.storage.log.options import Fsync
+from tidelog.storage.store.open_channels import OpenChannels
 from tidelog.storage.store.parts import StoreChannel
 from tidelog.storage.store.wal import WalEntryKind, WalWriter
 from tidelog.units import US_PER_MS
-
-if TYPE_CHECKING:
-    from tidelog.storage.store.store import Store
 
 _REFUSALS_MAX = 16
 """On a full disk each channel is tried alone, but not a thousand of them in vain."""
@@ -42,7 +39,7 @@ class _Part:
 
 
 def commit_blocks(
-    store: Store, appends: Sequence[tuple[StoreChannel, Sequence[Block]]], now_us: int
+    store: OpenChannels, appends: Sequence[tuple[StoreChannel, Sequence[Block]]], now_us: int
 ) -> list[LogError | None]:
     """Stage and commit as each channel's fsync option asks; returns why each was refused, or None."""
     touched: dict[int, StoreChannel] = {}
@@ -58,7 +55,7 @@ def commit_blocks(
     return [error or refusals.get(channel.channel_id) for error, (channel, _) in zip(errors, appends, strict=True)]
 
 
-def _stage_all(store: Store, channel: StoreChannel, blocks: Sequence[Block]) -> LogError | None:
+def _stage_all(store: OpenChannels, channel: StoreChannel, blocks: Sequence[Block]) -> LogError | None:
     """Stage stamped blocks of one channel, all of them or none; returns why not."""
     log, count = channel.log, len(channel.waiting)
     start = log.log_end if log is not None else 0
@@ -77,7 +74,9 @@ def _stage_all(store: Store, channel: StoreChannel, blocks: Sequence[Block]) -> 
     return None
 
 
-def commit_channels(store: Store, touched: list[StoreChannel], now_us: int, *, by_policy: bool) -> dict[int, LogError]:
+def commit_channels(
+    store: OpenChannels, touched: list[StoreChannel], now_us: int, *, by_policy: bool
+) -> dict[int, LogError]:
     """Commit what waits in these channels. Returns those that were refused, and why."""
     refusals: dict[int, LogError] = {}
     if not touched:
@@ -100,7 +99,9 @@ def commit_channels(store: Store, touched: list[StoreChannel], now_us: int, *, b
     return refusals
 
 
-def _part(store: Store, wal: WalWriter, channel: StoreChannel, now_us: int, *, by_policy: bool) -> _Part | LogError:
+def _part(
+    store: OpenChannels, wal: WalWriter, channel: StoreChannel, now_us: int, *, by_policy: bool
+) -> _Part | LogError:
     assert channel.log is not None
     wait = not by_policy or channel.log.options.fsync is Fsync.ALWAYS
     large = store.options.large_block_bytes
@@ -120,7 +121,7 @@ def _part(store: Store, wal: WalWriter, channel: StoreChannel, now_us: int, *, b
     return _Part(channel, entries, hint=False, wait=wait)
 
 
-def _commit_directly(store: Store, channel: StoreChannel, now_us: int) -> LogError | None:
+def _commit_directly(store: OpenChannels, channel: StoreChannel, now_us: int) -> LogError | None:
     """Write what is staged to the segment and sync that instead (S1)."""
     log = channel.log
     assert log is not None
@@ -137,7 +138,7 @@ def _commit_directly(store: Store, channel: StoreChannel, now_us: int) -> LogErr
     return None
 
 
-def _write(store: Store, wal: WalWriter, parts: list[_Part], refusals: dict[int, LogError]) -> list[_Part]:
+def _write(store: OpenChannels, wal: WalWriter, parts: list[_Part], refusals: dict[int, LogError]) -> list[_Part]:
     """Write the parts, all at once; if there is not room for all, each that there is room for."""
     error = _write_some(store, wal, parts)
     if error is None:
@@ -156,7 +157,7 @@ def _write(store: Store, wal: WalWriter, parts: list[_Part], refusals: dict[int,
     return written
 
 
-def _write_some(store: Store, wal: WalWriter, parts: list[_Part]) -> DiskError | None:
+def _write_some(store: OpenChannels, wal: WalWriter, parts: list[_Part]) -> DiskError | None:
     entries = [entry for part in parts for entry in part.entries]
     if not entries:
         return None
@@ -170,7 +171,7 @@ def _write_some(store: Store, wal: WalWriter, parts: list[_Part]) -> DiskError |
     return None
 
 
-def _settle(store: Store, parts: list[_Part], refusals: dict[int, LogError], now_us: int) -> None:
+def _settle(store: OpenChannels, parts: list[_Part], refusals: dict[int, LogError], now_us: int) -> None:
     for part in parts:
         if not part.hint:
             _written(store, part.channel, now_us, wait=part.wait)
@@ -185,7 +186,7 @@ def _settle(store: Store, parts: list[_Part], refusals: dict[int, LogError], now
         refusals.update({part.channel.channel_id: error for part in parts})
 
 
-def _written(store: Store, channel: StoreChannel, now_us: int, *, wait: bool) -> None:
+def _written(store: OpenChannels, channel: StoreChannel, now_us: int, *, wait: bool) -> None:
     log = channel.log
     assert log is not None
     sync_by_us = None

@@ -9,9 +9,8 @@ higher log generation replaces what was known under its id: the blocks before it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tidelog.blocks.block import Block, missing_block
+from tidelog.blocks.block import Block
 from tidelog.errors import LogError
 from tidelog.storage.atomic import marks_agree, read_either_mark
 from tidelog.storage.disk import Disk
@@ -28,21 +27,15 @@ from tidelog.storage.store.parts import (
     StoreRecovery,
     parse_folder,
 )
+from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal import WalEntry, WalEntryKind, WalScan
 from tidelog.storage.store.wal_mark import read_wal_end
 from tidelog.storage.store.wals import WalChain
 
-if TYPE_CHECKING:
-    from tidelog.storage.log.log import Log
-    from tidelog.storage.store.store import Store
 
-
-_GAP_RECORDS_MAX = 2**32 - 1
-
-
-def open_store(disk: Disk, *, now_us: int, options: StoreOptions) -> Store:
-    from tidelog.storage.store.store import Store
-
+def open_store(disk: Disk, *, now_us: int, options: StoreOptions | None = None) -> Store:
+    """Open the store on this disk, replaying its write-ahead files if it was not closed."""
+    options = options or StoreOptions()
     disk.make_folder(WAL_FOLDER)
     disk.make_folder(CHANNELS_FOLDER)
     lock = disk.lock_folder(INTERNALS)
@@ -248,35 +241,6 @@ def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) ->
             continue
         replayed += len(channel.unsynced)
     return replayed
-
-
-def restage(channel: StoreChannel, log: Log, now_us: int) -> None:
-    """Stage what the segments lack. A gap (damage in the write-ahead file) becomes a placeholder."""
-    for block in channel.unsynced:
-        if block.offsets.stop <= log.log_end:
-            continue
-        channel.gap_staged |= stage_gap(log, block.leader.base_offset, now_us)
-        log.stage_stamped(block)
-    channel.gap_staged |= stage_gap(log, channel.entered_end, now_us)
-    channel.entered_end = 0
-    log.note_durable(log.log_end)
-    channel.unsynced = list(log.staged_blocks())
-    channel.synced_end = log.written_end
-
-
-def stage_gap(log: Log, end: int, now_us: int) -> bool:
-    """Placeholders for everything from the log end to `end`; returns whether there is any."""
-    start = log.log_end
-    while log.log_end < end:
-        gap = missing_block(
-            offsets=range(log.log_end, min(end, log.log_end + _GAP_RECORDS_MAX)),
-            channel_id=log.channel_id,
-            leader_epoch=log.epochs.newest,
-            append_time_us=now_us,
-            durable_end=log.log_end,
-        )
-        log.stage_stamped(gap)
-    return log.log_end > start
 
 
 def _remove_strays(store: Store) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidelog.errors import LogError
 from tidelog.storage.log.scrub import Scrubber
+from tidelog.storage.store.open_channels import OpenChannels
 from tidelog.units import US_PER_S
-
-if TYPE_CHECKING:
-    from tidelog.storage.store.store import Store
 
 _EARNED_MAX_US = 10 * US_PER_S
 _ROUND_MIN_US = 600 * US_PER_S
@@ -37,7 +33,7 @@ class StoreScrubber:
         self.damaged: list[tuple[str, range]] = []
         """Channel and offsets of everything found since the store was opened."""
 
-    def wake(self, store: Store, now_us: int) -> None:
+    def wake(self, store: OpenChannels, now_us: int) -> None:
         """Check what the rate has earned since the last call; time without calls is not saved up."""
         elapsed_us = 0 if self._last_us is None else min(max(0, now_us - self._last_us), _EARNED_MAX_US)
         self._last_us = now_us
@@ -52,7 +48,7 @@ class StoreScrubber:
             if not self._check_some(store, now_us):
                 channels_left -= 1
 
-    def _check_some(self, store: Store, now_us: int) -> bool:
+    def _check_some(self, store: OpenChannels, now_us: int) -> bool:
         """Check a piece of the current channel; False when it is done and the next one is up."""
         channel = store.channels.get(self._name)
         if channel is not None and channel.channel_id == self._channel_id:
@@ -75,7 +71,7 @@ class StoreScrubber:
         self._next_channel(store)
         return False
 
-    def _next_channel(self, store: Store) -> None:
+    def _next_channel(self, store: OpenChannels) -> None:
         self._scrubber = None
         if not self._queue:
             self._queue = sorted(((part.channel_id, part.name) for part in store.channels.values()), reverse=True)

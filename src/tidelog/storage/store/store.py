@@ -23,7 +23,6 @@ ST5  What changes channels is entered twice and synced before it is carried out,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,83 +31,38 @@ from tidelog.blocks.block import Block
 from tidelog.errors import (
     ChannelExists,
     DiskError,
-    LogClosed,
     LogError,
-    LogPoisoned,
     SyncFailed,
     UnknownChannel,
 )
 from tidelog.storage.atomic import write_mark_twice
 from tidelog.storage.disk import Disk, FolderLock
-from tidelog.storage.files import FileCache
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import Append
-from tidelog.storage.store import recovery as store_recovery
 from tidelog.storage.store.checkpoint import carried, log_again, statistics_of, table_of
 from tidelog.storage.store.commit import commit_blocks, commit_channels
 from tidelog.storage.store.losses import StoreState
+from tidelog.storage.store.open_channels import OpenChannels
 from tidelog.storage.store.parts import (
     TABLE_PATH,
     StoreChannel,
     StoreOptions,
-    StoreRecovery,
     StoreStatistics,
     check_boundary,
-    grown_log,
-    lost_offsets,
     young_log,
 )
-from tidelog.storage.store.reserve import Reserve
 from tidelog.storage.store.scrub import StoreScrubber
-from tidelog.storage.store.wal import WalEntryKind, WalWriter
-from tidelog.storage.store.wals import WalFiles
+from tidelog.storage.store.wal import WalEntryKind
 from tidelog.units import US_PER_MS, US_PER_S
 
-MARK_INTERVAL_US = US_PER_S
-"""How far behind the mark of the write-ahead files may be after a power cut. Syncing it is off the path of acks."""
 
-
-class Store:
-    """Built by `open_store`."""
+class Store(OpenChannels):
+    """Built by `recovery.open_store`."""
 
     def __init__(self, *, disk: Disk, options: StoreOptions, lock: FolderLock, state: StoreState) -> None:
-        self.disk = disk
-        self.options = options
-        self.files = FileCache(disk, open_max=options.open_files_max)
-        self.state = state
-        self.wals = WalFiles(disk)
-        self.channels: dict[str, StoreChannel] = {}
-        self.next_channel_id = 1
-        self.next_log_generation = 1
-        self.recovery: StoreRecovery | None = None
-        self.trouble: LogError | None = None
-        """Why the last checkpoint, sweep or scrub was incomplete; it is tried again."""
+        super().__init__(disk=disk, options=options, lock=lock, state=state)
         self.scrubber = StoreScrubber(bytes_per_s=options.scrub_bytes_per_s)
-        self._lock = lock
-        self._opening = threading.RLock()
-        self._by_log: dict[int, StoreChannel] = {}
-        self.reserve = Reserve(disk, reserve_bytes=options.log.reserve_bytes)
-        self._unsynced_ends: dict[int, tuple[StoreChannel, int]] = {}
-        """Channels with blocks that were written and not waited for, and where they end."""
-        self._sync_due_us: int | None = None
-        self._hints_due_us: int | None = None
-        self._mark_due_us: int | None = None
-        self._poison: str | None = None
-        self._checkpoint_due_us: int | None = None
-        self._sweep_due_us = 0
-        self._commits = self._syncs = self._checkpoints = 0
-        self._closed = False
-
-    @property
-    def incarnation(self) -> int:
-        return self.state.incarnation
-
-    def note_shown_loss(self, reason: str) -> None:
-        """A log was found to lack what was synced; placeholders stand there now."""
-        self.state.shown.append(reason)
-        if self.recovery is not None:
-            self.recovery = self.state.added_to(self.recovery)
 
     def forget_loss(self) -> None:
         """Every channel was compared with whole copies, or an operator took it as it is."""
@@ -126,43 +80,6 @@ class Store:
         channel = self._channel(name)
         return channel.log or self.open_channel(channel, now_us)
 
-    def open_channel(
-        self, channel: StoreChannel, now_us: int, *, distrust: bool = False, with_files: bool = False
-    ) -> Log:
-        """Open a channel's log and give it what only the write-ahead files hold. Any reader may cause this."""
-        with self._opening:
-            if channel.log is not None:
-                return channel.log
-            if self._closed:
-                raise LogClosed(log="the store")
-            log = self._find_log(channel, now_us, with_files=with_files)
-            if distrust:
-                # After a failed sync the cache may show bytes that no later sync writes (D2).
-                log.truncate(max(channel.synced_end, log.log_start))
-            store_recovery.restage(channel, log, now_us)
-            channel.log = log
-            self._by_log[id(log)] = channel
-            return log
-
-    def _find_log(self, channel: StoreChannel, now_us: int, *, with_files: bool) -> Log:
-        options = self._options_of(channel)
-        if with_files or self.disk.exists(channel.folder):
-            log = grown_log(self.disk, channel, options, self.files, now_us)
-        else:
-            log = young_log(self.disk, channel, options, self.files)
-        gone, end = list(log.recovery.quarantined) if log.recovery else [], log.log_end
-        # If something was written back and its file is lost, nobody may take that for a short log.
-        if store_recovery.stage_gap(log, channel.synced_end, now_us):
-            channel.gap_staged = True
-            gone.append(range(end, channel.synced_end))
-        if gone:
-            self.note_shown_loss(lost_offsets(channel, gone))
-        return log
-
-    def _options_of(self, channel: StoreChannel) -> LogOptions:
-        resolver = self.options.options_of
-        return channel.options or (resolver(channel.name) if resolver else None) or self.options.log
-
     def reopen_channel(self, name: str, *, now_us: int) -> Log:
         """Verify a channel whose log stopped (LLO4), and go on with a new `Log` of it."""
         self.check_usable()
@@ -172,22 +89,6 @@ class Store:
             self._let_go(channel, "the channel was opened anew")
             channel.clean = False
             return self.open_channel(channel, now_us, distrust=True)
-
-    def _channel(self, name: str) -> StoreChannel:
-        channel = self.channels.get(name)
-        if channel is None:
-            raise UnknownChannel(channel=name)
-        return channel
-
-    def _let_go(self, channel: StoreChannel, cause: str) -> None:
-        self._retire(channel.log, cause)
-        channel.log = None
-
-    def _retire(self, log: Log | None, cause: str) -> None:
-        if log is not None:
-            self._by_log.pop(id(log), None)
-            log.poison(cause)
-            log.close()
 
     def create_channel(self, name: str, *, now_us: int) -> Log:
         """Make a channel, durably."""
@@ -228,13 +129,6 @@ class Store:
     def _new_log_generation(self) -> int:
         self.next_log_generation += 1
         return self.next_log_generation - 1
-
-    def enter(self, channel: StoreChannel) -> None:
-        """Its creation is in the write-ahead file."""
-        if not channel.entered:
-            channel.entered = True
-            self.channels[channel.name] = channel
-            self.next_channel_id = max(self.next_channel_id, channel.channel_id + 1)
 
     def reset_channel(self, channel: StoreChannel, base_offset: int, *, now_us: int) -> Log:
         """Durably replace the channel's log by an empty one at `base_offset`; a crash leaves the one or the other."""
@@ -357,10 +251,6 @@ class Store:
         self._checkpoint_if_full(now_us)
         return errors
 
-    @property
-    def syncs(self) -> int:
-        return self._syncs
-
     def is_ready_for(self, byte_count: int) -> bool:
         """Whether a small commit of so many bytes is one write and one sync, and brings no checkpoint about."""
         return (wal := self.wals.current) is not None and wal.size + 2 * byte_count < self.options.wal_bytes_max
@@ -370,60 +260,6 @@ class Store:
         if wal is not None and wal.size >= self.options.wal_bytes_max and self._poison is None:
             # Now and not when the committer next wakes: until then memory would grow with the file.
             self.checkpoint_or_keep(now_us)
-
-    def committed(self, now_us: int) -> None:
-        self._commits += 1
-        self._mark_due_us = self._mark_due_us or now_us + MARK_INTERVAL_US
-        if self._checkpoint_due_us is None:
-            self._checkpoint_due_us = now_us + self.options.checkpoint_interval_ms * US_PER_MS
-
-    def hints_are_due(self, now_us: int, written: bool) -> bool:
-        """Whether hints have waited for a sync long enough; `written` says that there is another one."""
-        if written and self._hints_due_us is None:
-            self._hints_due_us = now_us + US_PER_S
-        return self._hints_due_us is not None and now_us >= self._hints_due_us
-
-    def count_sync(self) -> None:
-        self._syncs += 1
-
-    def note_written(self, channel: StoreChannel, end: int, sync_by_us: int | None) -> None:
-        """The next sync of the write-ahead file makes this channel durable up to `end`."""
-        self._unsynced_ends[channel.channel_id] = channel, end
-        if sync_by_us is not None:
-            self._sync_due_us = sync_by_us if self._sync_due_us is None else min(self._sync_due_us, sync_by_us)
-
-    def awaits_sync(self, channel: StoreChannel) -> bool:
-        return channel.channel_id in self._unsynced_ends
-
-    def sync_wal(self) -> None:
-        self.wals.sync()
-        self._syncs += 1
-        self._hints_due_us = self._sync_due_us = None
-        for channel, end in self._unsynced_ends.values():
-            if channel.log is not None:
-                channel.log.note_durable(end)
-        self._unsynced_ends.clear()
-
-    def _sync_waiting(self) -> None:
-        """Sync what was written and not waited for."""
-        if not self._unsynced_ends:
-            return
-        try:
-            self.sync_wal()
-        except DiskError as error:
-            self.poison(str(error))
-            raise
-
-    def wal(self, now_us: int) -> WalWriter:
-        """The current write-ahead file, started if there is none."""
-        self.check_usable()
-        if self.wals.current is not None:
-            return self.wals.current
-        try:
-            return self.wals.begin()
-        except SyncFailed as error:
-            self.poison(str(error))
-            raise
 
     # --- checkpoint ------------------------------------------------------------------------------
 
@@ -538,19 +374,6 @@ class Store:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def check_usable(self) -> None:
-        if self._closed:
-            raise LogClosed(log="the store")
-        if self._poison is not None:
-            raise LogPoisoned(log="the store", cause=self._poison)
-
-    def poison(self, cause: str) -> None:
-        """Stop the whole node's storage, loudly (ST4)."""
-        self._poison = self._poison or cause
-        for channel in self._by_log.values():
-            if channel.log is not None:
-                channel.log.poison(cause)
-
     def statistics(self) -> StoreStatistics:
         wal_bytes = self.wals.current.size if self.wals.current is not None else 0
         return statistics_of(
@@ -575,8 +398,3 @@ class Store:
             self.wals.close()
             self.files.close()
             self._lock.release()
-
-
-def open_store(disk: Disk, *, now_us: int, options: StoreOptions | None = None) -> Store:
-    """Open the store on this disk, replaying its write-ahead files if it was not closed."""
-    return store_recovery.open_store(disk, now_us=now_us, options=options or StoreOptions())
