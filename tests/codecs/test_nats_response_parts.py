@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.codecs.liftbridge_envelope import MessageType, encode_envelope
-from tidelog.codecs.liftbridge_records import LiftbridgeRecord, decode_records, encode_records
 from tidelog.codecs.nats_replication_codec import NatsSender
 from tidelog.codecs.nats_response_parts import (
     PAYLOAD_BYTES_MIN,
@@ -130,11 +129,10 @@ def test_the_longest_refusal_fits_into_the_smallest_payload() -> None:
 
 
 def test_the_header_of_a_liftbridge_servers_response_is_read_too() -> None:
-    record = LiftbridgeRecord(42, 1, 7, None, b"v")
-    body = struct.pack(">Qq", 7, 41) + encode_records([record])
+    body = struct.pack(">Qq", 7, 41) + b"records"
     head = read_response_head(memoryview(body))
     assert (head.leader_epoch, head.committed_end) == (7, 42)
-    assert decode_records(head.rest) == [record]
+    assert bytes(head.rest) == b"records"
     payload = encode_envelope(MessageType.REPLICATION_RESPONSE, body)
     with pytest.raises(BadMessage, match="not of a Tidelog node"):
         decode_answer(payload, cluster=CLUSTER)

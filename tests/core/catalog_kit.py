@@ -72,7 +72,8 @@ class Cluster:
 
     def take(self, change: Change) -> Applied:
         """Apply what must be accepted."""
-        assert self.catalog.check(change) is None, self.catalog.explain(change)
+        refusal = self.catalog.check(change)
+        assert refusal is None, refusal
         applied = self.apply(change)
         assert applied.refusal is None
         return applied

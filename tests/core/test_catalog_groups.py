@@ -15,7 +15,6 @@ from tidelog.core.catalog import (
     BalanceGroup,
     Batch,
     Catalog,
-    Change,
     ChangeCoordinator,
     ChannelConfig,
     CreateChannel,
@@ -238,16 +237,6 @@ def test_a_deleted_group_is_gone_with_its_members() -> None:
     cluster.take(joining("a"))
     assert cluster.take(DeleteGroup(group="billing")).touched.groups == ("billing",)
     assert isinstance(cluster.refused(DeleteGroup(group="billing")), UnknownGroup)
-
-
-def test_changes_of_groups_are_told_in_words() -> None:
-    cluster = with_channels(1)
-    told: dict[str, Change] = {
-        "would make 'a' of client:billing a member of group 'billing'": joining("a"),
-        "refused: there is no group 'billing'; join it first (C15)": DeleteGroup(group="billing"),
-    }
-    for words, change in told.items():
-        assert cluster.catalog.explain(change) == words
 
 
 def test_version_1_changes_of_groups_lead_to_the_same_bytes_as_ever() -> None:

@@ -1,4 +1,4 @@
-"""Fuzz targets of the doors: what comes over NATS, Liftbridge's envelopes and records, HTTP/2 and its headers."""
+"""Fuzz targets of the doors: what comes over NATS, Liftbridge's envelopes, HTTP/2 and its headers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ from tidelog.codecs.liftbridge_envelope import (
     decode_envelope,
     encode_envelope,
     try_message,
-)
-from tidelog.codecs.liftbridge_records import (
-    SET_HEAD_BYTES,
-    LiftbridgeRecord,
-    decode_index,
-    decode_records,
-    encode_index,
-    encode_records,
-    index_records,
 )
 from tidelog.codecs.nats_replication_codec import (
     NatsSender,
@@ -53,7 +44,7 @@ from tidelog.codecs.nats_subjects import (
     reply_subject,
 )
 from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
-from tidelog.errors import BadEnvelope, BadLiftbridgeRecord, BadMessage, BadSubject, WrongCluster
+from tidelog.errors import BadEnvelope, BadMessage, BadSubject, WrongCluster
 from tidelog.transports.grpc.hpack import HeaderDecoder, encode_headers
 from tidelog.transports.grpc.http2_connection import (
     ConnectionFailed,
@@ -215,48 +206,6 @@ def run_subject(data: bytes) -> None:
     assert not {" ", "*", ">"} & set(subject), "CNS3"
 
 
-# --- Liftbridge's records ------------------------------------------------------------------------------
-
-
-def records_seeds() -> Iterator[bytes]:
-    records = [
-        LiftbridgeRecord(0, 1, 7, b"k", b"v", (("subject", b"foo"), ("reply", b""))),
-        LiftbridgeRecord(1, 2, 7, None, None, ()),
-    ]
-    data = encode_records(records)
-    yield AS_IT_IS + data
-    yield RESEALED + data
-    yield AS_IT_IS + encode_index(index_records(data, base_offset=0))
-
-
-def run_records(data: bytes) -> None:
-    records = bytearray(data[1:])
-    if data[:1] == RESEALED:
-        _reseal_records(records)
-    try:
-        found = decode_records(bytes(records))
-    except BadLiftbridgeRecord:
-        pass
-    else:
-        assert encode_records(found) == bytes(records), "LR1"
-    try:
-        index_records(bytes(records), base_offset=0)
-        assert encode_index(decode_index(bytes(records))) == bytes(records), "LR1"
-    except BadLiftbridgeRecord:
-        return
-
-
-def _reseal_records(data: bytearray) -> None:
-    position = 0
-    while position + SET_HEAD_BYTES + 4 <= len(data):
-        size = int.from_bytes(data[position + 24 : position + 28], "big")
-        begin = position + SET_HEAD_BYTES
-        if not 4 <= size <= len(data) - begin:
-            return
-        data[begin : begin + 4] = struct.pack(">I", crc32c(bytes(data[begin + 4 : begin + size])))
-        position = begin + size
-
-
 # --- HTTP/2 --------------------------------------------------------------------------------------------
 
 
@@ -320,6 +269,5 @@ GATEWAY_TARGETS: Final = {
     "nats_message": Target(run=run_message, seeds=message_seeds),
     "nats_answer": Target(run=run_answer, seeds=answer_seeds),
     "nats_subject": Target(run=run_subject, seeds=subject_seeds),
-    "liftbridge_records": Target(run=run_records, seeds=records_seeds),
     "http2": Target(run=run_http2, seeds=http2_seeds),
 }

@@ -5,7 +5,6 @@ Modules:
     client_codec            What native clients and nodes say to each other, as bodies of the link
     error_codec             Typed errors that keep their class and their fields on the way to a client
     liftbridge_envelope     The envelope that Liftbridge puts around every NATS payload, public and internal
-    liftbridge_records      Liftbridge's records, as they lie in its logs and in its replication responses
     liveness_codec          The messages of liveness to and from bytes
     nats_replication_codec  Replication over NATS, from our messages to Liftbridge's bytes and back
     nats_response_parts     Answers of a leader over NATS: LeaderEpoch and HW as seed 002 has them, then our blocks

@@ -92,7 +92,6 @@ from tidelog.errors.embedded import (
 )
 from tidelog.errors.gateways import (
     BadEnvelope as BadEnvelope,
-    BadLiftbridgeRecord as BadLiftbridgeRecord,
     BadSubject as BadSubject,
     PayloadTooSmall as PayloadTooSmall,
 )

@@ -1,4 +1,4 @@
-"""Errors of NATS and the Liftbridge gateway: bytes, records and subjects that cannot be used."""
+"""Errors of NATS and the Liftbridge gateway: bytes and subjects that cannot be used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ class BadEnvelope(LogError):
 
     code = "bad_envelope"
     template = "{problem}; find out who else publishes to this subject, and with which client"
-    problem: str
-
-
-class BadLiftbridgeRecord(LogError):
-    """A Liftbridge record cannot be read: it is cut off, contradicts itself, or its checksum is wrong."""
-
-    code = "bad_liftbridge_record"
-    template = "the record at byte {position} {problem}; fetch it again from another server"
-    position: int
     problem: str
 
 

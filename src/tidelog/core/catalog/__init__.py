@@ -10,11 +10,11 @@ Modules:
     channel_rules     What happens to channels
     codec             Records and changes as canonical JSON, driven by the types of their fields
     election_rules    Who may lead a channel
-    explain           Changes and refusals in words, for operators
     group_assignment  Who of a group reads which channel
     group_rules       What happens to consumer groups
     node_rules        What happens to nodes
     records           What the catalog remembers
+    refusals          Which invariant of the catalog a refusal keeps
     snapshot          The whole catalog as bytes
     state             The tables of the catalog, with a way back
 """

@@ -46,9 +46,8 @@ from tidelog.core.catalog import (
     group_rules,
     node_rules,
 )
-from tidelog.core.catalog.changes import BATCH_MAX, Batch, Change, SingleChange, kind_of
+from tidelog.core.catalog.changes import BATCH_MAX, Batch, Change, SingleChange
 from tidelog.core.catalog.election_rules import Candidates, candidates
-from tidelog.core.catalog.explain import describe, rule_of
 from tidelog.core.catalog.records import (
     ActivityEvent,
     ChannelRecord,
@@ -62,6 +61,7 @@ from tidelog.core.catalog.records import (
     Tombstone,
     pattern_matches,
 )
+from tidelog.core.catalog.refusals import rule_of
 from tidelog.core.catalog.snapshot import body_of, contradictions, restore_state, snapshot_of
 from tidelog.core.catalog.state import NOTHING_TOUCHED, State, Touched
 from tidelog.errors import InvalidChange, LogError, UnknownChannel
@@ -184,16 +184,6 @@ class Catalog:
         self._state.roll_back()
         return refusal
 
-    def explain(self, change: Change) -> str:
-        """In words: what the change would do now, or why it would be refused."""
-        refusal = self.check(change)
-        if refusal is None:
-            return f"would {describe(change, self._state)}"
-        which = ""
-        if isinstance(change, Batch) and refusal.position < len(change.changes) <= BATCH_MAX:
-            which = f" at its change {refusal.position + 1}, {kind_of(change.changes[refusal.position])}"
-        return f"refused{which}: {refusal}"
-
     def _attempt(self, index: int, change: Change) -> Refusal | None:
         """Write the change to the state, to be kept or rolled back by the caller."""
         self._state.begin()
@@ -276,9 +266,6 @@ class Catalog:
         """All, by id."""
         return self._sorted(self._state.channels)
 
-    def channels_led_by(self, node: str) -> list[ChannelRecord]:
-        return self._sorted(self._state.led_by.get(node, ()))
-
     def channels_on(self, node: str) -> list[ChannelRecord]:
         """Those with a replica there."""
         return self._sorted(self._state.replica_of.get(node, ()))
@@ -300,41 +287,6 @@ class Catalog:
     def tombstones(self) -> list[Tombstone]:
         """The latest deletions, by id."""
         return [self._state.tombstones[channel_id] for channel_id in sorted(self._state.tombstones)]
-
-    def channels_needing_leader(self, node: str | None = None) -> list[ChannelRecord]:
-        """Running channels whose leader is nobody, not active, or was elected as another incarnation (R1).
-
-        With `node`, only those it leads or led: what must follow when it is fenced or has registered anew.
-        """
-        among = self._state.channels if node is None else self._state.led_by.get(node, ())
-        return [
-            channel
-            for channel in self._sorted(among)
-            if not channel.paused and not self._state.has_live_leader(channel)
-        ]
-
-    def channels_needing_shrink(self, node: str | None = None) -> list[ChannelRecord]:
-        """Channels with a live leader that waits for an ISR member that is not active."""
-        among = self._state.channels if node is None else self._state.replica_of.get(node, ())
-        return [
-            channel
-            for channel in self._sorted(among)
-            if self._state.has_live_leader(channel)
-            and any(not self._state.is_active(member.node) for member in channel.isr)
-        ]
-
-    def channels_needing_replicas(self) -> list[ChannelRecord]:
-        """Channels with fewer replicas than their factor, or with one on a node that is removed."""
-        return [
-            channel
-            for channel in self.channels()
-            if len(channel.replicas) < channel.config.effective_factor
-            or any(self._is_removed(node) for node in channel.replicas)
-        ]
-
-    def _is_removed(self, node: str) -> bool:
-        record = self._state.nodes.get(node)
-        return record is None or record.state is NodeState.REMOVED
 
     def candidates(self, channel_id: int) -> Candidates:
         """Whom the channel could be led by now, and whom it waits for (C7)."""
@@ -387,12 +339,6 @@ class Catalog:
 
     def tokens(self) -> list[TokenRecord]:
         return [self._state.tokens[name] for name in sorted(self._state.tokens)]
-
-    def token_by_digest(self, digest: str, now_ms: int) -> TokenRecord | None:
-        """The token with this SHA-256 of its secret, if it is good now."""
-        name = self._state.token_names.get(digest)
-        record = self._state.tokens[name] if name is not None else None
-        return record if record is not None and record.is_good(now_ms) else None
 
     def grants(self, principal: str | None = None) -> list[GrantRecord]:
         keys = self._state.grants if principal is None else self._state.grants_of.get(principal, ())
