@@ -16,7 +16,6 @@ from tidelog.compat.captures import (
     CanIdParts,
     CaptureReader,
     SkipReason,
-    can_id_from_parts,
     can_id_from_parts_scalar,
     parts_from_can_id,
     parts_from_can_id_scalar,
@@ -79,7 +78,6 @@ def test_vectors_and_scalars_agree_and_every_id_comes_back(can_ids: list[int]) -
     assert [tuple(map(int, row)) for row in zip(*columns, strict=True)] == [
         tuple(parts_from_can_id_scalar(can_id)) for can_id in can_ids
     ]
-    assert can_id_from_parts(*columns).tolist() == can_ids
     assert [can_id_from_parts_scalar(*parts_from_can_id_scalar(can_id)) for can_id in can_ids] == can_ids
 
 
@@ -89,13 +87,10 @@ def test_vectors_and_scalars_agree_and_every_id_comes_back(can_ids: list[int]) -
 def test_parts_that_fit_no_id_are_refused(parts: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidRecord):
         can_id_from_parts_scalar(*parts)
-    with pytest.raises(InvalidRecord):
-        can_id_from_parts(*([part] for part in parts))
 
 
 def test_the_destination_of_a_broadcast_pgn_is_everybody() -> None:
     assert can_id_from_parts_scalar(2, 127_250, 7, 3) == can_id_from_parts_scalar(2, 127_250, 7, 255)
-    assert can_id_from_parts([2], [127_250], [7], [3]).tolist() == [can_id_from_parts_scalar(2, 127_250, 7, 255)]
 
 
 # --- candump ---------------------------------------------------------------------------------------------------------

@@ -309,8 +309,6 @@ def test_a_file_with_only_a_header_or_an_empty_index_has_no_blocks(tmp_path: Pat
             with LpjReader(path) as reader:
                 assert list(reader) == []
                 assert reader.torn_bytes == 0
-                assert reader.find_time(5) == 0
-                assert reader.find_seq(5) is None
     for name in COMPRESSIONS:
         with LpjWriter(tmp_path / f"{name}.lpj", compression=name):
             pass
@@ -485,42 +483,6 @@ def test_random_bytes_behind_a_header_are_counted_and_never_crash(
         assert list(reader) == []
         indexed_bytes = 8 + 8 * len(reader) if reader.indexed else 0
         assert sum(damage.length for damage in reader.damaged) + reader.torn_bytes + indexed_bytes == len(data)
-
-
-# --- finding a place ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_time_and_a_seq_are_found(tmp_path: Path, compression: CompressionName) -> None:
-    wanted = rows_of(1000)
-    path = write_file(tmp_path / "a.lpj", wanted, compression=compression, first_seq=5)
-    with LpjReader(path) as reader:
-        bases = [block.base_seq for block in reader]
-        for index in (0, 1, 288, 289, 290, 291, 292, 700, 999):
-            number = max(n for n, base in enumerate(bases) if base <= index + 5)
-            assert reader.find_seq(index + 5) == number
-            found = [row for _, row in numbered_rows(list(reader.blocks(reader.find_time(wanted[index][0]))))]
-            assert wanted[index] in found
-            assert len(found) - (1000 - index) <= 2 * FRAMES_PER_BLOCK
-        assert reader.find_seq(4) is None
-        assert reader.find_time(0) == 0
-        assert reader.find_time(1 << 60) == len(reader) - 1
-
-
-def test_a_time_on_a_block_border_is_found_with_its_equals_before_the_border(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.lpj", [(BASE_US, index, b"12345678") for index in range(700)])
-    with LpjReader(path) as reader:
-        assert len(reader) == 3
-        assert reader.find_time(BASE_US) == 0
-
-
-def test_version_1_has_no_seqs_to_find(tmp_path: Path) -> None:
-    path = tmp_path / "a.lpj"
-    path.write_bytes(dumb_file(dumb_blocks(1), version=1, compression=LpjCompression.ZSTD, index=True))
-    with LpjReader(path) as reader:
-        assert reader.find_time(BASE_US) == 0
-        with pytest.raises(InvalidRecord, match="version 1"):
-            reader.find_seq(1)
 
 
 # --- real frames ----------------------------------------------------------------------------------------------------

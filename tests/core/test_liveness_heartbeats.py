@@ -1,8 +1,6 @@
-"""Heartbeats between two nodes: silence, round trips without a common clock, claims that are not lost (H1-H4)."""
+"""Heartbeats between two nodes: silence and round trips without a common clock (H1, H2, H4)."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from hypothesis import given
@@ -136,16 +134,12 @@ def test_old_repeated_and_strange_heartbeats_change_nothing() -> None:
     assert (statistics.received, statistics.stale, statistics.strangers) == (1, 3, 1)
 
 
-def test_a_higher_incarnation_is_reported_once_and_answered_at_once() -> None:
+def test_a_higher_incarnation_is_answered_at_once() -> None:
     heartbeats = pair("n2")
     assert heartbeats.receive("n2", beat(8, incarnation=3), 0)
-    assert heartbeats.take_restarts() == [], "the first word is no restart"
     assert heartbeats.receive("n2", beat(9, incarnation=3), 10) == []
     assert heartbeats.receive("n2", beat(1, incarnation=4), 20)
     assert heartbeats.receive("n2", beat(1, incarnation=5), 30)
-    (restart,) = heartbeats.take_restarts()
-    assert (restart.peer, restart.before, restart.incarnation) == ("n2", 3, 5)
-    assert heartbeats.take_restarts() == []
     assert heartbeats.incarnation("n2") == 5
 
 
@@ -217,7 +211,6 @@ def test_a_wild_round_trip_is_ignored() -> None:
     heartbeats = started()
     measured(heartbeats, [300, 310, 290, 305, 295, 300, 200_000, 300, 190_000, 300])
     assert heartbeats.rtt_median_us("n2") == 300
-    assert heartbeats.rtt_min_us("n2") == 290
     assert heartbeats.statistics().round_trips_ignored == 2
 
 
@@ -230,7 +223,7 @@ def test_round_trips_that_stay_long_are_believed() -> None:
 def test_round_trips_of_long_ago_are_forgotten() -> None:
     heartbeats = started()
     measured(heartbeats, [300] * 16 + [900] * 16)
-    assert (heartbeats.rtt_median_us("n2"), heartbeats.rtt_min_us("n2")) == (900, 900)
+    assert heartbeats.rtt_median_us("n2") == 900
 
 
 def test_a_round_trip_that_two_clocks_make_negative_says_nothing() -> None:
@@ -248,63 +241,7 @@ def test_one_heartbeat_is_measured_once_and_an_unknown_one_never() -> None:
     heartbeats.receive("n2", beat(2, echo=echo), 510)
     heartbeats.receive("n2", beat(3, echo=echo), 900)
     heartbeats.receive("n2", beat(4, echo=Echo(incarnation=1, counter=99, held_us=0)), 950)
-    assert (heartbeats.rtt_min_us("n2"), heartbeats.rtt_median_us("n2")) == (10_000, 10_000)
-
-
-# --- claims --------------------------------------------------------------------------------------
-
-
-def test_claims_ride_on_every_heartbeat_until_one_that_carried_them_is_echoed() -> None:
-    """H3"""
-    heartbeats = started()
-    heartbeats.wake(500)
-    heartbeats.offer_claims("n2", b"channel 7, epoch 3")
-    carried = [heartbeats.wake(now_ms)[0][1] for now_ms in (1_000, 1_500)]
-    assert [message.claims for message in carried] == [b"channel 7, epoch 3"] * 2
-    before = Echo(incarnation=1, counter=carried[0].counter - 1, held_us=0)
-    heartbeats.receive("n2", beat(2, echo=before), 1_600)
-    assert heartbeats.claims_pending("n2"), "that one left before the claims"
-    heartbeats.receive("n2", beat(3, echo=Echo(incarnation=1, counter=carried[1].counter, held_us=0)), 1_700)
-    assert not heartbeats.claims_pending("n2")
-    assert heartbeats.wake(2_000)[0][1].claims == b""
-
-
-def test_an_echo_of_what_was_never_sent_delivers_no_claims() -> None:
-    heartbeats = started()
-    heartbeats.offer_claims("n2", b"claims")
-    heartbeats.wake(500)
-    heartbeats.receive("n2", beat(2, echo=Echo(incarnation=1, counter=1_000, held_us=0)), 600)
-    assert heartbeats.claims_pending("n2")
-
-
-@given(seed=st.integers(0, 2**32))
-def test_no_claim_is_lost_whatever_happens_to_heartbeats(seed: int) -> None:
-    """H3: changed claims are offered while older ones may be pending; the peer ends with the last word."""
-    rng = random.Random(seed)
-    one, two = pair("n2"), pair("n1", node="n2")
-    flight: list[tuple[int, str, Heartbeat]] = []
-    told = b""
-    offered = b""
-    for now_ms in range(0, 20_000, 50):
-        lossy = now_ms < 15_000
-        if lossy and rng.random() < 0.05:
-            offered = str(now_ms).encode()
-            one.offer_claims("n2", offered)
-        sent = [*one.wake(now_ms), *two.wake(now_ms)]
-        arrived = [(to, message) for at_ms, to, message in flight if at_ms <= now_ms]
-        flight = [item for item in flight if item[0] > now_ms]
-        for to, message in arrived:
-            if to == "n1":
-                sent += one.receive("n2", message, now_ms)
-                continue
-            if two.accepts("n1", message) and message.claims:
-                told = message.claims
-            sent += two.receive("n1", message, now_ms)
-        for to, message in sent:
-            if not (lossy and rng.random() < 0.5):
-                flight.append((now_ms + rng.randrange(1_500 if lossy else 50), to, message))
-    assert told == offered, f"seed {seed}"
-    assert not one.claims_pending("n2"), f"seed {seed}"
+    assert heartbeats.rtt_median_us("n2") == 10_000
 
 
 # --- config --------------------------------------------------------------------------------------

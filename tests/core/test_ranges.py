@@ -89,7 +89,6 @@ class RangeSetAgainstSet(RuleBasedStateMachine):
         others = {member for span in spans for member in self.shifted(span)}
         before = self.ranges.freeze(), other.freeze()
         for combined, members in (
-            (self.ranges.union(other), self.members | others),
             (self.ranges.difference(other), self.members - others),
             (self.ranges.intersection(other), self.members & others),
         ):

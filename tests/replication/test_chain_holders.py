@@ -8,7 +8,7 @@ from typing import Any
 from tests.replication.replica_kit import Kit
 from tidelog.cluster.metadata.channel_controller import ChannelController
 from tidelog.cluster.replication.replicas import Replicas
-from tidelog.cluster.status.chain_holders import advertised_chains, causal_tags, find_chain_holders
+from tidelog.cluster.status.chain_holders import advertised_chains, find_chain_holders
 from tidelog.cluster.status.channel_status import channel_detail, channel_state, channels_page, channels_summary
 from tidelog.core.catalog import Catalog, PauseChannel
 from tidelog.core.replication.metrics import Lag
@@ -74,18 +74,17 @@ def test_a_node_without_a_replica_is_no_holder_and_knows_who_is() -> None:
     kit = whole("a", "b", "c", factor=2)
     outside = next(name for name in kit.nodes if name not in kit.record().replicas)
     assert sorted(find_chain_holders(core(kit, outside), "spray")) == sorted(kit.record().replicas)
-    assert causal_tags(core(kit, outside)) == []
 
 
-def test_a_tag_is_the_channels_own_and_is_withdrawn_when_its_replica_goes_idle() -> None:
+def test_a_replica_that_goes_idle_withdraws_its_own_channels_tag_at_once() -> None:
     kit = whole("a", "b", "c", leader_pinned="a")
     kit.create("foam", leader_pinned="a")
     kit.write(b"three", channel_id=2)
     kit.run_until(lambda: kit.is_whole(2))
-    assert causal_tags(core(kit, "b")) == ["causal:0000000000000001", "causal:0000000000000002"]
+    assert [find_chain_holders(core(kit, "b"), name)[0] for name in ("spray", "foam")] == ["b", "b"]
     kit["b"].replica().withdraw(WithdrawnByHand(channel="spray"), kit.now_ms)
-    assert causal_tags(core(kit, "b")) == ["causal:0000000000000002"], "at once, and the other one stays"
-    assert "b" not in find_chain_holders(core(kit, "b"), "spray")
+    assert "b" not in find_chain_holders(core(kit, "b"), "spray"), "at once"
+    assert "b" in find_chain_holders(core(kit, "b"), "foam"), "the other one stays"
     kit.run(100)
     assert "b" in find_chain_holders(core(kit, "a"), "foam")
 
@@ -112,7 +111,6 @@ def test_nobody_holds_a_paused_channel() -> None:
     kit = whole("a", "b")
     kit.take(PauseChannel(channel_id=1, expected_channel_epoch=kit.record().channel_epoch))
     assert find_chain_holders(core(kit, "a"), "spray") == []
-    assert causal_tags(core(kit, "a")) == []
 
 
 def test_the_metadata_leader_is_told_how_many_chains_everybody_advertises() -> None:

@@ -279,31 +279,6 @@ def test_a_sync_error_stops_acks_for_good(disk: GatedDisk) -> None:
     assert bodies(log)[0] == b"kept"
 
 
-def test_who_is_told_instead_of_given_a_future_hears_of_every_append(disk: GatedDisk) -> None:
-    log = new_log(disk)
-    told: list[Append] = []
-    all_told = threading.Event()
-
-    def note(append: Append) -> None:
-        told.append(append)
-        if len(told) == 3:
-            all_told.set()
-
-    good, stale, last = (Append(log, made(), epoch=epoch, on_settled=note) for epoch in (2, 1, 2))
-    committer = Committer(LogTarget(log))
-    for append in (good, stale, last):
-        committer.submit_noted(append)
-    assert all_told.wait(LONG_S)
-    committer.close()
-    assert [append for append in told if append is not stale] == [good, last]
-    assert isinstance(stale.error, LogError)
-    assert (good.error, last.error) == (None, None)
-    assert (good.offsets, last.offsets) == (range(0, 1), range(1, 2))
-    with pytest.raises(LogClosed):
-        committer.submit_noted(Append(log, made(), epoch=2, on_settled=note))
-    assert len(told) == 3
-
-
 def test_a_refused_append_leaves_its_neighbours_alone(disk: GatedDisk) -> None:
     writer = LogWriter(new_log(disk))
     writer.append_wait(made(), epoch=5)

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tidelog.blocks.columns import PAYLOAD_BYTES_MAX, FrameColumns, UInt8s, UInt32s
 from tidelog.blocks.frames import CAN_ID_MAX
@@ -76,24 +75,6 @@ def parts_from_can_id(can_ids: UInt32s) -> CanIdColumns:
         source=(identifiers & 0xFF).astype(np.uint8),
         destination=np.where(addressed, specific, BROADCAST).astype(np.uint8),
     )
-
-
-def can_id_from_parts(
-    priority: npt.ArrayLike, pgn: npt.ArrayLike, source: npt.ArrayLike, destination: npt.ArrayLike
-) -> UInt32s:
-    """Join parts to 29-bit ids; the destination of a PDU2 PGN is always everybody and is not stored."""
-    priorities, pgns, sources, destinations = (
-        np.asarray(part, dtype=np.int64) for part in (priority, pgn, source, destination)
-    )
-    limits = (("priority", priorities, 7), ("pgn", pgns, PGN_MAX), ("source", sources, 255))
-    for name, values, limit in (*limits, ("destination", destinations, 255)):
-        if values.size and (int(values.min()) < 0 or int(values.max()) > limit):
-            raise InvalidRecord(problem=f"a {name} is outside 0 to {limit} and fits no 29-bit CAN id")
-    addressed = ((pgns >> 8) & 0xFF) < _PDU2_FORMAT_MIN
-    if bool(np.any(addressed & ((pgns & 0xFF) != 0))):
-        raise InvalidRecord(problem="an addressed PGN (PDU format below 240) must end in a zero byte")
-    joined = (priorities << 26) | ((pgns | np.where(addressed, destinations, 0)) << 8) | sources
-    return joined.astype(np.uint32)
 
 
 def parts_from_can_id_scalar(can_id: int) -> CanIdParts:

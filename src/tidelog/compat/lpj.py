@@ -226,28 +226,6 @@ class LpjReader:
         except BadBlock as error:
             raise BadJournalFile(path=self.path, position=slot.position, problem=error.problem) from error
 
-    def find_time(self, time_us: int) -> int:
-        """Number of the block to start at for the frames at or after this time.
-
-        Blocks are looked at in file order, not by bisection: a boat's clock may have been set back
-        between two of them. Only such a step can leave a frame of that time in an earlier block; who
-        must not miss one reads from the start.
-        """
-        for number in range(len(self)):
-            if self._bases(number)[0] >= time_us:
-                return max(0, number - 1)
-        return max(0, len(self) - 1)
-
-    def find_seq(self, seq: int) -> int | None:
-        """Number of the block that holds this seq if any does. Not in version 1, which has none.
-
-        The largest base at or below `seq` wins: lplex's backfill files are not in seq order.
-        """
-        if self.version == 1:
-            raise InvalidRecord(problem=f"{self.path} is version 1 and has no seqs; search it by time")
-        bases = [(self._bases(number)[1], number) for number in range(len(self))]
-        return max((base for base in bases if base[0] <= seq), default=(0, None))[1]
-
     def _note_damage(self, slot: _Slot, problem: str) -> None:
         damage = LpjDamage(position=slot.position, length=slot.end - slot.position, problem=problem)
         # A second pass over the file meets the same damage again.
@@ -327,9 +305,6 @@ class LpjReader:
         """What the framing says follows it; 0 when it says that there is no frame."""
         lengths = [length for (length,) in struct.iter_unpack("<I", framing[self._bases_bytes() :])]
         return sum(lengths) if lengths[-1] else 0
-
-    def _bases(self, number: int) -> tuple[int, int]:
-        return self._unpack_bases(read_at(self._file, self._layout.slots[number].position, self._bases_bytes()))
 
     def _unpack_bases(self, framing: bytes) -> tuple[int, int]:
         (base_time_us,) = struct.unpack_from("<q", framing)
@@ -411,11 +386,6 @@ class LpjWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def block_count(self) -> int:
-        """Blocks written; the open one is not."""
-        return len(self._positions)
 
     def append(self, frames: FrameColumns, *, first_seq: int) -> None:
         """Add frames with the seqs from `first_seq` on. Blocks are cut where they must be."""

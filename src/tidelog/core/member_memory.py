@@ -47,11 +47,6 @@ class MemberMemory:
         if memory is not None and message.term > memory.heard_term:
             memory.heard_term = message.term
 
-    def term_of(self, member: str) -> int:
-        """The newest term that a member has spoken of, 0 if nothing is remembered."""
-        memory = self._members.get(member)
-        return 0 if memory is None else max(memory.term, memory.heard_term)
-
     def judge(self, standing: Standing, *, match_index: int, registered: tuple[int, str] | None) -> str | None:
         """What is wrong with a member's standing: empty if nothing, None for one that was overtaken.
 

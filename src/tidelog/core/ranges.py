@@ -202,9 +202,6 @@ class RangeSet:
         twin._ends = self._ends.copy()
         return twin
 
-    def union(self, other: RangeSet) -> RangeSet:
-        return RangeSet([*self, *other])
-
     def difference(self, other: RangeSet) -> RangeSet:
         return RangeSet(part for held in self for part in other.gaps(held))
 

@@ -160,11 +160,6 @@ class Variant:
             item.bit_offset is not None and item.bit_length is not None for item in self.fields
         )
 
-    @property
-    def opaque(self) -> bool:
-        """Whether some value's type is told by the payload, so that its content is not decoded."""
-        return any(item.kind in (FieldKind.DYNAMIC, FieldKind.VARIABLE) for item in self.fields)
-
     def label(self, place: int, code: int, other: int = 0) -> str | None:
         """What a code, or a set of flags, is called; None where it has no name."""
         key = (place, code, other)

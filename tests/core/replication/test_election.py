@@ -9,11 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.core.replication.election import (
-    NoEligible,
-    Outcome,
-    PeerWins,
-    SelfWins,
-    choose_leader,
     first_leader,
     hand_back_to,
     most_complete,
@@ -36,8 +31,7 @@ def rtt(**known: int) -> Callable[[str], int | None]:
 
 
 def test_the_nearest_candidate_wins() -> None:
-    assert choose_leader(["n1", "n2"], me="n2", pinned=None, median_rtt_us=rtt(n1=900, n2=300)) == SelfWins()
-    assert choose_leader(["n1", "n2"], me="n1", pinned=None, median_rtt_us=rtt(n1=900, n2=300)) == PeerWins("n2")
+    assert winner(["n1", "n2"], pinned=None, median_rtt_us=rtt(n1=900, n2=300)) == "n2"
 
 
 def test_a_candidate_of_unknown_distance_comes_last() -> None:
@@ -62,11 +56,7 @@ def test_a_pinned_leader_that_is_no_candidate_is_passed_over() -> None:
 
 
 def test_without_candidates_nobody_is_eligible() -> None:
-    assert choose_leader([], me="n1", pinned="n1", median_rtt_us=unknown) == NoEligible()
-
-
-def test_who_is_no_candidate_hears_of_a_peer() -> None:
-    assert choose_leader(["n2"], me="n1", pinned=None, median_rtt_us=unknown) == PeerWins("n2")
+    assert winner([], pinned="n1", median_rtt_us=unknown) is None
 
 
 def dumb_winner(candidates: list[str], pinned: str | None, known: dict[str, int | None]) -> str | None:
@@ -96,22 +86,6 @@ def test_the_winner_is_whom_nobody_beats(
     expected = dumb_winner(candidates, pinned, known)
     for order in (candidates, candidates[::-1], sorted(candidates), set(candidates)):
         assert winner(order, pinned=pinned, median_rtt_us=known.get) == expected, "EL1"
-
-
-@given(candidates=sets_of_nodes, pinned=st.none() | st.sampled_from(NAMES), known=distances)
-def test_at_most_one_of_all_who_ask_wins(
-    candidates: list[str], pinned: str | None, known: dict[str, int | None]
-) -> None:
-    heard: dict[str, Outcome] = {
-        me: choose_leader(candidates, me=me, pinned=pinned, median_rtt_us=known.get) for me in NAMES
-    }
-    winners = [me for me, outcome in heard.items() if outcome == SelfWins()]
-    if not candidates:
-        assert set(heard.values()) == {NoEligible()}
-        return
-    assert len(winners) == 1, "EL4"
-    assert winners[0] in candidates
-    assert all(outcome == PeerWins(winners[0]) for me, outcome in heard.items() if me != winners[0])
 
 
 def test_first_leaders_are_drawn_evenly() -> None:

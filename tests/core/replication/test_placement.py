@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from tidelog.core.replication.placement import (
     chain_id,
     chain_text,
     choose_replicas,
-    count_load,
     plan_rebalance,
     preview,
 )
@@ -28,6 +28,17 @@ from tidelog.errors import PlacementRefused
 
 GB = 10**9
 CHAIN = "00000000000000ab"
+
+
+def count_load(channels: Iterable[ChannelRecord]) -> dict[str, tuple[int, int]]:
+    """(replicas, leaders) by node."""
+    held: Counter[str] = Counter()
+    led: Counter[str] = Counter()
+    for channel in channels:
+        held.update(channel.replicas)
+        if channel.leader is not None:
+            led[channel.leader] += 1
+    return {node: (held[node], led[node]) for node in sorted(held | led)}
 
 
 def node(

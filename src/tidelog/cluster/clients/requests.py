@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, NoReturn
 
 from tidelog.codecs.client_codec import CREATE_MAX, DESCRIBE_MAX, NUMBER_MAX
-from tidelog.core.catalog.records import CHANNEL_NAME, GROUP_PATTERNS_MAX, PRINCIPAL, SIMPLE_NAME, group_cursor
+from tidelog.core.catalog.records import GROUP_PATTERNS_MAX, PRINCIPAL, SIMPLE_NAME, group_cursor
 from tidelog.errors import BadMessage
 from tidelog.pki.identity import is_name
 
@@ -401,10 +401,6 @@ def read_passed_on(plain: dict[str, Any]) -> PassedOn:
     if not PRINCIPAL.fullmatch(principal) or type(request) is not dict:
         fields.refuse("for")
     return PassedOn(principal=principal, request=request)
-
-
-def is_channel_name(text: str) -> bool:
-    return CHANNEL_NAME.fullmatch(text) is not None
 
 
 class _Fields:

@@ -161,10 +161,6 @@ class ChannelFeed:
     def held_bytes(self) -> int:
         return self.waiting_bytes + self.in_flight_bytes
 
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
     # --- what comes ---------------------------------------------------------------------------------------
 
     def take(self, arrived: Iterable[MessageArrived], *, now_ns: int, room_bytes: int) -> list[AckOut]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tidelog.cluster.node.core import NodeCore
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage, channel_tag
+from tidelog.cluster.replication.statistics import Storage
 from tidelog.core.catalog import NodeState
 from tidelog.core.replication.roles import Role
 
@@ -24,12 +24,6 @@ def holds_chain(replica: ChannelReplica) -> bool:
     if replica.role is Role.IDLE or replica.storage is not Storage.READY or replica.damaged:
         return False
     return replica.role is Role.LEADER or replica.record.member(replica.host.node) is not None
-
-
-def causal_tags(core: NodeCore) -> list[str]:
-    """What this node advertises now."""
-    held = [replica.channel_id for replica in core.channels.replicas.replicas() if holds_chain(replica)]
-    return [channel_tag(channel_id) for channel_id in sorted(held)]
 
 
 def advertised_chains(core: NodeCore) -> dict[str, int]:

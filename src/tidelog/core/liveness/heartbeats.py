@@ -1,17 +1,16 @@
 """Heartbeats between a node and its peers: who is silent, how far away each is, and what links can carry.
 
 Nothing here does I/O. The caller posts what `wake` and `receive` return, and passes in what arrives. There is one
-heartbeat per pair of nodes and interval, whatever the number of channels (R7); claims about channels ride along.
+heartbeat per pair of nodes and interval, whatever the number of channels (R7).
 
 What a caller must keep: call `wake` when `wake_at_ms` says so. `now_ms` and `now_us` are this node's steady clock,
-which must go on while the machine is suspended. Ask `accepts` before using what a heartbeat carries, then pass it to
-`receive`. After `PeerRestarted` or `peer_up`, offer the peer all claims again.
+which must go on while the machine is suspended. Ask `accepts` before using the report of a heartbeat, then pass it to
+`receive`.
 
 H1  No two nodes' clocks are ever compared: a round trip is my time between sending and the echo, less the time the
     other side says it held it.
 H2  A message that is not newer than all before it changes nothing: an older incarnation, a repeated or overtaken
     counter.
-H3  Claims are sent until the peer has echoed a heartbeat that carried them, so a lost heartbeat loses no claim.
 H4  Time in which this node did not run is nobody's silence.
 """
 
@@ -21,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tidelog.core.liveness.config import CLAIMS_BYTES_MAX, HEARTBEAT_MS_MIN, LivenessConfig
+from tidelog.core.liveness.config import HEARTBEAT_MS_MIN, LivenessConfig
 from tidelog.core.liveness.measures import Peak, RoundTrips
 from tidelog.core.liveness.messages import (
     SILENCE_MS_MAX,
@@ -30,7 +29,6 @@ from tidelog.core.liveness.messages import (
     Hearing,
     HearingReport,
     Heartbeat,
-    PeerRestarted,
 )
 from tidelog.errors import TooManyNames
 from tidelog.units import US_PER_MS
@@ -45,8 +43,6 @@ class _Peer:
     """What is known of one peer, and what it was told."""
 
     __slots__ = (
-        "claims",
-        "claims_from",
         "counter",
         "counter_heard",
         "heard_ms",
@@ -75,9 +71,6 @@ class _Peer:
         # Before it is first heard, silence counts from when it became a peer.
         self.heard_ms = now_ms
         self.heard_us = 0
-        self.claims = b""
-        self.claims_from: int | None = None
-        """The first counter that carried the claims; None while they wait for their first heartbeat."""
         self.rtt = RoundTrips()
         self.peak = Peak(bytes_min=config.transfer_bytes_min)
 
@@ -116,7 +109,6 @@ class PairHeartbeats:
         self._config = config
         self._now_ms = now_ms
         self._peers: dict[str, _Peer] = {}
-        self._restarts: dict[str, PeerRestarted] = {}
         self._counter_used = 0
         """The highest of any peer that went."""
         self._sent = self._received = self._stale = self._strangers = 0
@@ -133,7 +125,6 @@ class PairHeartbeats:
         kept = self._peers
         self._counter_used = max([self._counter_used, *(peer.counter for peer in kept.values())])
         self._peers = {name: kept.get(name) or self._new_peer(now_ms) for name in wanted}
-        self._restarts = {name: restart for name, restart in self._restarts.items() if name in self._peers}
 
     def _new_peer(self, now_ms: int) -> _Peer:
         """One that went and came back may remember our counters: they go on, or it would take them for old (H2)."""
@@ -178,17 +169,6 @@ class PairHeartbeats:
             peer.counter = 0
             peer.unechoed.clear()
             peer.sent_ms = None
-            peer.claims_from = None
-
-    def offer_claims(self, peer: str, claims: bytes) -> None:
-        """Let these ride on every heartbeat to `peer` until it has them (H3). They replace what was not yet sent:
-        while `claims_pending`, put the old changes in too."""
-        assert len(claims) <= CLAIMS_BYTES_MAX, "the caller cuts claims to size"
-        self._peers[peer].claims = claims
-        self._peers[peer].claims_from = None
-
-    def claims_pending(self, peer: str) -> bool:
-        return bool(self._peers[peer].claims)
 
     # --- messages and time -----------------------------------------------------------------------
 
@@ -211,7 +191,7 @@ class PairHeartbeats:
         return min((self._due_ms(peer) for peer in self._peers.values()), default=None)
 
     def accepts(self, peer: str, message: Heartbeat) -> bool:
-        """Whether `receive` would take it in: only then are its claims and its report news (H2)."""
+        """Whether `receive` would take it in: only then is its report news (H2)."""
         known = self._peers.get(peer)
         return known is not None and known.is_newer(message)
 
@@ -231,7 +211,9 @@ class PairHeartbeats:
         self._received += 1
         first = known.incarnation != message.incarnation
         if first:
-            self._meet(peer, known, message.incarnation)
+            # Its echoes are of what it heard itself, so they count.
+            known.incarnation = message.incarnation
+            known.rtt = RoundTrips()
         known.counter_heard = message.counter
         known.heard_ms = now_ms
         known.heard_us = now_us
@@ -242,11 +224,6 @@ class PairHeartbeats:
             return []
         known.sent_ms = now_ms
         return [(peer, self._heartbeat(known, self.report(now_ms), now_us))]
-
-    def take_restarts(self) -> list[PeerRestarted]:
-        """The peers that came with a higher incarnation since this was last asked, once each."""
-        restarts, self._restarts = list(self._restarts.values()), {}
-        return restarts
 
     # --- what is known ---------------------------------------------------------------------------
 
@@ -262,9 +239,6 @@ class PairHeartbeats:
 
     def rtt_median_us(self, peer: str) -> int | None:
         return self._peers[peer].rtt.median_us()
-
-    def rtt_min_us(self, peer: str) -> int | None:
-        return self._peers[peer].rtt.min_us()
 
     def record_transfer(
         self, peer: str, byte_count: int, elapsed_us: int, now_ms: int, *, limited: bool = False
@@ -317,19 +291,7 @@ class PairHeartbeats:
                 peer.heard_ms += paused_ms
         self._now_ms = max(self._now_ms, now_ms)
 
-    def _meet(self, name: str, peer: _Peer, incarnation: int) -> None:
-        """A first word, or the first of a higher incarnation. Its echoes are of what it heard itself, so they count."""
-        if peer.incarnation is not None:
-            earlier = self._restarts.get(name)
-            before = peer.incarnation if earlier is None else earlier.before
-            self._restarts[name] = PeerRestarted(peer=name, before=before, incarnation=incarnation)
-        peer.incarnation = incarnation
-        peer.rtt = RoundTrips()
-
     def _take_echo(self, peer: _Peer, echo: Echo, now_us: int) -> None:
-        if peer.claims_from is not None and peer.claims_from <= echo.counter <= peer.counter:
-            peer.claims = b""
-            peer.claims_from = None
         left_us = peer.unechoed.get(echo.counter)
         if left_us is None:
             return  # measured already, or too long ago
@@ -344,8 +306,6 @@ class PairHeartbeats:
         peer.unechoed[peer.counter] = now_us
         if len(peer.unechoed) > _UNECHOED_MAX:
             del peer.unechoed[next(iter(peer.unechoed))]
-        if peer.claims and peer.claims_from is None:
-            peer.claims_from = peer.counter
         echo = None
         held_us = max(0, now_us - peer.heard_us)
         if peer.incarnation is not None and held_us <= _HELD_US_MAX:
@@ -355,7 +315,6 @@ class PairHeartbeats:
             counter=peer.counter,
             interval_ms=peer.wish_ms,
             echo=echo,
-            claims=peer.claims,
             report=report,
         )
 

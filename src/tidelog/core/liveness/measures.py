@@ -52,9 +52,6 @@ class RoundTrips:
     def median_us(self) -> int | None:
         return sorted(self._samples)[len(self._samples) // 2] if self._samples else None
 
-    def min_us(self) -> int | None:
-        return min(self._samples, default=None)
-
 
 class Peak:
     """The highest throughput of the last ten minutes of transfers.

@@ -58,7 +58,7 @@ class Heartbeat:
     """How often the sender would like the two to speak; the smaller wish of the two holds."""
     echo: Echo | None = None
     claims: bytes = b""
-    """What the caller lets ride along: the (channel, epoch) claims that changed. Empty means no change."""
+    """Reserved: no node sends any, and what arrives here is ignored."""
     report: HearingReport = HearingReport()
 
 
@@ -97,15 +97,6 @@ class SessionLost:
     """To the caller, not to the wire: propose that the node be fenced at this incarnation."""
 
     node: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRestarted:
-    """To the caller: a peer speaks with a higher incarnation than before. What it was told before is forgotten."""
-
-    peer: str
-    before: int
     incarnation: int
 
 

@@ -10,7 +10,6 @@ is left out before.
 EL1  The outcome depends on the set of candidates, the pin and the distances, and on no order of any of them.
 EL2  The pinned leader wins whenever it is a candidate.
 EL3  Else the lowest median round trip to the other live replicas wins, unknown distances last, then the smallest id.
-EL4  Of all who ask with the same facts exactly one hears `SelfWins`, or all hear `NoEligible`.
 EL5  Before that, logs are compared: only who has the largest (last epoch, log end) of those that can lead, and whose
      log reaches every committed end that anybody who answered was told of, is a candidate. Who holds less than it
      once did, by what anybody remembers, is none while a holder has not answered.
@@ -19,44 +18,8 @@ EL5  Before that, logs are compared: only who has the largest (last epoch, log e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from tidelog.core.replication.messages import LogFacts
-
-
-@dataclass(frozen=True, slots=True)
-class SelfWins:
-    """The node that asked leads."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerWins:
-    """Another one leads."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoEligible:
-    """Nobody can lead now. Ask again when a holder is back."""
-
-
-Outcome: TypeAlias = SelfWins | PeerWins | NoEligible
-
-
-def choose_leader(
-    candidates: Collection[str],
-    *,
-    me: str,
-    pinned: str | None,
-    median_rtt_us: Callable[[str], int | None],
-) -> Outcome:
-    """The outcome as `me` sees it, which need not be a candidate."""
-    node = winner(candidates, pinned=pinned, median_rtt_us=median_rtt_us)
-    if node is None:
-        return NoEligible()
-    return SelfWins() if node == me else PeerWins(node)
 
 
 def winner(

@@ -365,17 +365,6 @@ def preview(channels: Iterable[ChannelRecord], steps: Iterable[Step]) -> list[Ch
     return list(after.values())
 
 
-def count_load(channels: Iterable[ChannelRecord]) -> dict[str, tuple[int, int]]:
-    """(replicas, leaders) by node."""
-    held: Counter[str] = Counter()
-    led: Counter[str] = Counter()
-    for channel in channels:
-        held.update(channel.replicas)
-        if channel.leader is not None:
-            led[channel.leader] += 1
-    return {node: (held[node], led[node]) for node in sorted(held | led)}
-
-
 class _Moving:
     """One channel during the planning."""
 

@@ -85,13 +85,6 @@ class SignalsJob:
             pass
         return self.progress
 
-    def lag_versions(self) -> int:
-        """Versions of `frames` that are not decoded yet."""
-        if not self.frames.exists():
-            return 0
-        consumed = self.signals.consumed(self.options.pipeline, UPSTREAM) if self.signals.exists() else None
-        return self.frames.version() - (consumed if consumed is not None else 0)
-
     def _step(self) -> bool:
         """One step; False if there was nothing to do."""
         pipeline = self.options.pipeline

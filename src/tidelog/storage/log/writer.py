@@ -52,7 +52,6 @@ class Append:
     __slots__ = (
         "_error",
         "_future",
-        "_on_settled",
         "_settled",
         "block",
         "epoch",
@@ -71,9 +70,7 @@ class Append:
         epoch: int = 0,
         path: int = 0,
         windows: Sequence[range] = (),
-        on_settled: Callable[[Append], None] | None = None,
     ) -> None:
-        """`on_settled` is called once, in the thread that commits: for many appends cheaper than a future each."""
         self.log = log
         self.block = block
         self.epoch = epoch
@@ -82,7 +79,6 @@ class Append:
         self.size = len(block.body) + 128
         self.offsets = range(0)
         self._future: Future[range] | None = None
-        self._on_settled = on_settled
         self._settled = False
         self._error: BaseException | None = None
 
@@ -118,8 +114,6 @@ class Append:
         self._settled = True
         if self._future is not None:
             self._hand_over(self._future)
-        if self._on_settled is not None:
-            self._on_settled(self)
 
     def _hand_over(self, future: Future[range]) -> None:
         if self._error is None:
@@ -193,13 +187,6 @@ class Committer:
             self._enqueue(append)
             self._guard.notify()
         return future
-
-    def submit_noted(self, append: Append) -> None:
-        """Queue an append that was made with `on_settled`."""
-        with self._guard:
-            self._enqueue(append)
-            if len(self._queue) == 1:  # else the thread has been told already
-                self._guard.notify()
 
     def submit_many(self, appends: Sequence[Append]) -> None:
         for append in appends:

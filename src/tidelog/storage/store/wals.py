@@ -83,10 +83,6 @@ class WalFiles:
         self._mark: WalMark | None = None
         self._last = (0, 0)
 
-    @property
-    def mark_settled(self) -> bool:
-        return self._mark is None or self._mark.settled
-
     def remember(self, floor: int, ends: Mapping[int, int]) -> bool:
         """Begin the mark of this life: these files were replayed, and must be there until a table lets go of them.
 

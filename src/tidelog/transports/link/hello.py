@@ -145,11 +145,6 @@ def decode_hello(body: memoryview) -> LinkHello:
     )
 
 
-def common_version(hello: LinkHello) -> int:
-    """The version that both sides speak from here on."""
-    return min(hello.version_max, VERSION_MAX)
-
-
 def require_same_cluster(ours: LinkIdentity, theirs: LinkIdentity) -> None:
     if ours.cluster and theirs.cluster and ours.cluster != theirs.cluster:
         raise WrongCluster(ours=ours.cluster.hex(), theirs=theirs.cluster.hex())
