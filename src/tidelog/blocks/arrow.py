@@ -1,13 +1,13 @@
 """Blocks to Arrow, whole columns at a time.
 
-The only module of `blocks` that imports pyarrow: it costs 55 MB of memory, which a boat does not have
-to spare, so whoever needs it imports this module where it needs it.
+The only module of `blocks` that imports pyarrow: it costs 55 MB of memory, which a boat does not have to spare, so code
+that needs this module imports it at the point of use.
 
-A single block of plain columns is handed over as it lies: Arrow's buffers point into the body. Many
-small blocks, as a live bus leaves them, are decoded together: each costs a few slices, then every
-column is joined once and checked once. No path takes a Python step per record.
+A single block of plain columns is not copied: Arrow's buffers point into the body. Many small blocks, as a live bus
+leaves them, are decoded together: each costs a few slices, then every column is joined once and checked once. No path
+takes a Python step per record.
 
-What holds:
+Invariants:
 A1  Only records that count are seen, and their offsets run on over the windows.
 A2  Nothing reaches Arrow before it was checked: Arrow itself trusts offsets and would read anywhere.
 """

@@ -218,7 +218,7 @@ def make_block(
 
 
 # Making a zstd context costs more than using it for a live block, and no two callers may use one at the same time. So
-# those that are idle wait in a list: whoever takes one out has it for itself.
+# those that are idle wait in a list: the taker uses it alone.
 _idle_compressors: Final[dict[int, list[zstandard.ZstdCompressor]]] = {}
 _idle_decompressors: Final[list[zstandard.ZstdDecompressor]] = []
 

@@ -1,4 +1,4 @@
-"""Control records: what a log says about itself.
+"""Control records: facts about a log that are stored in the log.
 
 Folds (cursor, holes, lost ranges, lineages, epochs) must be computable from the log alone (F1), so
 the facts that are not data are records too. They take offsets; readers skip them. A control block
@@ -36,7 +36,7 @@ class ControlRecord:
             loaded = json.loads(text)
             known = {item.name: loaded[item.name] for item in fields(cls) if item.name in loaded}
             record = cls(**known)
-        # Brackets nested deep enough exhaust the parser's stack, not its patience.
+        # Deeply nested brackets exhaust the parser's stack.
         except (ValueError, TypeError, RecursionError) as error:
             raise BlockCorrupt(problem=f"a {cls.type_name} record cannot be read: {error}") from error
         for item in fields(cls):
@@ -66,7 +66,7 @@ class LineageOpened(ControlRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageClosed(ControlRecord):
-    """An older run of an lplex boat: its files brought all that they hold of it, and are not asked for more."""
+    """All blocks of an older run of an lplex boat have come; the boat is not asked for more of it."""
 
     type_name = "lineage-closed"
     lineage: str
@@ -83,7 +83,7 @@ class SessionOpened(ControlRecord):
     head: int
     session: int = 0
     life: str = ""
-    """Which opening of the boat's journal this is; empty where it does not say, or was told to fork."""
+    """The boot id of the boat; empty where the boat sends none, or was told to fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class FoldSnapshot(ControlRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorMoved(ControlRecord):
-    """A reader's named cursor is here now; below 0 it was deleted. Retention is held back by it (R12)."""
+    """A reader moved its named cursor to this offset; below 0 the cursor was deleted. Retention respects it (R12)."""
 
     type_name = "cursor-moved"
     name: str
@@ -144,7 +144,7 @@ class ReplicationEventNoted(ControlRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownControl(ControlRecord):
-    """A record type of a newer Tidelog, kept as it came."""
+    """A record of a type that only a newer Tidelog knows, kept unchanged."""
 
     type_name = "unknown"
     name: str

@@ -1,10 +1,10 @@
-"""From a verified block to its frames, whatever shape its body has.
+"""From a verified block to its frames, for every form of body.
 
 The one place that knows which decoder a body needs. Readers that want columns (tools, the journal,
-`tidelog.blocks.arrow`) come through here and never look at forms and codecs themselves.
+`tidelog.blocks.arrow`) use this module and never look at forms and codecs themselves.
 
-What a caller must keep: the block has passed `Block.parse`, so its checksums match. That does not make
-its maker honest, and so every decoder still checks what it reads.
+What a caller must keep: the block has passed `Block.parse`, so its checksums match. Its maker may still have been
+wrong, so every decoder checks what it reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Foreign blocks: another system's bytes, carried unchanged and decoded to the same columns.
+"""Foreign blocks: another system's bytes, stored unchanged and decoded to the same columns.
 
 A block of an lplex journal keeps its own layout, compression and checksum inside a Tidelog body. The
 form says which; `raw_bytes` is the size of the lplex block once inflated. Nothing is re-encoded, so
@@ -66,7 +66,7 @@ def wrap_foreign(
     producer: bytes = NO_PRODUCER,
     limits: BlockLimits = DEFAULT_LIMITS,
 ) -> MadeBlock:
-    """Carry one lplex block. It is opened and checked first: what does not decode is refused, not stored."""
+    """Wrap one lplex block. It is opened and checked first: a block that does not decode is refused, not stored."""
     _check_size(stored, block_size, limits)
     block = _open(stored, version=version, compression=compression, block_size=block_size)
     form = ForeignForm.of(version=version, compression=compression)
@@ -103,7 +103,7 @@ def _wrap(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvaged:
-    """What can be had of an lplex block whose checksum is good."""
+    """The readable part of an lplex block whose checksum is good."""
 
     made: MadeBlock | None
     """The block as it came if it is whole; else its good records in a block of ours; None if there are none."""
@@ -133,8 +133,8 @@ def salvage_foreign(
     """Like `wrap_foreign`, but a bad record under a good checksum costs that record and what follows it only.
 
     lplex's writer keeps no room for the device entry of an address claim that is the last frame of a block, and writes
-    it over the end of the records. A part of a block cannot be carried as it came: its good records are encoded anew.
-    Where they are no frames that we can encode, an id of more than 29 bits say, the block is `BlockCorrupt`.
+    it over the end of the records. A part of a block cannot be stored unchanged: its good records are encoded anew. If
+    they cannot be encoded, because of an id of more than 29 bits say, the block is `BlockCorrupt`.
     """
     _check_size(stored, block_size, limits)
     raw = open_lpj_stored(stored, compression=compression, block_size=block_size)

@@ -94,7 +94,7 @@ def encode_frames(
 
 
 def codec_for(frames: FrameColumns, *, worth_bytes: int = _WORTH_COMPRESSING_BYTES) -> Codec:
-    """zstd, unless the frames are so few that it would only cost time."""
+    """zstd, except where there are too few frames to gain from it."""
     plain_bytes = len(frames.payload) + 12 * len(frames)
     return Codec.ZSTD if plain_bytes >= worth_bytes else Codec.NONE
 
@@ -232,8 +232,8 @@ def decode_frames(maker: Maker, raw: Buffer) -> FrameColumns:
 
 
 def check_frames(maker: Maker, raw: Buffer) -> None:
-    """Raise whatever `decode_frames` would. Of delta planes a fifth of its price: payloads can be anything, so they are
-    counted and not put in order."""
+    """Raise whatever `decode_frames` would. For delta planes at a fifth of the cost: payloads can be anything, so they
+    are counted and not put in order."""
     if maker.form == FrameForm.DELTA_PLANES:
         _delta_columns(maker, raw)
     else:
@@ -246,8 +246,8 @@ PlainColumns = tuple[npt.NDArray[np.unsignedinteger], UInt32s, Int32s, UInt8s]
 def plain_columns(maker: Maker, raw: Buffer) -> PlainColumns:
     """Distances from time_min, ids, payload offsets and payload of a plain body, in place.
 
-    The offsets are not compared with each other here: whoever decodes many small blocks at once
-    checks them together (`check_offsets`).
+    The offsets are not compared with each other here: a caller that decodes many small blocks at once checks them
+    together (`check_offsets`).
     """
     count = maker.record_count
     time_bytes = 8 if maker.form == FrameForm.PLAIN_WIDE else 4

@@ -4,13 +4,12 @@ A block is a fixed number of bytes: base time, base seq (version 2), frame recor
 front, a device table packed against the trailer, and a trailer with table length, frame count and
 CRC-32C. Files, framing and indexes are in `tidelog.compat.lpj`.
 
-A record's place depends on every record before it, because time deltas and payload lengths have
-variable width. To stay out of a Python loop the decoder asks of *every* byte position where a
-record that starts there would end, and then follows that table from the first record
-(`_record_starts`). Most answers are nonsense and are never looked at; numpy gives all of them in
-the time Python needs for a few hundred records.
+A record's place depends on every record before it, because time deltas and payload lengths have variable width. To
+avoid a Python loop the decoder computes for *every* byte position where a record that starts there would end, and then
+follows that table from the first record (`_record_starts`). Most results are meaningless and never used; numpy computes
+all of them in the time Python needs for a few hundred records.
 
-What holds:
+Invariants:
 J1  Nothing is decoded from a block whose checksum does not match.
 J2  No input makes a decoder read outside the block, or allocate more than a fixed multiple of it.
 J3  A block is gap-free in seq and never goes back in time: the format cannot say otherwise, so the
@@ -112,7 +111,7 @@ class LpjBlock:
     """Only with `salvage`: why the frames or devices end early."""
 
     def device_at(self, source: int, frame_index: int) -> LpjDevice | None:
-        """Who held this source address when that frame was sent, as far as the block knows."""
+        """Which device held this source address when that frame was sent, as far as the block says."""
         held = [entry for entry in self.devices if entry.source == source and entry.active_from <= frame_index]
         return max(held, key=lambda entry: entry.active_from, default=None)
 
@@ -499,7 +498,7 @@ def _deltas(times_us: Int64s, previous_time_us: int | None) -> tuple[Int64s, Boo
 
 
 def _delta_widths(deltas: Int64s) -> Int64s:
-    """Bytes of each delta as a uvarint. Negative ones count as 1; whoever asks refuses them anyway."""
+    """Bytes of each delta as a uvarint. Negative ones count as 1; callers refuse them anyway."""
     widths = np.ones(len(deltas), dtype=np.int64)
     largest = int(deltas.max(initial=0))
     for index in range(1, _DELTA_BYTES_MAX):

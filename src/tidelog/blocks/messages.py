@@ -48,7 +48,7 @@ _FEW: Final = 16
 
 
 class Message(NamedTuple):
-    """One message record. A named tuple, because producers make millions: a third of a dataclass's cost."""
+    """One message record. A named tuple, because producers make millions and it costs a third of a dataclass."""
 
     time_us: int
     value: bytes | None = b""
@@ -185,7 +185,7 @@ def encode_values(
 ) -> MadeBlock:
     """Messages that are a value and nothing else, all of one time: the cheapest way in.
 
-    The same bytes as `encode_messages` makes of them, without an object and a column pass for each.
+    The bytes are those of `encode_messages`, without an object and a column pass for each message.
     """
     count = len(values)
     if count <= _FEW:

@@ -1,6 +1,6 @@
-"""What a node without metadata does: found a cluster, join one, or wait.
+"""How a node without metadata decides: found a cluster, join one, or wait.
 
-Nothing here does I/O. The caller asks every configured peer now and then who it is, passes the answers in, and acts on
+Nothing here does I/O. The caller queries every configured peer from time to time, passes the answers in, and acts on
 `decide`.
 
 O1  A cluster is founded by the smallest of its configured nodes alone, and only when every other one has just said that
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 ANSWER_FRESH_MS = 3_000
-"""An older answer says nothing about now."""
+"""An older answer no longer counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class WaitForVoters:
-    """Nothing can be done yet; the reason is for status and log."""
+    """Nothing can be done yet; the reason is shown in status and log."""
 
     reason: str
 
@@ -46,7 +46,7 @@ class Founding:
         self._answers: dict[str, tuple[bytes, int]] = {}
 
     def answered(self, peer: str, cluster: bytes, now_ms: int) -> None:
-        """A peer said which cluster it belongs to; none is said by no bytes."""
+        """A peer reported its cluster; empty bytes mean that it has none."""
         if peer in self._peers:
             self._answers[peer] = (cluster, now_ms)
 

@@ -1,12 +1,12 @@
-"""What a node remembers of the members of the metadata group, so that a folder restored from an old copy is noticed.
+"""What a node remembers of other members of the metadata group, so that a folder restored from an old copy is noticed.
 
-A member is a disk, and what a disk held it holds for ever: its term does not fall, an entry that is committed does not
-go, the incarnation it was registered under stays written. Members tell each other their standing, from what is durable.
-A process that opens a folder asks the others before it does anything; whoever remembers more than the folder holds
-says so, and the folder is not that member any more.
+A member is a disk, and its durable state never goes back: its term does not fall, a committed entry stays, the
+incarnation it was registered under stays written. Members send each other their standing, computed from durable state.
+A process that opens a folder asks the others before it does anything; a member that remembers a newer state than the
+folder holds answers so, and the folder is not used as that member any more.
 
-MR1  Nobody is accused wrongly: a standing is held only against what the same disk said durably before it was opened
-     again. What a process has said itself, or a message that was overtaken, proves nothing against it.
+MR1  No folder is rejected wrongly: a standing is compared only with durable state that the same disk reported before it
+     was opened again. Messages of the process itself, and messages that were overtaken, are not evidence against it.
 MR2  What is remembered is bounded: members are few, and of each the last few processes count.
 """
 
@@ -26,7 +26,7 @@ _MEMBERS_MAX: Final = 256
 class _Memory:
     term: int = 0
     held_index: int = 0
-    """What it held durably in that term as its leader, or agreed with its leader."""
+    """What it held durably in that term as its leader, or as agreed with its leader."""
     committed: int = 0
     heard_term: int = 0
     """The newest term in any message of the group, which may be newer than its last standing."""
@@ -38,7 +38,7 @@ class MemberMemory:
         self._sequences: dict[str, dict[str, int]] = {}
 
     def heard(self, member: str, message: Message) -> None:
-        """A message of the group: its term was durable when it left, unless it only asks ahead."""
+        """A message of the group: its term was durable when it was sent, unless it is a pre-vote."""
         if isinstance(message, VoteRequest | VoteAnswer) and message.pre:
             return
         memory = self._members.get(member)
@@ -48,7 +48,7 @@ class MemberMemory:
             memory.heard_term = message.term
 
     def judge(self, standing: Standing, *, match_index: int, registered: tuple[int, str] | None) -> str | None:
-        """What is wrong with a member's standing: empty if nothing, None for one that was overtaken.
+        """What is wrong with a member's standing: empty if nothing, None for a standing that was overtaken.
 
         `match_index` is how far it agrees with a leader here, 0 without one. `registered` is the incarnation under
         which the catalog knows its disk, and the process that registered it.
@@ -71,7 +71,8 @@ class MemberMemory:
     def _problem(
         self, memory: _Memory, standing: Standing, match_index: int, registered: tuple[int, str] | None
     ) -> str:
-        # A process that asks has said nothing to the group yet, so whatever was heard was said by one before it (MR1).
+        # A process that asks has sent nothing to the group yet, so every message heard was sent by an earlier process
+        # (MR1).
         term = max(memory.term, memory.heard_term) if standing.asks else memory.term
         if standing.term < term:
             return f"it knows of term {standing.term}, and has spoken in term {term} before"

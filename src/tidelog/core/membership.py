@@ -1,13 +1,13 @@
-"""Which disks belong to the metadata group: the catalog says who should, the leader brings it about, step by step.
+"""Which disks belong to the metadata group: the catalog says which should, the leader changes the group step by step.
 
 A *member* of the group is one disk of one node, `node/disk`. A node that lost its disk, or found it damaged, comes back
 with a new one and is a new member: the old one can never vote again, and the new one votes only once it holds
 everything. Nothing here does I/O.
 
 N1  A node has at most one member that stays; the catalog's newest registration names its disk.
-N2  Nobody is made a voter before it has caught up, nor while it is fenced.
+N2  No member is made a voter before it has caught up, nor while its node is fenced.
 N3  A member is removed only when the catalog says so: its node is removed, or registered with another disk.
-N4  A leader that must go hands over first.
+N4  A leader that must leave hands over first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VOTERS_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The leader itself must leave the group: leadership first goes to this member."""
+    """The leader itself must leave the group: leadership first moves to this member."""
 
     member: str
 
@@ -42,7 +42,7 @@ def node_of(member: str) -> str:
 
 
 def next_step(raft: Raft, catalog: Catalog, *, voters_max: int = VOTERS_MAX) -> Step | None:
-    """What the leader should do next to bring the group in line with the catalog, if anything can be done now."""
+    """The leader's next step to bring the group in line with the catalog; None if there is nothing to do now."""
     leading, members = raft.leading, raft.members
     if leading is None or not leading.has_committed or raft.log.members_index > raft.log.commit:
         return None
@@ -79,5 +79,5 @@ def _must_go(member: str, catalog: Catalog) -> bool:
     if node is None:
         return False
     if node.state is NodeState.REMOVED:
-        return True  # asked first: a removal takes the disk's name away
+        return True  # checked first: a removal clears the disk's name
     return bool(node.disk_id) and member != member_name(node.node, node.disk_id)

@@ -1,4 +1,4 @@
-"""What nodes say to each other about the metadata, free of any wire. Liveness has messages of its own."""
+"""Messages between nodes about the metadata. Liveness has messages of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidelog.core.replication.messages import ReplicationMessage
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Tell me which cluster you belong to, and who leads it."""
+    """Ask a node which cluster it belongs to and which node leads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """To the metadata leader: take this node in, as a new incarnation."""
+    """To the metadata leader: register this node with a new incarnation."""
 
     change: RegisterNode
 
@@ -37,12 +37,12 @@ class Register:
 class RegisterRefused:
     reason: str
     incarnation: int
-    """The highest that the catalog knows of this node: try again above it, if that was the reason."""
+    """The highest incarnation that the catalog knows of this node: try again above it, if that was the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForMember:
-    """A Raft message. Members are disks: what is meant for a disk that is gone must not reach the one in its place."""
+    """A Raft message. Members are disks: a message for a disk that is gone must not reach its replacement."""
 
     sender: str
     target: str
@@ -51,7 +51,7 @@ class ForMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a member's disk holds, all of it durable: for the others to remember, and to compare with later."""
+    """The durable state of a member's disk: other members remember it and compare later standings with it."""
 
     member: str
     process: str
@@ -59,13 +59,13 @@ class Standing:
     sequence: int
     """Rises with every standing of a process."""
     incarnation: int | None
-    """The highest that its folder knows; None in a folder of an earlier version."""
+    """The highest incarnation that its folder knows; None in a folder of an earlier version."""
     term: int
     last_index: int
     held_index: int
-    """What it will not give up within this term: its own entries as leader, what it knows to be committed otherwise."""
+    """The entries that it keeps within this term: its own as leader, known committed ones otherwise."""
     committed: int
-    """What it will never give up."""
+    """The entries that it keeps for ever."""
     asks: bool
     """The process has done nothing yet and waits for the answer."""
 
@@ -78,7 +78,7 @@ class Judged:
     process: str
     asks: bool
     problem: str
-    """Why the folder is an older copy of that member's; empty if nothing speaks against it."""
+    """Why the folder is an older copy of that member's; empty if nothing indicates that."""
 
 
 NodeMessage: TypeAlias = (

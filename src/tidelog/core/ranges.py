@@ -1,4 +1,4 @@
-"""Sets of positions kept as ranges: what a receiver holds, what it misses, what a log has lost.
+"""Sets of positions kept as ranges: what a receiver holds, what it lacks, what a log has lost.
 
 Positions are offsets or seqs: integers in [0, 2^64). A `RangeSet` holds any number of them in the
 memory of its ranges, so millions of records with three holes cost four ranges. Two parallel sorted

@@ -1,9 +1,9 @@
-"""NATS subjects and queue groups that a channel may be fed from: the one rule, in words.
+"""NATS subjects and queue groups that a channel may be fed from: one rule for all callers.
 
 A subject here is literal: one channel listens to one subject. Wildcards are refused, because messages of many subjects
-in one channel could not be told apart by those who read it as a stream of its subject.
+in one channel could not be told apart by a reader that takes it for a stream of its subject.
 
-What a node's own namespace is only that node knows: pass it where it is known, and the subject is judged again there.
+Only a node knows its own NATS namespace: pass it where it is known, and the subject is checked again there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 SUBJECT_BYTES_MAX: Final = 255
-"""Of a subject that a channel is attached to; far below what NATS takes in one line."""
+"""The longest subject that a channel may be attached to; far below what NATS accepts in one line."""
 QUEUE_GROUP_BYTES_MAX: Final = 128
 
 _BLANK: Final = re.compile(r"[\s\x00-\x20\x7f]")
@@ -52,7 +52,8 @@ def is_reply_subject(subject: str) -> bool:
 
 
 def attached_subject(subject: str, partition: int) -> str:
-    """What one partition of a stream is fed from, as in Liftbridge: partition 0 from the subject itself."""
+    """The subject that feeds one partition of a stream, as in Liftbridge: partition 0 uses the stream's subject
+    itself."""
     return f"{subject}.{partition}" if partition else subject
 
 

@@ -1,9 +1,9 @@
-"""Files: the only door to a disk is `disk`; logs, the store that many channels share, and Raft's files are rooms.
+"""Everything on disk: single logs, the store that the channels of a node share, and Raft's files.
 
 Modules:
 
     atomic    Small files that are always whole
-    disk      The only door to files
+    disk      The interface to a file system
     files     A bounded cache of open files, so that ten thousand channels do not need ten thousand descriptors
     log/      One log: segments, index, recovery, repair, retention, and the thread that commits
     os_disk   The real file system behind a `Disk`

@@ -1,9 +1,8 @@
-"""The only door to files.
+"""The interface to a file system: the only way to files.
 
-Everything that Tidelog keeps goes through a `Disk`, so that the same code runs on a real file
-system (`OsDisk`) and on one that tears, forgets and lies by seed (`tidelog.sim.disk.SimDisk`).
-Paths are relative to the disk's root, with forward slashes. Every failure is a typed `DiskError`;
-no `OSError` leaves this module.
+Everything that Tidelog keeps goes through a `Disk`, so that the same code runs on a real file system (`OsDisk`) and on
+a simulated one that tears, loses and corrupts writes by seed (`tidelog.sim.disk.SimDisk`). Paths are relative to the
+disk's root, with forward slashes. Every failure is a typed `DiskError`; no `OSError` leaves an implementation.
 
 What a caller must keep:
 D1  A write is durable only after `File.sync` returned. A new name (create, rename, remove) is durable

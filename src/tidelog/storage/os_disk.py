@@ -4,12 +4,12 @@ One descriptor per open file, positioned reads and writes, `fdatasync` for a fil
 folder. Nothing is cached here, so any number of threads may use one file at the same time; only
 `close` must not race with them.
 
-OD1  Every path stays under the root: an absolute path or one with `..` is a `ValueError`, because it
-    is a bug of the caller and not something the world did.
-OD2  No `OSError` leaves. It is translated once, here: no space (ENOSPC, EDQUOT, EFBIG) is `DiskFull`,
-    ENOENT is `FileMissing`, anything out of fsync or fdatasync is `SyncFailed`, the rest `DiskError`.
-OD3  `write_at` returns only after every byte was taken by the kernel. When it raises, a part may have
-    been written (D3); the caller truncates.
+OD1  Every path stays under the root: an absolute path or one with `..` is a `ValueError`, because it is a bug of the
+     caller.
+OD2  No `OSError` leaves. It is translated once, here: no space (ENOSPC, EDQUOT, EFBIG) is `DiskFull`, ENOENT is
+     `FileMissing`, anything out of fsync or fdatasync is `SyncFailed`, the rest `DiskError`.
+OD3  `write_at` returns only after every byte was taken by the kernel. When it raises, a part may have been written
+     (D3); the caller truncates.
 
 EINTR needs no code: Python repeats the system call by itself (PEP 475).
 """
@@ -256,7 +256,7 @@ class OsDisk:
         self._sync_full(self._full(path), "sync_folder", path)
 
     def free_bytes(self) -> int:
-        """What an ordinary user may still write; blocks kept for root are not counted."""
+        """The free space that an ordinary user may write; blocks reserved for root are not counted."""
         try:
             status = os.statvfs(self._root)
         except OSError as error:
@@ -283,7 +283,7 @@ class OsDisk:
             # Between open and flock the folder may have been removed and made anew.
             held = os.path.exists(full) and os.path.samestat(os.fstat(fd), os.stat(full))
             if held:
-                # The pid is only a courtesy to the next one; a full disk must not prevent the lock.
+                # The pid only helps whoever finds the lock taken; a full disk must not prevent locking.
                 with contextlib.suppress(OSError):
                     os.ftruncate(fd, 0)
                     os.pwrite(fd, b"%d\n" % os.getpid(), 0)

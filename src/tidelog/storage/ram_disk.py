@@ -1,4 +1,4 @@
-"""A disk in memory with a size: what memory logs lie on. Nothing survives the process, by design."""
+"""A disk in memory with a size limit, for memory logs. Nothing survives the process, by design."""
 
 from __future__ import annotations
 

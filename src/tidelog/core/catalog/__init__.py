@@ -1,22 +1,22 @@
-"""The cluster's memory: what Raft applies. `catalog` has the rules; the other modules are named by what they hold.
+"""The catalog: the state machine that Raft applies. `catalog` states the rules by number.
 
 Modules:
 
-    access_rules      What happens to producers, tokens and grants
-    activity_rules    What happened to channels and groups, noted until somebody has published it
-    catalog           The cluster's memory
-    changes           What can be asked of the catalog
-    channel_config    How one channel is replicated and kept
-    channel_rules     What happens to channels
-    codec             Records and changes as canonical JSON, driven by the types of their fields
-    election_rules    Who may lead a channel
-    group_assignment  Who of a group reads which channel
-    group_rules       What happens to consumer groups
-    node_rules        What happens to nodes
-    records           What the catalog remembers
-    refusals          Which invariant of the catalog a refusal keeps
+    access_rules    Changes of producers, tokens and grants
+    activity_rules  Events of channels and groups, kept until they are published
+    catalog         The catalog and its rules
+    changes         The changes that can be proposed
+    channel_config  How one channel is replicated and kept
+    channel_rules   Changes of channels
+    codec           Records and changes as canonical JSON, driven by the types of their fields
+    election_rules    Which replica may lead a channel
+    group_assignment  Which member of a group reads which channel
+    group_rules       Changes of consumer groups
+    node_rules        Changes of nodes
+    records           The records of the catalog
+    refusals          The invariant that a refusal protects
     snapshot          The whole catalog as bytes
-    state             The tables of the catalog, with a way back
+    state             The tables of the catalog, with rollback
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to producers, tokens and grants.
+"""Changes of producers, tokens and grants.
 
 Every function takes the state and one change, writes the outcome, and raises a typed error to refuse it.
 """
@@ -73,7 +73,7 @@ def open_producer(state: State, change: OpenProducer, index: int) -> None:
 
 def _new_producer(state: State, change: OpenProducer, index: int) -> None:
     if change.expected_epoch:
-        # It was closed since, and its number must not be taken for that of the one before.
+        # It was closed since: its number must not be taken for that of the earlier producer.
         raise StaleProducerEpoch(producer=0, expected=change.expected_epoch, current=0)
     if len(state.producers) >= PRODUCERS_MAX:
         raise CatalogFull(what="producers", count_max=PRODUCERS_MAX)
@@ -152,7 +152,7 @@ def revoke_token(state: State, change: RevokeToken, index: int) -> None:
 def remove_token(state: State, change: RemoveToken, index: int) -> None:
     _known_token(state, change.token)
     state.put_token(change.token, None)
-    # What was granted to the name must not fall to the next token that is given it.
+    # Grants to this name must not pass to the next token of the same name.
     for key in sorted(state.grants_of.get(f"token:{change.token}", ())):
         state.put_grant(key, None)
 

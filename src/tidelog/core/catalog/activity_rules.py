@@ -1,8 +1,8 @@
-"""What happened to channels and groups, noted until somebody has published it: Liftbridge's activity stream.
+"""Events of channels and groups, kept until they are published: Liftbridge's activity stream.
 
-Noted only while there is a channel to publish to, and by every node alike, so a new metadata leader knows what the one
-before did not get to: nothing is left out, though something may be published twice. What waits is bounded: beyond it
-the oldest is forgotten.
+Events are recorded only while there is a channel to publish to, and by every node alike, so a new metadata leader knows
+what the previous one had not published: no event is left out, though one may be published twice. The number of waiting
+events is bounded; beyond it the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidelog.errors import NothingToChange
 
 
 def event_of(state: State, change: SingleChange, index: int, position: int) -> ActivityEvent | None:
-    """What the change would be noted as, by the state before it; None where nobody wants to know."""
+    """The event that the change is recorded as, judged by the state before it; None if it is not recorded."""
     if ACTIVITY_CHANNEL not in state.channel_ids:
         return None
     match change:
@@ -105,6 +105,6 @@ def forget_activity(state: State, change: ForgetActivity, index: int) -> None:
 
 
 def forget_all(state: State) -> None:
-    """The channel is gone: nobody will ask."""
+    """The channel is gone: its events are dropped."""
     for key in sorted(state.activity_events):
         state.put_activity_event(key, None)

@@ -1,31 +1,33 @@
-"""The cluster's memory: the state machine that Raft applies, the same on every node.
+"""The catalog: the state machine that Raft applies, the same on every node.
 
-Nothing here does I/O or knows the time. A proposer asks `check`, encodes the change, and lets Raft carry it; every
-node then calls `apply` with the entry's index and gets the same answer. The world may have moved between the two, so
-`apply` asks every question again: what was true when somebody proposed counts for nothing.
+Nothing here does I/O or knows the time. A proposer calls `check`, encodes the change and proposes it to Raft; every
+node then calls `apply` with the entry's index and gets the same answer. The state may have changed between the two, so
+`apply` checks everything again: what was true at the time of the proposal does not count.
 
 What a caller must keep: apply every change of the log once, in order, on every node; when `decode_change` or
 `restore` raises, stop applying (see there). One thread at a time: `check` writes and takes back.
 
 C1   The index only rises. A change is applied whole or refused whole, and a refusal is an answer, not an exception.
-C2   A change of a channel carries the channel epoch it was decided on, lands only on that one, and raises it; a
-     change of the leader raises the leader epoch too. Of two changes for one epoch exactly one lands.
+C2   A change of a channel carries the channel epoch it was decided on, takes effect only on that one, and raises it; a
+     change of the leader raises the leader epoch too. Of two changes for one epoch exactly one takes effect.
 C3   The ISR is never empty; ISR and eligible replicas are disjoint and among the replicas; the leader is in the ISR.
-C4   Only an active node, as its present incarnation, is elected or joins an ISR.
-C5   A member is trusted only while its node has lost nothing that its place rests on (R5). Only the trusted are
-     elected.
+C4   Only an active node, in its present incarnation, is elected or joins an ISR.
+C5   A member is trusted only while its node has lost none of the records that its membership assumes (R5). Only trusted
+     members are elected.
 C6   Eligible replicas exist only while the ISR is below its minimum: nothing was committed without them (KIP-966).
 C7   Leaders come from the ISR, else from the eligible, else by the reports of all holders, else from an operator; the
      last two are recorded.
-C8   A holder is let go only while a live replica is left that certainly holds everything.
+C8   A replica is removed only while a live replica is left that certainly holds everything.
 C9   Ids of channels and producers are never used twice; a deletion leaves a tombstone (S2).
 C10  An incarnation only rises. A fenced node comes back only by registering as a higher one.
-C11  A node is removed only if no channel rests on it, or by force. Its name comes back with nothing it held believed.
+C11  A node is removed only if no channel depends on it, or by force. If its name returns, none of its old copies is
+     trusted.
 C12  Everything has a limit, and reaching it is a typed refusal.
 C13  The secret of a token is never here.
 C14  Equal changes make equal bytes: on every node, with or without a snapshot in between.
-C15  A channel has at most one reader in a group. A group's epoch rises with every change of its members or of who reads
-     what; who joins under a name that is taken fences the member before. A group without members is gone.
+C15  A channel has at most one reader in a group. A group's epoch rises with every change of its members or of their
+     assignments; a process that joins under a name in use fences the earlier member. A group without members is
+     deleted.
 """
 
 from __future__ import annotations
@@ -106,9 +108,9 @@ class Refusal:
     """Why a change had no effect."""
 
     error: LogError
-    """Typed: what a caller raises or answers with."""
+    """The typed error that a caller raises or answers with."""
     rule: str
-    """By number, as in this module's docstring."""
+    """The number of the rule in this module's docstring."""
     position: int = 0
     """Which change of a batch, from 0."""
 
@@ -122,7 +124,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of a change."""
+    """The outcome of a change."""
 
     index: int
     change: Change
@@ -140,7 +142,7 @@ class CatalogStatistics:
 
     applied_index: int
     nodes: int
-    """Not counting removed ones."""
+    """Without the removed ones."""
     nodes_active: int
     channels: int
     producers: int
@@ -148,7 +150,7 @@ class CatalogStatistics:
     grants: int
     groups: int
     changes_applied: int
-    """Since this object was made; those below too."""
+    """Counted since this object was made, like those below."""
     changes_refused: int
 
 
@@ -163,7 +165,7 @@ class Catalog:
     # --- changes -------------------------------------------------------------------------------------
 
     def apply(self, index: int, change: Change) -> Applied:
-        """Apply a committed change. A refused one is counted, answered, and leaves no trace but the index (C1)."""
+        """Apply a committed change. A refused one is counted and answered, and changes nothing but the index (C1)."""
         self.advance(index)
         refusal = self._attempt(index, change)
         if refusal is None:
@@ -179,13 +181,14 @@ class Catalog:
         self._state.applied_index = index
 
     def check(self, change: Change) -> Refusal | None:
-        """What `apply` would say now. For proposers: it saves a round, and proves nothing."""
+        """What `apply` would answer now. A proposer that checks first saves a Raft round; the answer may change before
+        `apply`."""
         refusal = self._attempt(self._state.applied_index + 1, change)
         self._state.roll_back()
         return refusal
 
     def _attempt(self, index: int, change: Change) -> Refusal | None:
-        """Write the change to the state, to be kept or rolled back by the caller."""
+        """Write the change to the state; the caller keeps it or rolls it back."""
         self._state.begin()
         done = 0
         try:
@@ -209,7 +212,8 @@ class Catalog:
         return snapshot_of(self._state)
 
     def snapshot_of_now(self) -> Callable[[], bytes]:
-        """What makes the snapshot of this moment, at any time and in any thread, while changes go on being applied.
+        """A function that makes the snapshot of this moment, at any time and in any thread, while changes go on being
+        applied.
 
         With thousands of channels a snapshot takes long enough to delay heartbeats; this call does not.
         """
@@ -226,7 +230,7 @@ class Catalog:
         return hashlib.sha256(body_of(self._state)).digest()
 
     def contradictions(self) -> list[str]:
-        """Rules that the state breaks. Never any; checkers ask."""
+        """Rules that the state breaks; always empty, and checkers assert it."""
         return list(contradictions(self._state))
 
     # --- nodes ---------------------------------------------------------------------------------------
@@ -244,12 +248,12 @@ class Catalog:
         return self._state.nodes.get(node)
 
     def nodes(self) -> list[NodeRecord]:
-        """All that are not removed, by name."""
+        """Nodes that are not removed, by name."""
         found = (record for record in self._state.nodes.values() if record.state is not NodeState.REMOVED)
         return sorted(found, key=lambda record: record.node)
 
     def version_read_by_all(self) -> int:
-        """The newest version of changes that every node reads. Nobody may propose a newer one."""
+        """The newest version of changes that every node reads. No newer one may be proposed."""
         versions = [record.catalog_version for record in self.nodes() if record.state is not NodeState.EXPECTED]
         return min(versions, default=changes.CATALOG_VERSION)
 
@@ -263,11 +267,11 @@ class Catalog:
         return found if found is not None and found.name == name_or_id else None
 
     def channels(self) -> list[ChannelRecord]:
-        """All, by id."""
+        """All channels, by id."""
         return self._sorted(self._state.channels)
 
     def channels_on(self, node: str) -> list[ChannelRecord]:
-        """Those with a replica there."""
+        """Channels with a replica on the node."""
         return self._sorted(self._state.replica_of.get(node, ()))
 
     def replica_count(self, node: str) -> int:
@@ -277,11 +281,11 @@ class Catalog:
         return len(self._state.led_by.get(node, ()))
 
     def has_live_leader(self, channel: ChannelRecord) -> bool:
-        """Whether its leader is active, as the incarnation that was elected."""
+        """Whether its leader is active in the incarnation that was elected."""
         return self._state.has_live_leader(channel)
 
     def was_deleted(self, channel_id: int) -> bool:
-        """Whether the id was given out and is gone. Only a yes allows a node to delete what it holds under it."""
+        """Whether the id was given out and its channel deleted. Only then may a node delete what it holds under it."""
         return 0 < channel_id < self._state.next_channel_id and channel_id not in self._state.channels
 
     def tombstones(self) -> list[Tombstone]:
@@ -289,15 +293,16 @@ class Catalog:
         return [self._state.tombstones[channel_id] for channel_id in sorted(self._state.tombstones)]
 
     def candidates(self, channel_id: int) -> Candidates:
-        """Whom the channel could be led by now, and whom it waits for (C7)."""
+        """The candidates that could lead the channel now, and the nodes that it waits for (C7)."""
         return candidates(self._state, self._known(channel_id))
 
     def is_trusted(self, channel_id: int, member: Member) -> bool:
-        """Whether the member certainly still holds what its place rests on, as far as nodes have said (C5)."""
+        """Whether the member certainly still holds the records that its membership assumes, as far as nodes have said
+        (C5)."""
         return self._state.is_trusted(channel_id, member)
 
     def doubtful(self, channel_id: int) -> tuple[str, ...]:
-        """ISR members that may have lost records and must be confirmed by `ExpandIsr` once they caught up (C5)."""
+        """ISR members that may have lost records and must be confirmed by `ExpandIsr` once they have caught up (C5)."""
         channel = self._known(channel_id)
         return tuple(member.node for member in channel.isr if not self._state.is_trusted(channel_id, member))
 
@@ -328,7 +333,7 @@ class Catalog:
         return len(self._state.producers)
 
     def was_opened(self, producer_id: int) -> bool:
-        """Whether a producer had this id, now or before it was closed (C9)."""
+        """Whether a producer has or had this id (C9)."""
         return producer_id < self._state.next_producer_id
 
     def producers_of(self, channel_id: int) -> list[ProducerRecord]:
@@ -363,7 +368,7 @@ class Catalog:
         return self._state.groups.get(name)
 
     def groups(self) -> list[GroupRecord]:
-        """All, by name."""
+        """All groups, by name."""
         return [self._state.groups[name] for name in sorted(self._state.groups)]
 
     def groups_coordinated_by(self, node: str) -> list[GroupRecord]:
@@ -380,12 +385,12 @@ class Catalog:
 
     @property
     def channels_index(self) -> int:
-        """Not below the index at which a channel last came or went."""
+        """At least the index at which a channel was last created or deleted."""
         return self._state.channels_index
 
     def needs_balance(self, group: GroupRecord) -> bool:
-        """Whether channels came or went since, so that what the members hold is not what there is to read. Looks at
-        every channel, unless none came or went at all."""
+        """Whether channels were created or deleted since the group last changed, so that its assignments are out of
+        date. Looks at every channel, unless none was created or deleted at all."""
         return group_rules.needs_balance(self._state, group)
 
     def activity(self, count: int) -> list[ActivityEvent]:

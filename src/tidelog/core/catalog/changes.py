@@ -1,11 +1,12 @@
-"""What can be asked of the catalog: every change is a frozen record with canonical bytes, and Raft carries the bytes.
+"""The changes of the catalog: each is a frozen record with canonical bytes, which Raft replicates.
 
-A change says everything that its effect depends on: who, which epoch or incarnation was seen, and the time where one is
-recorded (`at_ms`, given by the proposer: the catalog has no clock). Applying it is then the same on every node.
+A change contains everything that its effect depends on: the names, the epoch or incarnation that was seen, and the time
+where one is recorded (`at_ms`, given by the proposer: the catalog has no clock). Applying it is then the same on every
+node.
 
-What a caller must keep: `decode_change` raises `CatalogVersion` for what only newer software knows, and
-`CatalogCorrupt` for bytes that are no change. Both mean stop, never skip: a node that leaves out one change disagrees
-with all others from there on.
+What a caller must keep: `decode_change` raises `CatalogVersion` for changes that only newer software knows, and
+`CatalogCorrupt` for bytes that are no change. Both mean stop, never skip: a node that leaves out one change differs
+from all others from then on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tidelog.errors import CatalogCorrupt, CatalogVersion, InvalidChange
 from tidelog.units import MIB
 
 CATALOG_VERSION: Final = 1
-"""Of changes and snapshots. A node that reads version n reads every one below it too."""
+"""The version of changes and snapshots. A node that reads version n reads every lower one too."""
 CHANGE_BYTES_MAX: Final = 1 * MIB
 BATCH_MAX: Final = ITEMS_MAX
 _VERSION: Final = "v"
@@ -46,28 +47,29 @@ class AdmitNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterNode:
-    """A node says that it is here, as a new incarnation.
+    """A node registers with a new incarnation.
 
     What the node must keep (R5): it writes `incarnation` to its disk, synced, before it proposes this. When it stops
-    cleanly, all synced, it leaves a mark that names the incarnation under which it was last registered; a life that
-    never registered leaves the mark it found, or none. The mark is taken away, synced, before anything is written.
+    cleanly, all synced, it leaves a mark that names the incarnation under which it was last registered; a process that
+    never registered leaves the mark that it found, or none. The mark is removed, synced, before anything else is
+    written.
     """
 
     node: str
     incarnation: int
-    """Above the known one."""
+    """Above the incarnation that the catalog knows."""
     known_incarnation: int
     """The highest its disk knew before this one. Below the catalog's, the disk is a copy from the past."""
     disk_id: str
     """Random, once per data folder."""
     process_id: str
-    """Random, once per process: who registers again without having stopped has lost nothing."""
+    """Random, once per process: a node that registers again in the same process has lost nothing."""
     clean_incarnation: int | None
-    """What the mark of a clean stop names; None without one."""
+    """The incarnation in the mark of a clean stop; None without a mark."""
     verified: bool
-    """Every log on the disk was checked and is whole, but for those in `damaged_channels`."""
+    """Every log on the disk was checked and is whole, except those in `damaged_channels`."""
     damaged_channels: tuple[int, ...]
-    """Sorted. A node with more than fit says `verified=False` instead."""
+    """Sorted. If a node has more than are allowed, it sends `verified=False` instead."""
     addresses: tuple[tuple[str, str], ...]
     host: str
     tags: tuple[str, ...]
@@ -91,7 +93,7 @@ class UpdateNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceNode:
-    """The node's session was lost. It counts for nothing until it registers again."""
+    """The node's session was lost. It has no part in any decision until it registers again."""
 
     node: str
     expected_incarnation: int
@@ -103,7 +105,7 @@ class RemoveNode:
 
     node: str
     force: bool = False
-    """Even if it leads or is the last good holder of something."""
+    """Remove it even if it leads or is the last replica that holds everything."""
 
 
 # --- channels: each carries the channel epoch it was decided on (C2) ------------------------------------
@@ -120,20 +122,20 @@ class CreateChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptChannel:
-    """Take over a log that was on a node's disk before there was a catalog, under the id that its blocks bear."""
+    """Take over a log that was on a node's disk before there was a catalog, under the id that its blocks name."""
 
     name: str
     config: ChannelConfig
     node: str
     channel_id: int
     newest_epoch: int
-    """In that log: its leader begins above it (R1)."""
+    """The newest epoch in that log: its leader begins above it (R1)."""
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """How far one replica's log goes, as it says itself."""
+    """How far one replica's log goes, as the replica itself reports."""
 
     node: str
     incarnation: int
@@ -145,19 +147,19 @@ class LogReport:
 class ChangeLeader:
     """Elect a leader; None deposes the present one and elects nobody.
 
-    Without `reports` and `operator` only who certainly holds every committed record can be elected.
+    Without `reports` and `operator` only a replica that certainly holds every committed record can be elected.
     """
 
     channel_id: int
     expected_channel_epoch: int
     leader: str | None
     incarnation: int
-    """Of the leader; 0 with None."""
+    """The leader's incarnation; 0 with None."""
     at_ms: int
     reports: tuple[LogReport, ...] = ()
-    """Of every ISR and eligible member, for when all are in doubt (R5)."""
+    """Reports of every ISR and eligible member, for when all of them may have lost records (R5)."""
     operator: str = ""
-    """Who accepts that records may be lost. Makes the election unclean, and is recorded for ever."""
+    """The operator who accepts that records may be lost. Makes the election unclean, and is recorded for ever."""
 
 
 class ShrinkReason(Enum):
@@ -165,7 +167,7 @@ class ShrinkReason(Enum):
     FENCED = "fenced"
     STOPPING = "stopping"
     WITHDRAWN = "withdrawn"
-    """It gave up its copy, so it does not become eligible, and is no longer if it was."""
+    """It gave up its copy, so it does not become eligible, and no longer is if it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,8 @@ class ShrinkIsr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpandIsr:
-    """A replica has caught up, as this incarnation. Also confirms a member that came back or was in doubt (R3, R5)."""
+    """A replica has caught up in this incarnation. Also confirms a member that came back or may have lost records (R3,
+    R5)."""
 
     channel_id: int
     expected_channel_epoch: int
@@ -204,7 +207,7 @@ class PauseChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeChannel:
-    """Its logs were closed, so the leader leads in a new epoch (R1)."""
+    """The logs of its replicas were closed, so the leader leads in a new epoch (R1)."""
 
     channel_id: int
     expected_channel_epoch: int
@@ -219,7 +222,7 @@ class SetReadonly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaiseChannelEpoch:
-    """Nothing but a higher channel epoch: whatever was proposed on the old one can no longer happen (R3)."""
+    """Only raises the channel epoch: changes that were proposed on the old one can no longer take effect (R3)."""
 
     channel_id: int
     expected_channel_epoch: int
@@ -244,7 +247,7 @@ class OpenProducer:
     owner: str
     at_ms: int
     expected_epoch: int | None = None
-    """Only if the producer is at this epoch, so that a repeated proposal counts once; 0 for one that does not exist."""
+    """Only if the producer has this epoch, so that a repeated proposal counts once; 0 for one that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,20 +305,20 @@ class JoinGroup:
     channels: tuple[str, ...]
     streams: tuple[str, ...]
     again: bool
-    """Whether a member of this name and owner begins a new life; False refuses one that is there."""
+    """Whether a member of this name and owner joins again in a new generation; False refuses a member that is there."""
     coordinator: str
-    """Of the group, if it is a new one."""
+    """The group's coordinator, if the group is new."""
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
-    """A member goes; with the last one the group does."""
+    """A member leaves; the group is deleted with its last member."""
 
     group: str
     member: str
     life: int | None
-    """Only if it is this life of the member; None for any."""
+    """Only if the member has this generation; None for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +333,7 @@ class ExpelMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeCoordinator:
-    """Another node hears the members from now on."""
+    """Another node coordinates the group from now on."""
 
     group: str
     expected_coordinator_epoch: int
@@ -339,7 +342,7 @@ class ChangeCoordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceGroup:
-    """Channels came or went: share them out anew."""
+    """Channels were created or deleted: assign them anew."""
 
     group: str
     expected_epoch: int
@@ -347,14 +350,14 @@ class BalanceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteGroup:
-    """Forget a group, members and all. Positions in channels stay."""
+    """Delete a group with its members. Positions in channels stay."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetActivity:
-    """Everything that was noted up to this index is published."""
+    """Everything that was recorded up to this index is published."""
 
     upto_index: int
 
@@ -459,7 +462,7 @@ def kind_of(change: Change) -> str:
 
 
 def encode_change(change: Change) -> bytes:
-    """Canonical bytes. Raises `InvalidChange` for what no bytes can say: a wrong type, too large."""
+    """Canonical bytes. Raises `InvalidChange` for a change that has none: a wrong type, too large."""
     try:
         plain = _ANY_CHANGE.encode(change)
     except BadValue as error:
@@ -472,7 +475,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(data: bytes) -> Change:
-    """The change in these bytes. What it raises means stop, never skip."""
+    """The change in these bytes. Its errors mean stop, never skip."""
     if len(data) > CHANGE_BYTES_MAX:
         raise CatalogCorrupt(problem=f"a change of {len(data)} bytes is over the limit of {CHANGE_BYTES_MAX}")
     plain = load(data)

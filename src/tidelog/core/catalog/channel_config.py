@@ -1,8 +1,8 @@
 """How one channel is replicated and kept: every knob of seed 001, and what the rules add to them.
 
-A config is built freely and judged as a whole: `problems` lists everything that is wrong with it at once, so that one
-call tells a user all of it, and so that a config out of the Raft log can be refused the same way on every node
-instead of stopping them. Fractions are whole numbers of millionths: equal configs have equal bytes everywhere.
+A config is built without checks and checked as a whole: `problems` lists everything that is wrong with it at once, so
+that a user sees all problems after one call, and so that a config from the Raft log is refused the same way on every
+node instead of stopping it. Fractions are whole numbers of millionths: equal configs have equal bytes everywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METADATA_BYTES_MAX: Final = 128
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """The name in a node's certificate (I3)."""
 TEXT: Final = re.compile(r"[ -~]*")
-"""Printable ASCII: what a terminal, a log line and every JSON writer agree on."""
+"""Printable ASCII: safe in terminals, log lines and every JSON writer."""
 _CHAIN: Final = re.compile(r"[0-9a-f]{16}")
 
 INTENT: Final = "metadata.intent"
@@ -39,7 +39,7 @@ class Placement(Enum):
     """Where replicas live."""
 
     STANDARD = "standard"
-    """Scored: intent, colocation, scope, proximity, free resources, spread over hosts."""
+    """Chosen by score: intent, colocation, scope, proximity, free resources, spread over hosts."""
     PINNED = "pinned"
     """On the nodes of `pinned_nodes`, whose number is the effective factor."""
     COLOCATION_STRICT = "colocation_strict"
@@ -54,7 +54,7 @@ class UnderCapacity(Enum):
 
 
 class BandwidthClass(Enum):
-    """Whose traffic goes first."""
+    """Priority of the channel's catch-up traffic."""
 
     FOREGROUND = "foreground"
     BACKGROUND = "background"
@@ -70,14 +70,14 @@ class FsyncPolicy(Enum):
 
 
 class Keeps(Enum):
-    """What a crash may cost a replica, from most to least (R5)."""
+    """What a replica may lose in a crash, from most to least (R5)."""
 
     MEMORY = "memory"
-    """Everything, when its process ends."""
+    """It loses everything when its process ends."""
     WRITTEN = "written"
-    """What was not synced, when it does not stop cleanly."""
+    """It loses what was not synced when it does not stop cleanly."""
     SYNCED = "synced"
-    """Nothing that was acked, while its disk is good."""
+    """It loses nothing that was acked, while its disk is good."""
 
 
 KEEPS_ORDER: Final = (Keeps.MEMORY, Keeps.WRITTEN, Keeps.SYNCED)
@@ -98,24 +98,24 @@ class ChannelRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """Per channel, the same on every node. Judge it with `problems` or `validate` before use."""
+    """Per channel, the same on every node. Check it with `problems` or `validate` before use."""
 
     replicated: bool = True
-    """False: the channel stays on one node and says nothing on the wire."""
+    """False: the channel stays on one node and is not replicated."""
     factor: int = 3
-    """Replicas including the leader, 1 to 16. `pinned_nodes` wins over it."""
+    """Replicas including the leader, 1 to 16. `pinned_nodes` overrides it."""
     placement: Placement = Placement.STANDARD
     pinned_nodes: tuple[str, ...] = ()
-    """With PINNED placement: where, each node once."""
+    """With PINNED placement: the nodes of the replicas, each once."""
     placement_metadata: tuple[tuple[str, str], ...] = ()
-    """Sorted pairs: intent, colocate-with, colocate-with-strict and what else a placement filter reads."""
+    """Sorted pairs: intent, colocate-with, colocate-with-strict and other keys that a placement filter reads."""
     heartbeat_ms: int = 500
-    """From 100. A leader is silent after three of them (R6)."""
+    """At least 100. A leader counts as silent after three of them (R6)."""
     leader_pinned: str | None = None
-    """Preferred whenever healthy."""
+    """This node leads whenever it is healthy."""
     on_under_capacity: UnderCapacity = UnderCapacity.WITHDRAW
     replication_budget_ppm: int = 500_000
-    """Millionths of the measured peak of a link that catch-up may use: (0, 1] as a fraction."""
+    """The share of a link's measured peak that catch-up may use, in millionths: (0, 1] as a fraction."""
     min_isr: int | None = None
     """None: 2 for an effective factor of 3 or more, else 1 (R4). Below it the channel refuses writes."""
     skip_threshold_bytes: int = 100 * MIB
@@ -125,9 +125,9 @@ class ChannelConfig:
     bandwidth_class: BandwidthClass = BandwidthClass.FOREGROUND
     retention: ChannelRetention = field(default_factory=ChannelRetention)
     persistent: bool = True
-    """False: in memory, up to the hard cap of seed 001. Fixed for the life of a channel."""
+    """False: in memory, up to the hard cap of seed 001. Cannot be changed later."""
     subject: str | None = later_field(None)
-    """The NATS subject that its leader feeds the channel from. Where a node has no NATS servers it has no effect."""
+    """The NATS subject from which the leader feeds the channel. Without effect on a node without NATS servers."""
     queue_group: str | None = later_field(None)
     """With a subject: channels of one group share its messages, each message goes to one of them."""
 
@@ -149,7 +149,7 @@ class ChannelConfig:
 
     @property
     def keeps(self) -> Keeps:
-        """What a replica under this config still has after a crash (R5)."""
+        """Which records a replica with this config still has after a crash (R5)."""
         if not self.persistent:
             return Keeps.MEMORY
         return Keeps.SYNCED if self.fsync is FsyncPolicy.ALWAYS else Keeps.WRITTEN
@@ -201,7 +201,7 @@ class ChannelConfig:
             elif pinned and self.leader_pinned not in self.pinned_nodes:
                 found.append(f"leader_pinned {self.leader_pinned!r} is not one of pinned_nodes")
         if not self.replicated and pinned and len(self.pinned_nodes) > 1:
-            found.append("a channel that is not replicated lives on one node; pin one only")
+            found.append("a channel that is not replicated has one replica; pin one node only")
         return found
 
     def _metadata_problems(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What happens to channels: creation, the ISR, settings, deletion. Elections are in `election_rules`.
+"""Changes of channels: creation, the ISR, settings, deletion. Elections are in `election_rules`.
 
 Every function takes the state and one change, writes the outcome, and raises a typed error to refuse it. All changes
 of a channel that exists go through `channel_at` (the compare) and `write_channel` (the set), so none can forget
@@ -58,7 +58,7 @@ from tidelog.errors import (
 
 
 def channel_at(state: State, channel_id: int, expected_channel_epoch: int) -> ChannelRecord:
-    """The channel, if it is still as the proposer saw it (C2)."""
+    """The channel, if it has not changed since the proposer saw it (C2)."""
     channel = state.channels.get(channel_id)
     if channel is None:
         gone = " (deleted)" if 0 < channel_id < state.next_channel_id else ""
@@ -72,7 +72,7 @@ def write_channel(state: State, before: ChannelRecord, index: int, **fields: Any
     """Write the new record with a higher channel epoch, once the rules about holders are kept (C3, C6, C8)."""
     after = replace(before, channel_epoch=before.channel_epoch + 1, changed_index=index, **fields)
     if after.eligible and len(after.isr) >= after.config.effective_min_isr:
-        # From here on records can be committed without them (C6).
+        # From here on records can be committed without the eligible replicas (C6).
         after = replace(after, eligible=())
     if after.isr is not before.isr or after.eligible != before.eligible:
         _require_no_holder_lost(state, before, after)
@@ -83,7 +83,7 @@ def write_channel(state: State, before: ChannelRecord, index: int, **fields: Any
 
 
 def _require_no_holder_lost(state: State, before: ChannelRecord, after: ChannelRecord) -> None:
-    """A copy may be let go only while a live replica certainly holds everything (C8)."""
+    """A replica may be removed only while a live replica certainly holds everything (C8)."""
     kept = {member.node for member in after.isr} | {member.node for member in after.eligible}
     lost = [member.node for member in (*before.isr, *before.eligible) if member.node not in kept]
     if lost and not any(state.can_lead_now(after)):
@@ -92,7 +92,7 @@ def _require_no_holder_lost(state: State, before: ChannelRecord, after: ChannelR
 
 
 def in_order(replicas: tuple[str, ...], members: list[Member]) -> tuple[Member, ...]:
-    """Members as their nodes stand among the replicas, so that equal sets are equal bytes."""
+    """Members in the order of the replicas, so that equal sets have equal bytes."""
     return tuple(sorted(members, key=lambda member: replicas.index(member.node)))
 
 
@@ -107,7 +107,7 @@ def require_active(state: State, node: str) -> int:
 
 
 def require_live(state: State, node: str, incarnation: int) -> None:
-    """The node is active, as this incarnation and no other (R3, C4)."""
+    """The node is active in this incarnation and no other (R3, C4)."""
     known = require_active(state, node)
     if known != incarnation:
         raise StaleIncarnation(node=node, given=incarnation, known=known)
@@ -211,8 +211,8 @@ def shrink_isr(state: State, change: ShrinkIsr, index: int) -> None:
         raise LastHolder(channel=channel.name, problem="the ISR would be empty")
     eligible = [member for member in channel.eligible if member.node not in change.members]
     if len(isr) < channel.config.effective_min_isr and not withdrawn:
-        # Nothing was committed without them until now, and nothing can be from now on (C6). Who may have lost something
-        # already has no such claim (R5).
+        # Nothing was committed without them until now, and nothing can be from now on (C6). This does not hold for a
+        # replica that may have lost something already (R5).
         eligible += [
             member
             for member in channel.isr
@@ -282,7 +282,8 @@ def alter_channel(state: State, change: AlterChannel, index: int) -> None:
 
 
 def _weakened(members: list[Member], config: ChannelConfig) -> list[Member]:
-    """A weaker fsync counts at once; a stronger one for each member when it is next confirmed, with all synced (R5)."""
+    """A weaker fsync counts at once; a stronger one for each member when it is next confirmed with everything synced
+    (R5)."""
     return [replace(member, keeps=weaker(member.keeps, config.keeps)) for member in members]
 
 

@@ -4,13 +4,13 @@ Canonical: keys sorted, no spaces, ASCII, no fractions, every field written. So 
 node and in every version of Python, and two catalogs are compared by comparing bytes.
 
 Strict: a field that is missing or of another type is `CatalogCorrupt`; a field, kind or choice that is not known is
-`CatalogVersion`, for newer software wrote it. Nothing is ever skipped or filled in, but for one case: a field that came
-after the first catalogs were written (`later_field`) is left out while it has its default, so that what does not use it
-has the bytes it always had, and what older software wrote is read. Values are judged later, where a refusal is the
-same on every node; here only the shape counts.
+`CatalogVersion`, since newer software wrote it. Nothing is ever skipped or filled in, with one exception: a field that
+came after the first catalogs were written (`later_field`) is left out while it has its default, so that records which
+do not use it keep their bytes, and bytes from older software can be read. Values are checked later, where a refusal is
+the same on every node; here only types count.
 
 K1  decode(encode(x)) == x, and encode(decode(b)) == b for every b that encode ever made.
-K2  Whatever bytes come in, what is raised is typed, and the work is bounded by their length.
+K2  For any input bytes every error is typed, and the work is bounded by their length.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tidelog.errors import CatalogCorrupt, CatalogVersion
 
 _LATER: Final = "later"
 KIND: Final = "kind"
-"""Says which change an object is."""
+"""The key that names the kind of change."""
 TEXT_CHARACTERS_MAX: Final = 1_024
-"""Above every limit of the rules, so that these refuse in words; below what could make an answer unwieldy."""
+"""Above every limit of the rules, so that those refuse with an explanation; low enough to bound an answer."""
 NUMBER_MAX: Final = 2**64 - 1
-"""Of every number in the catalog: what seed 001 calls u64."""
+"""The largest number in the catalog: what seed 001 calls u64."""
 ITEMS_MAX: Final = 4_096
-"""Of one list in a change or a record."""
+"""The longest list in a change or a record."""
 
 
 class BadValue(ValueError):
-    """A value has not the type of its field. Bytes cannot be blamed: the caller's object is wrong."""
+    """A value has not the type of its field: the caller's object is wrong, not bytes from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """Both ways between a value and what JSON can say."""
+    """Converts between a value and its JSON form, both ways."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -58,7 +58,7 @@ def dump(plain: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    """Plain objects from bytes; refuses what the canonical form never holds (K2)."""
+    """Plain objects from bytes; refuses everything that the canonical form never contains (K2)."""
     try:
         return json.loads(data.decode("ascii"), parse_float=_refuse_number, parse_constant=_refuse_number)
     except RecursionError:
@@ -167,7 +167,7 @@ def sequence_converter(inner: Converter) -> Converter:
 
 
 def numbers_converter(count_max: int) -> Converter:
-    """For a field that holds many numbers: its own limit instead of that of all lists."""
+    """For a field that holds many numbers: a limit of its own instead of the general one for lists."""
 
     def encode(value: Any) -> Any:
         if type(value) is not tuple or len(value) > count_max:
@@ -231,7 +231,7 @@ def dataclass_converter(record_type: type[Any]) -> Converter:
 def _make_dataclass_converter(record_type: type[Any]) -> Converter:
     assert is_dataclass(record_type), record_type
     hints = get_type_hints(record_type)
-    # A field may bring its own converter, as the changes of a batch do.
+    # A field may have its own converter, as the changes of a batch do.
     items = [(item.name, item.metadata.get("converter") or _of(hints[item.name])) for item in fields(record_type)]
     known = frozenset(name for name, _ in items)
     later = {item.name: item.default for item in fields(record_type) if item.metadata.get(_LATER)}

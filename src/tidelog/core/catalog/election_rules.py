@@ -1,18 +1,18 @@
-"""Who may lead a channel.
+"""Which replica may lead a channel.
 
-A leader must hold every committed record. Who certainly does is decided here from what the catalog remembers, and
-from nothing else, so that no proposer can be wrong about it, however late its change arrives. In this order (C7):
+A leader must hold every committed record. Which replicas certainly do is decided here from the catalog alone, so that
+no proposer can be wrong about it, however late its change arrives. In this order (C7):
 
 1. an ISR member that is active and trusted;
 2. an eligible member that is active and trusted: while the ISR was below its minimum nothing was committed without it
-   (KIP-966), so it holds as much as the ISR does. Not while somebody leads. The metadata leader takes it if there is
-   nobody in 1, or if its log turns out to hold more than theirs (a disk that lies);
-3. if no holder at all is trusted, whether active or not, the one with the largest (last epoch, log end), once every
-   holder that is not removed has reported as its present incarnation (R5);
-4. whomever an operator names, at the cost of what it lacks: who leads, one of 1 while nobody does, or anybody while
-   nobody of 1 and 2 is there.
+   (KIP-966), so it holds as much as the ISR does. Not while the channel has a leader. The metadata leader elects it if
+   case 1 has no candidate, or if its log holds more than theirs (a disk that lost acked writes);
+3. if no replica at all is trusted, whether active or not, the one with the largest (last epoch, log end), once every
+   replica that is not removed has reported in its present incarnation (R5);
+4. the replica that an operator names, at the cost of the records it lacks: the present leader, one of case 1 while
+   there is no leader, or any replica while cases 1 and 2 have no candidate.
 
-Cases 3 and 4 may lose records and are recorded. In case 3 a trusted holder that is only fenced is waited for: it has
+Cases 3 and 4 may lose records and are recorded. Case 3 waits for a trusted replica that is only fenced: it has
 everything, and comes back or is removed by an operator.
 """
 
@@ -48,13 +48,14 @@ class Basis(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Whom a channel could be led by now. The choice among them (pinned, RTT, id: R8) is the metadata leader's."""
+    """The candidates that could lead a channel now. The metadata leader chooses among them (pinned, RTT, id: R8)."""
 
     basis: Basis
-    """ISR or ELIGIBLE: elect one of `nodes`. REPORTS: ask each of `nodes` first, then elect the longest log."""
+    """ISR or ELIGIBLE: elect one of `nodes`. REPORTS: get a report from each of `nodes` first, then elect the longest
+    log."""
     nodes: tuple[str, ...]
     waiting_for: tuple[str, ...]
-    """Holders that are not active. Without candidates (or reports), one of these (or all) must come back."""
+    """Replicas that are not active. Without candidates (or reports), one of these (or all) must come back."""
 
 
 def change_leader(state: State, change: ChangeLeader, index: int) -> None:
@@ -86,7 +87,7 @@ def _depose(state: State, channel: ChannelRecord, change: ChangeLeader, index: i
 
 
 def _elect(state: State, channel: ChannelRecord, node: str, incarnation: int, index: int) -> None:
-    """Somebody who certainly holds everything (cases 1 and 2)."""
+    """A replica that certainly holds everything (cases 1 and 2)."""
     member = channel.member(node)
     if member is not None and state.is_trusted(channel.channel_id, member):
         isr, eligible = channel.isr, channel.eligible
@@ -112,7 +113,7 @@ def _elect(state: State, channel: ChannelRecord, node: str, incarnation: int, in
 def _from_eligible(
     state: State, channel: ChannelRecord, node: str, incarnation: int
 ) -> tuple[Member, tuple[Member, ...]]:
-    """The member as it leads, and who is eligible beside it: the ISR that it replaces holds as much (C6)."""
+    """The ISR after the election: the member as leader, and which replicas stay eligible (C6)."""
     member = channel.eligible_member(node)
     if member is None and channel.member(node) is None:
         raise NotElectable(channel=channel.name, node=node, problem="it is neither in the ISR nor eligible")
@@ -131,8 +132,9 @@ def _from_eligible(
 
 
 def _require_nobody_better(state: State, channel: ChannelRecord, node: str) -> None:
-    """Case 4 is for when nobody can lead without loss: a slip of an operator must not cost records. Who leads, or could
-    while nobody does, may be named: followers may then cut what they know to be committed, which else they refuse."""
+    """Case 4 is for when no replica can lead without loss: an operator's mistake must not cost records. The present
+    leader, or a replica that could lead, may be named: its followers may then cut committed records, which they refuse
+    otherwise."""
     standing = candidates(state, channel)
     named = node == channel.leader if state.has_live_leader(channel) else node in standing.nodes
     if standing.nodes and standing.basis is not Basis.REPORTS and not named:
@@ -141,7 +143,7 @@ def _require_nobody_better(state: State, channel: ChannelRecord, node: str) -> N
 
 
 def _require_longest(state: State, channel: ChannelRecord, change: ChangeLeader) -> None:
-    """Case 3: nobody is certain, everybody has spoken, and nobody has more."""
+    """Case 3: no replica is certain, all have reported, and none has a longer log."""
     assert change.leader is not None
     holders = _holders(state, channel)
     certain = [member.node for member in holders if state.is_trusted(channel.channel_id, member)]
@@ -165,7 +167,7 @@ def _require_longest(state: State, channel: ChannelRecord, change: ChangeLeader)
 def _elect_with_loss(
     state: State, channel: ChannelRecord, change: ChangeLeader, index: int, cause: UncleanCause
 ) -> None:
-    """The leader's log is the channel's from here on; everybody else catches up with it first."""
+    """From here on the leader's log is the channel's log; other replicas catch up with it first."""
     assert change.leader is not None
     record = UncleanElection(
         leader_epoch=channel.leader_epoch + 1,
@@ -190,7 +192,7 @@ def _elect_with_loss(
 
 
 def _room_for_one(channel: ChannelRecord) -> tuple[UncleanElection, ...]:
-    """What an operator did is kept for ever; of the others the oldest makes room."""
+    """Elections by an operator are kept for ever; of the others the oldest is dropped."""
     if len(channel.unclean) < UNCLEAN_MAX:
         return channel.unclean
     for position, election in enumerate(channel.unclean):
@@ -210,7 +212,7 @@ def _holders(state: State, channel: ChannelRecord) -> list[Member]:
 
 
 def candidates(state: State, channel: ChannelRecord) -> Candidates:
-    """Whom `change_leader` would accept now, or whom to wait for."""
+    """The candidates that `change_leader` would accept now, or the replicas to wait for."""
     holders = _holders(state, channel)
     away = tuple(member.node for member in holders if not state.is_active(member.node))
     ready = tuple(member.node for member in state.can_lead_now(channel))

@@ -1,13 +1,13 @@
-"""Who of a group reads which channel: a pure function of the members, what they hold, and the channels there are.
+"""Which member of a group reads which channel: a pure function of the members, their assignments, and the channels.
 
-Every node works it out for itself when it applies a change of a group, so all must come to the same: everything is
-taken in a fixed order, members by name and channels by id.
+Every node computes it when it applies a change of a group, and all must get the same result: everything is processed in
+a fixed order, members by name and channels by id.
 
 GA1  Every channel that a member wants is assigned to exactly one member, and that one wants it.
-GA2  Nobody holds two channels more than another member that wants one of them. Where all want the same, the members'
+GA2  No member has two channels more than another member that wants one of them. If all want the same channels, their
      shares differ by one at most.
-GA3  What is held stays, unless its holder is gone, does not want it any more, or GA2 asks for it: a member that joins
-     takes no more than its share, and one that leaves moves nothing but what it had.
+GA3  An assignment stays, unless its member left, no longer wants the channel, or GA2 requires a move: a member that
+     joins takes no more than its share, and one that leaves moves only its own channels.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ Wishes: TypeAlias = dict[int, tuple[str, ...]]
 """Channel id to the members that want it, by name."""
 
 _SWEEPS_MAX: Final = 64
-"""Where members want different things, evening out one pair may unsettle another. It settles in two or three."""
+"""Where members want different channels, a move between one pair may unbalance another. It settles in two or three
+rounds."""
 
 
 class ChannelNames:
-    """Channels by name, and all names in order, so that the beginning of names is one look-up."""
+    """Channels by name, with all names in order, so that a prefix is one look-up."""
 
     def __init__(self, channels: Mapping[int, ChannelRecord], ids: Mapping[str, int]) -> None:
         """`ids` are those of channels by their names in lower case."""
@@ -36,7 +37,7 @@ class ChannelNames:
         self._names: list[tuple[str, int]] | None = None
 
     def matching(self, pattern: str) -> list[int]:
-        """Ids of channels with this name, or with names that begin with what stands before the star."""
+        """Ids of channels with this name, or with names that begin with the part before the star."""
         if not pattern.endswith("*"):
             return self._named(pattern)
         if self._names is None:
@@ -51,7 +52,7 @@ class ChannelNames:
         return found
 
     def partitions(self, stream: str) -> list[int]:
-        """Of a stream: the channel of its name, and `/1`, `/2` ... as far as they go without a gap."""
+        """Names of a stream's channels: its own name, and `/1`, `/2` ... as far as they go without a gap."""
         found = self._named(stream)
         while found and len(found) < GROUP_PARTITIONS_MAX and (further := self._named(f"{stream}/{len(found)}")):
             found += further
@@ -63,7 +64,7 @@ class ChannelNames:
 
 
 def wishes_of(members: Sequence[GroupMember], names: ChannelNames) -> Wishes:
-    """What the members want, of what there is. Members that named the same are looked up once."""
+    """The existing channels that the members want. Members that named the same are looked up once."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for member in members:
         alike.setdefault((member.channels, member.streams), []).append(member.member)
@@ -80,7 +81,7 @@ def wishes_of(members: Sequence[GroupMember], names: ChannelNames) -> Wishes:
 
 
 def assign(wishes: Wishes, held: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Share the wanted channels out. `held` names every member, and what it had so far."""
+    """Assign the wanted channels. `held` names every member and its channels so far."""
     holder: dict[int, str] = {}
     for member in sorted(held):
         for channel_id in held[member]:
@@ -100,7 +101,7 @@ def assign(wishes: Wishes, held: Mapping[str, Sequence[int]]) -> dict[str, tuple
 
 
 def _give_out(wishes: Wishes, holder: dict[int, str], load: dict[str, int]) -> None:
-    """What nobody holds goes to whoever wants it and has the least, then to the first by name."""
+    """Assign each free channel to the member that wants it and has the fewest channels, the first by name if equal."""
     heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
     for channel_id in sorted(wishes):
         if channel_id in holder:
@@ -110,7 +111,7 @@ def _give_out(wishes: Wishes, holder: dict[int, str], load: dict[str, int]) -> N
         if heap is None:
             heap = heaps[who] = [(load[member], member) for member in who]
             heapq.heapify(heap)
-        # Loads only rise here, so an entry that is out of date is too low, and is put right when it comes up.
+        # Loads only rise here, so an outdated entry is too low, and is corrected when it is popped.
         while load[heap[0][1]] != heap[0][0]:
             heapq.heapreplace(heap, (load[heap[0][1]], heap[0][1]))
         member = heap[0][1]
@@ -120,7 +121,7 @@ def _give_out(wishes: Wishes, holder: dict[int, str], load: dict[str, int]) -> N
 
 
 def _even_out(wishes: Wishes, holder: dict[int, str], load: dict[str, int]) -> bool:
-    """One look at every channel, newest first; whether any had to move (GA2)."""
+    """Look at every channel once, newest first; returns whether any had to move (GA2)."""
     least: dict[tuple[str, ...], str] = {}
     moved = False
     for channel_id in sorted(holder, reverse=True):

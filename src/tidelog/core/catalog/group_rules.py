@@ -1,8 +1,8 @@
-"""What happens to consumer groups: joining, leaving, expelling, another coordinator, and sharing channels out anew.
+"""Changes of consumer groups: joining, leaving, expelling, another coordinator, and assigning channels anew.
 
 Every function takes the state and one change, writes the outcome, and raises a typed error to refuse it. Creating or
-deleting a channel edits no group, as fencing a node edits no channel: what must follow is listed by
-`groups_needing_balance` and `groups_needing_coordinator`, and comes as a change of its own.
+deleting a channel edits no group, as fencing a node edits no channel: `groups_needing_balance` and
+`groups_needing_coordinator` list the groups that need a change of their own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def leave_group(state: State, change: LeaveGroup, index: int) -> None:
 
 
 def expel_member(state: State, change: ExpelMember, index: int) -> None:
-    """Only by the word of the coordinator that is in office: another one may hear the member well."""
+    """Only the coordinator of the current coordinator epoch may expel: another node may hear the member well."""
     group, member = _known_member(state, change.group, change.member)
     if change.coordinator_epoch != group.coordinator_epoch:
         raise StaleGroupEpoch(group=group.group, expected=change.coordinator_epoch, current=group.coordinator_epoch)
@@ -154,9 +154,9 @@ def delete_group(state: State, change: DeleteGroup, index: int) -> None:
 
 
 def needs_balance(state: State, group: GroupRecord) -> bool:
-    """Whether what the members hold is not what there is to read."""
+    """Whether the assignments no longer match the channels that exist."""
     if state.channels_index < group.balanced_index:
-        return False  # the same on every node: elsewhere the number may only be higher, and then all is compared
+        return False  # the same on every node: where the index is higher, all channels are compared
     wanted = wishes_of(group.members, ChannelNames(state.channels, state.channel_ids))
     return wanted.keys() != {channel_id for member in group.members for channel_id in member.assigned}
 
@@ -177,7 +177,7 @@ def _known_member(state: State, group_name: str, name: str) -> tuple[GroupRecord
 
 
 def _without(state: State, group: GroupRecord, member: GroupMember, index: int) -> None:
-    """A group that nobody is left of is gone."""
+    """A group without members is deleted."""
     left = [one for one in group.members if one is not member]
     if left:
         _write(state, group, left, index, is_growing=False)
@@ -186,12 +186,12 @@ def _without(state: State, group: GroupRecord, member: GroupMember, index: int) 
 
 
 def _write(state: State, group: GroupRecord, members: Sequence[GroupMember], index: int, *, is_growing: bool) -> None:
-    """Share the channels out among these members, in a new epoch (C15)."""
+    """Assign the channels to these members, in a new epoch (C15)."""
     wishes = wishes_of(members, ChannelNames(state.channels, state.channel_ids))
     if len(wishes) > GROUP_CHANNELS_MAX:
         if is_growing:
             raise CatalogFull(what="channels of one group", count_max=GROUP_CHANNELS_MAX)
-        wishes = _as_many_as_may_be(wishes, group)  # who leaves is never refused
+        wishes = _as_many_as_may_be(wishes, group)  # leaving is never refused
     shares = assign(wishes, {member.member: member.assigned for member in members})
     state.put_group(
         group.group,

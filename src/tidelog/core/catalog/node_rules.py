@@ -1,7 +1,7 @@
-"""What happens to nodes: who may come, who is here, who is fenced, who may go.
+"""Changes of nodes: admission, registration, fencing and removal.
 
-Every function takes the state and one change, writes the outcome, and raises a typed error to refuse it.
-The rules by number are in `catalog`; what registering means for what a node still holds (R5) is decided in `_kept`.
+Every function takes the state and one change, writes the outcome, and raises a typed error to refuse it. The rules by
+number are in `catalog`; what a node has lost by the time it registers (R5) is decided in `_kept`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidelog.errors import (
 )
 
 _NAMED_MAX = 20
-"""Channels that a refusal names; of the rest it gives the number."""
+"""The most channels that a refusal names; for the rest it gives their number."""
 
 
 def found_cluster(state: State, change: FoundCluster, index: int) -> None:
@@ -71,18 +71,18 @@ def admit_node(state: State, change: AdmitNode, index: int) -> None:
 def register_node(state: State, change: RegisterNode, index: int) -> None:
     record = _known_node(state, change.node)
     problems = _registration_problems(change)
-    # A copied data folder under another name would bring copies of logs that both nodes go on writing.
+    # A copied data folder under another name would bring copies of logs that both nodes then write.
     owners = [other.node for other in state.nodes.values() if other.disk_id == change.disk_id != ""]
     problems += [f"disk {change.disk_id} is that of node {owner!r}" for owner in sorted(owners) if owner != change.node]
     if problems:
         raise InvalidChange(kind="register_node", problems=problems)
-    # The only way back from a fence, and the end of every older process of this name (C10).
+    # The only way back from a fence; it also fences every older process of this name (C10).
     if change.incarnation <= record.incarnation:
         raise StaleIncarnation(node=change.node, given=change.incarnation, known=record.incarnation)
     memory_since, written_since, synced_since = _kept(record, change)
     damaged = _damaged(state, record, change)
     if len(damaged) > DAMAGED_MAX:
-        # Not worth telling them apart: the disk is not to be trusted.
+        # Not worth telling them apart: the disk cannot be trusted.
         damaged, written_since, synced_since = (), change.incarnation, change.incarnation
         memory_since = change.incarnation
     state.put_node(
@@ -110,12 +110,12 @@ def register_node(state: State, change: RegisterNode, index: int) -> None:
 
 
 def _same_disk(record: NodeRecord, change: RegisterNode) -> bool:
-    """Whether this is the disk that was there, as it was: not another one, and not an older copy of it."""
+    """Whether this is the disk that was there, in its newest state: neither another disk nor an older copy."""
     return bool(record.disk_id) and change.disk_id == record.disk_id and change.known_incarnation >= record.incarnation
 
 
 def _kept(record: NodeRecord, change: RegisterNode) -> tuple[int, int, int]:
-    """Since which incarnation memory, written and synced bytes are all still there (R5)."""
+    """The incarnations since which memory, written bytes and synced bytes were kept (R5)."""
     now = change.incarnation
     if not _same_disk(record, change) or not change.verified:
         return now, now, now
@@ -127,9 +127,9 @@ def _kept(record: NodeRecord, change: RegisterNode) -> tuple[int, int, int]:
 
 
 def _damaged(state: State, record: NodeRecord, change: RegisterNode) -> tuple[Damage, ...]:
-    """Old entries that still matter, and the new ones, by channel."""
+    """Old entries that still matter and the new ones, by channel."""
     if not _same_disk(record, change) or not change.verified:
-        return ()  # everything is in doubt already
+        return ()  # everything may be lost already
     found = {damage.channel_id: damage for damage in record.damaged if _still_matters(state, record.node, damage)}
     for channel_id in change.damaged_channels:
         found[channel_id] = Damage(channel_id=channel_id, incarnation=change.incarnation)
@@ -169,8 +169,8 @@ def fence_node(state: State, change: FenceNode, index: int) -> None:
         raise StaleIncarnation(node=change.node, given=change.expected_incarnation, known=record.incarnation)
     if record.state is not NodeState.ACTIVE:
         raise NodeFenced(node=change.node, state=record.state.value)
-    # ISRs and leaders stay as they are: each channel changes by its own compare-and-set (C2), and until then the
-    # fence alone keeps the node from leading and joining.
+    # ISRs and leaders stay as they are: each channel changes by its own compare-and-set (C2). Until then the fence
+    # alone keeps the node from leading and joining.
     state.put_node(change.node, replace(record, state=NodeState.FENCED, changed_index=index))
 
 
@@ -185,7 +185,7 @@ def remove_node(state: State, change: RemoveNode, index: int) -> None:
         if held:
             held.sort()
             raise NodeHolds(node=change.node, channels=held[:_NAMED_MAX], count=len(held))
-    # Whatever comes back under this name later has to catch up first: its disk counts as another one.
+    # A node that returns under this name has to catch up first: its disk counts as another one.
     state.put_node(
         change.node,
         replace(record, state=NodeState.REMOVED, disk_id="", process_id="", damaged=(), changed_index=index),
@@ -231,7 +231,7 @@ def _fact_problems(addresses: tuple[tuple[str, str], ...], host: str, tags: tupl
     found = []
     doors = [door for door, _ in addresses]
     if doors != sorted(set(doors)) or len(doors) > ADDRESSES_MAX:
-        found.append(f"addresses must be sorted by door, each door once, at most {ADDRESSES_MAX}")
+        found.append(f"addresses must be sorted by listener, each listener once, at most {ADDRESSES_MAX}")
     if not all(door and is_text(door, TEXT_BYTES_MAX) and is_text(value, TEXT_BYTES_MAX) for door, value in addresses):
         found.append(f"addresses must be printable ASCII of at most {TEXT_BYTES_MAX} bytes")
     if not is_text(host, TEXT_BYTES_MAX):

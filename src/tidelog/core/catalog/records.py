@@ -1,13 +1,12 @@
-"""What the catalog remembers: nodes, channels, producers, tokens, grants and groups, each a frozen record.
+"""The records of the catalog: nodes, channels, producers, tokens, grants and groups, each frozen.
 
-Records are values. A change replaces a record by a new one and never edits it, so whoever holds one (an election, a
-status page, a snapshot) holds a moment that stays true. The numbered rules are in `catalog`.
+Records are values. A change replaces a record by a new one and never edits it, so a reader (an election, a status page,
+a snapshot) has a consistent view of one moment. The numbered rules are in `catalog`.
 
-What a membership rests on (R5, C5). A node's incarnation rises whenever it registers. A member of an ISR carries the
-incarnation under which it was last known to hold everything, and what a crash may cost it (`Keeps`). A node carries,
-for each kind of `Keeps`, the incarnation since which it has lost nothing of that kind. Comparing the two answers
-whether the member can be trusted, whatever happened in between, without touching a single channel when a node comes
-back.
+When a member is trusted (R5, C5). A node's incarnation rises whenever it registers. A member of an ISR records the
+incarnation in which it was last known to hold everything, and what it may lose in a crash (`Keeps`). A node records,
+for each kind of `Keeps`, the incarnation since which it has lost nothing of that kind. Comparing the two tells whether
+the member can be trusted, whatever happened in between, without touching a single channel when a node comes back.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from tidelog.core.catalog.channel_config import ChannelConfig, Keeps
 from tidelog.core.catalog.codec import numbers_converter
 
 NODES_MAX: Final = 64
-"""Of nodes that are not removed."""
+"""The most nodes that are not removed."""
 NODES_KNOWN_MAX: Final = 1_024
-"""Removed ones included: their incarnations must never be used again."""
+"""The most node records, removed ones included: their incarnations must never be used again."""
 CHANNELS_MAX: Final = 100_000
 TOMBSTONES_MAX: Final = 1_024
-"""Deletions that are remembered by name. The ids of older ones stay used up all the same."""
+"""The most deletions that are remembered by name. The ids of older ones are still never used again."""
 PRODUCERS_MAX: Final = 100_000
 PRODUCERS_PER_CHANNEL_MAX: Final = 4_096
 TOKENS_MAX: Final = 10_000
@@ -41,19 +40,19 @@ PATTERNS_MAX: Final = 64
 GROUPS_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 256
 GROUP_PATTERNS_MAX: Final = 256
-"""Of channels and streams that one member reads, as it named them."""
+"""The most channels and streams that one member may name."""
 GROUP_CHANNELS_MAX: Final = 20_000
-"""That the members of one group read, all together."""
+"""The most channels that the members of one group may read together."""
 EVENTS_MAX: Final = 4_096
-"""Of the activity that waits to be published; then the oldest are forgotten."""
+"""The most activity events that wait to be published; beyond it the oldest are dropped."""
 GROUP_PARTITIONS_MAX: Final = 256
-"""Of a stream that a member reads: channels `s`, `s/1`, ..."""
+"""The most channels of a stream that a member reads: `s`, `s/1`, ..."""
 
 ADOPTED_MAX: Final = 2**48
-"""Of an id or an epoch that a log brings along: one that is absurd must leave room to count on from it."""
+"""The largest id or epoch of an adopted log: an absurd one must leave room to count on from it."""
 CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,199}")
 CHANNEL_PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_][A-Za-z0-9._:/-]{0,198}\*?")
-"""A name, or the beginning of one and a star."""
+"""A name, or a prefix of names and a star."""
 SIMPLE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 PRINCIPAL: Final = re.compile(r"(boat|node|operator|client|token):[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -71,22 +70,22 @@ SCOPES: Final = (
     "read:status",
     "write:data",
 )
-"""What somebody may be allowed to do. The three that read are those of HTTP."""
+"""What a principal may be allowed to do. The three that read are those of HTTP."""
 
 
 class NodeState(Enum):
     EXPECTED = "expected"
-    """Admitted, never seen since."""
+    """Admitted, and never registered since."""
     ACTIVE = "active"
     FENCED = "fenced"
-    """Its session was lost: it counts for nothing until it registers again."""
+    """Its session was lost: it has no part in any decision until it registers again."""
     REMOVED = "removed"
     """Gone for good. The record stays, so that an incarnation is never used twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Since this incarnation the node is known to have lost part of this channel (B4)."""
+    """Since this incarnation the node is known to have lost a part of this channel (B4)."""
 
     channel_id: int
     incarnation: int
@@ -99,27 +98,27 @@ class NodeRecord:
     node: str
     state: NodeState
     incarnation: int
-    """Of its newest registration; 0 before the first."""
+    """The incarnation of its newest registration; 0 before the first."""
     addresses: tuple[tuple[str, str], ...] = ()
-    """By door (link, http, ...), sorted."""
+    """By listener (link, http, ...), sorted."""
     host: str = ""
-    """Replicas of a channel are kept apart by it."""
+    """Replicas of a channel are placed on different hosts."""
     tags: tuple[str, ...] = ()
-    """Sorted."""
+    """Sorted pairs."""
     capacity_bytes: int = 0
     software: str = ""
     catalog_version: int = 0
-    """The newest version of this format that its software reads."""
+    """The newest version of changes that its software reads."""
     disk_id: str = ""
     process_id: str = ""
     memory_since: int = 0
     """The incarnation since which nothing in its memory was lost."""
     written_since: int = 0
-    """... nothing written was lost, synced or not."""
+    """The incarnation since which nothing written was lost, synced or not."""
     synced_since: int = 0
-    """... nothing synced was lost."""
+    """The incarnation since which nothing synced was lost."""
     damaged: tuple[Damage, ...] = ()
-    """By channel, where it is worse than the three numbers say."""
+    """By channel, where more was lost than these three numbers say."""
     changed_index: int = 0
     registered_at_ms: int = 0
 
@@ -131,7 +130,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A replica that was known to hold every committed record, as this incarnation of its node (R3, R5)."""
+    """A replica that was known to hold every committed record in this incarnation of its node (R3, R5)."""
 
     node: str
     incarnation: int
@@ -142,7 +141,7 @@ class UncleanCause(Enum):
     OPERATOR = "operator"
     """An operator named the replica and accepted the loss."""
     REPORTS = "reports"
-    """Every holder was in doubt and all had reported; the longest log leads (R5)."""
+    """Every replica might have lost records and all had reported; the longest log leads (R5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +164,11 @@ class ChannelRecord:
     name: str
     config: ChannelConfig
     replicas: tuple[str, ...]
-    """In the order of their placement."""
+    """In the order of placement."""
     leader: str | None
     leader_incarnation: int
-    """As which the leader was elected. A leader that registers anew leads only after a new election (R1)."""
+    """The incarnation in which the leader was elected. A leader that registers anew leads only after a new election
+    (R1)."""
     isr: tuple[Member, ...]
     eligible: tuple[Member, ...]
     """Left the ISR while it was below its minimum, so nothing was committed without them since (KIP-966)."""
@@ -186,7 +186,7 @@ class ChannelRecord:
         return tuple(member.node for member in self.isr)
 
     def member(self, node: str) -> Member | None:
-        """The node's place in the ISR."""
+        """The node's entry in the ISR."""
         for member in self.isr:
             if member.node == node:
                 return member
@@ -224,7 +224,7 @@ class ProducerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """Who holds the secret of which this is the SHA-256 may do this. The secret itself is never here (C13)."""
+    """Whoever presents the secret with this SHA-256 may do this. The secret itself is never stored (C13)."""
 
     token: str
     digest: str
@@ -246,24 +246,25 @@ class GrantRecord:
     principal: str
     scope: str
     channels: str
-    """A name, or the beginning of one and a star."""
+    """A name, or a prefix of names and a star."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """One reader of a group, in one life: joining again under the same name begins another, and fences this one."""
+    """One reader of a group, in one generation: joining again under the same name begins another and fences this
+    one."""
 
     member: str
     owner: str
-    """The principal who joined: nobody else speaks for the member."""
+    """The principal that joined: no other acts for the member."""
     channels: tuple[str, ...]
-    """Names, and beginnings of names with a star; sorted."""
+    """Names, and prefixes of names with a star; sorted."""
     streams: tuple[str, ...]
     """Each stands for the channels `s`, `s/1`, `s/2` ... as far as they go without a gap; sorted."""
     life: int
-    """The index of the change by which it joined."""
+    """The member generation: the index of the change by which it joined."""
     assigned: tuple[int, ...] = field(default=(), metadata={"converter": numbers_converter(GROUP_CHANNELS_MAX)})
-    """Ids of the channels that it reads and nobody else of the group does; sorted. One may have been deleted since."""
+    """Ids of the channels assigned to it; sorted. One may have been deleted since."""
 
     def reads(self, channel_id: int) -> bool:
         place = bisect_left(self.assigned, channel_id)
@@ -272,19 +273,19 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """Members that share channels between them. It exists while it has members."""
+    """A group: members that share channels between them. It exists while it has members."""
 
     group: str
     epoch: int
-    """Rises with every change of the members or of who reads what."""
+    """Rises with every change of the members or of their assignments."""
     coordinator: str
-    """The node that hears the members' heartbeats, and has silent ones expelled."""
+    """The node that receives the members' heartbeats and expels silent ones."""
     coordinator_epoch: int
     """Rises with every change of the coordinator."""
     members: tuple[GroupMember, ...]
     """By name."""
     balanced_index: int
-    """When channels were last shared out: those created or deleted later are not reckoned with yet."""
+    """The index at which channels were last assigned: later creations and deletions are not included yet."""
     created_at_ms: int
     changed_index: int
 
@@ -296,7 +297,7 @@ class GroupRecord:
 
 
 ACTIVITY_CHANNEL: Final = "__activity"
-"""While there is a channel of this name, what happens to channels and groups is noted for it."""
+"""While there is a channel of this name, events of channels and groups are recorded for it."""
 
 
 class Happening(Enum):
@@ -313,21 +314,21 @@ class Happening(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityEvent:
-    """Something that happened and is not published yet."""
+    """An event that is not published yet."""
 
     index: int
     position: int
-    """Among the changes of a batch."""
+    """Its place among the changes of a batch."""
     happening: Happening
     name: str
-    """Of the channel or the group."""
+    """The name of the channel or group."""
     labels: tuple[tuple[str, str], ...] = ()
     """The channel's placement metadata."""
     partitions: int = 0
     """How many channels the stream of this name had, when it was created."""
     member: str = ""
     reads: tuple[str, ...] = ()
-    """What a member that joined wants to read."""
+    """What a member that joined named to read."""
 
 
 def group_cursor(group: str) -> str:

@@ -11,8 +11,8 @@ way each node came to its state.
 | 20 | 32 | SHA-256 of the bytes before it and of the body |
 | 52 | | body |
 
-What comes in is not only checked against its checksum: the tables must also agree with each other, for a snapshot is
-believed by a node that has nothing else.
+A snapshot is not only checked against its checksum: the tables must also agree with each other, since the node that
+restores it has nothing else to compare with.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _TABLES: Final[tuple[tuple[str, type[Any], Callable[[Any], Any], int], ...]] = (
     ("activity_events", ActivityEvent, lambda event: (event.index, event.position), EVENTS_MAX),
 )
 _LATER: Final = frozenset({"groups", "activity_events"})
-"""Tables that came after the first catalogs were written: one without rows is left out, so that those have the bytes
-they always had."""
+"""Tables that came after the first catalogs were written: one without rows is left out, so that older catalogs keep
+their bytes."""
 
 
 def body_of(state: State) -> bytes:
@@ -92,7 +92,7 @@ def _checksum(header: bytes, body: bytes | memoryview) -> bytes:
 
 
 def restore_state(data: bytes) -> State:
-    """The state in a snapshot. Raises `CatalogVersion` or `CatalogCorrupt`, and is then to be had from a peer."""
+    """The state in a snapshot. Raises `CatalogVersion` or `CatalogCorrupt`; then the node gets it from a peer."""
     body = _checked_body(data)
     plain = load(body)
     names = {*_NUMBERS, "cluster_id", *(name for name, _, _, _ in _TABLES)}
@@ -160,7 +160,7 @@ def _fill(
 
 
 def contradictions(state: State) -> Iterator[str]:
-    """Everything in which the tables disagree, by rule. None, ever: tests ask after each change."""
+    """Every rule that the tables break. Always empty; tests assert it after each change."""
     for channel in state.channels.values():
         for problem in _channel_contradictions(state, channel):
             yield f"channel {channel.name!r}: {problem}"

@@ -1,11 +1,11 @@
-"""The tables of the catalog, with a way back: what a change wrote can be undone until it is kept.
+"""The tables of the catalog, with rollback: the writes of a change can be undone until they are kept.
 
 Rules write here as they go and raise when they refuse; `roll_back` then restores every table and index. So a batch is
-all or nothing, checking a change is applying it and rolling back, and nothing is copied: a change costs what it
-touches.
+all or nothing, a change is checked by applying it and rolling back, and nothing is copied: the cost of a change is that
+of the records it touches.
 
-What a caller must keep: every write happens between `begin` and `keep` or `roll_back`; no order of a table is relied
-on.
+What a caller must keep: every write happens between `begin` and `keep` or `roll_back`; nothing relies on the order of a
+table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EventKey: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What a change wrote, each thing once, in the order of writing. A channel that was created is the last one."""
+    """What a change wrote, each record once, in the order of writing. A created channel is the last one."""
 
     nodes: tuple[str, ...] = ()
     channels: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ NOTHING_TOUCHED = Touched()
 
 
 class State:
-    """All tables. Records go in and out whole."""
+    """All tables. Records are replaced whole."""
 
     def __init__(self) -> None:
         self.applied_index = 0
@@ -71,12 +71,12 @@ class State:
         self.producer_ids: dict[tuple[int, str], int] = {}
         self.producers_of: dict[int, set[int]] = {}
         self.token_names: dict[str, str] = {}
-        """By digest."""
+        """By digest of the secret."""
         self.grants_of: dict[str, set[GrantKey]] = {}
-        """By principal: asked on every request."""
+        """By principal, since every request asks for it."""
         self.coordinated_by: dict[str, set[str]] = {}
         self.channels_index = 0
-        """Not below the index at which a channel last came or went."""
+        """At least the index at which a channel was last created or deleted."""
         self._undo: list[tuple[Callable[..., None], Any, Any]] = []
 
     # --- beginning and end of a change ---------------------------------------------------------------
@@ -85,20 +85,20 @@ class State:
         assert not self._undo, "C1: a change began inside another"
 
     def keep(self) -> Touched:
-        """The change is done; what it touched."""
+        """Keep the writes of the change; returns the records it touched."""
         touched = _touched(self._undo, self)
         self._undo.clear()
         return touched
 
     def roll_back(self) -> None:
-        """Nothing happened."""
+        """Undo the writes of the change."""
         undo, self._undo = self._undo, []
         for put, key, before in reversed(undo):
             put(key, before)
         self._undo.clear()
 
     def copy_tables(self) -> State:
-        """The tables of this moment, without indexes: records are shared, for they never change."""
+        """The tables of this moment, without indexes: records are immutable and shared."""
         assert not self._undo, "C1: a copy was taken inside a change"
         twin = State()
         for name in ("applied_index", "cluster_id", "next_channel_id", "next_producer_id"):
@@ -216,7 +216,7 @@ class State:
         return record is not None and record.state is NodeState.ACTIVE
 
     def is_trusted(self, channel_id: int, member: Member) -> bool:
-        """Whether the member certainly still holds what its place rests on (C5)."""
+        """Whether the member certainly still holds the records that its membership assumes (C5)."""
         record = self.nodes.get(member.node)
         if record is None or record.state not in (NodeState.ACTIVE, NodeState.FENCED):
             return False

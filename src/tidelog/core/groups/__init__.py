@@ -1,4 +1,4 @@
-"""Consumer groups: what their coordinator and the metadata leader decide. What a group is lies in `core.catalog`.
+"""Consumer groups: the decisions of their coordinator and of the metadata leader. Their records are in `core.catalog`.
 
 Modules:
 

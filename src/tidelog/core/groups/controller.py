@@ -1,17 +1,17 @@
-"""Which node coordinates a group: decided where the metadata is led, carried out by changes of the catalog.
+"""Which node coordinates a group: decided by the metadata leader, carried out by changes of the catalog.
 
-Nothing here does I/O. All it decides is compare-and-set, so being late or wrong costs a refusal and nothing else; what
-is not done yet is proposed again.
+Nothing here does I/O. Every decision is a compare-and-set, so a late or wrong one is refused without harm; a change
+that has not happened yet is proposed again.
 
 What a caller must keep: call `tend` on every wake while this node leads the metadata, and `step_down` when it no longer
 does.
 
 GO1  A coordinator that is not active is replaced. One that is active is replaced if more than half of the members have
-     reported it within the window, for the coordinator epoch that is in office.
-GO2  Of the nodes that are active, the one that coordinates the fewest groups is chosen, then the first by name; for
-     a group that reads streams, one that Liftbridge's clients can reach, if there is any. A group that comes to read
+     reported it within the window, for the current coordinator epoch.
+GO2  Of the nodes that are active, the one that coordinates the fewest groups is chosen, then the first by name; for a
+     group that reads streams, one that Liftbridge's clients can reach, if there is any. A group that comes to read
      streams is moved to one.
-GO3  Channels that came or went are shared out within a scan.
+GO3  Created and deleted channels change the assignments within one scan.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tidelog.core.catalog import (
 from tidelog.errors import LogError
 
 SCAN_MS: Final = 500
-"""How often every group is looked at."""
+"""How often every group is checked."""
 AGAIN_MS: Final = 5_000
-"""Before the same is proposed again."""
+"""How long until the same change is proposed again."""
 STREAMS_ADDRESS: Final = "liftbridge"
 SCAN_STEP: Final = 20
-"""So many of them at once: the rest waits for the next wake."""
+"""How many groups are checked in one wake: the rest waits for the next."""
 
 
 def choose_coordinator(catalog: Catalog, *, for_streams: bool, other_than: str | None = None) -> str | None:
-    """The node that should coordinate a group; None if there is nobody (GO2)."""
+    """The node that should coordinate a group; None if no node is active (GO2)."""
 
     def rank(record: NodeRecord) -> tuple[bool, int, str]:
         lacks_gateway = for_streams and not _serves_streams(catalog, record.node)
@@ -51,7 +51,7 @@ def choose_coordinator(catalog: Catalog, *, for_streams: bool, other_than: str |
 
 
 class CoordinatorReports:
-    """Members that say that they cannot reach their coordinator. In memory, where the metadata is led."""
+    """Reports of members that cannot reach their coordinator. Kept in memory by the metadata leader."""
 
     def __init__(self, *, window_ms: int) -> None:
         self._window_ms = window_ms
@@ -59,7 +59,7 @@ class CoordinatorReports:
         """Group to (coordinator epoch, member to when)."""
 
     def report(self, group: GroupRecord, member: str, now_ms: int) -> bool:
-        """Whether so many have reported that another node should coordinate (GO1)."""
+        """Note a report; returns whether enough members have reported that another node should coordinate (GO1)."""
         epoch, reports = self._reports.get(group.group, (0, {}))
         if epoch != group.coordinator_epoch:
             reports = {}
@@ -70,7 +70,7 @@ class CoordinatorReports:
         return 2 * len(fresh) > len(names)
 
     def forget(self, catalog: Catalog) -> None:
-        """Groups that are gone, or have another coordinator already."""
+        """Drop reports about groups that are gone or have another coordinator already."""
         for name, (epoch, _) in list(self._reports.items()):
             group = catalog.group(name)
             if group is None or group.coordinator_epoch != epoch:
@@ -87,7 +87,7 @@ class GroupController:
         self._say = say
         self._due_ms = 0
         self._scan: list[str] = []
-        """Groups that are still to be looked at."""
+        """Groups still to be checked in this scan."""
         self._proposed: dict[tuple[str, int, int], int] = {}
         """(group, epoch, coordinator epoch) to when something was proposed for it."""
         self._balanced: dict[str, tuple[int, int]] = {}
@@ -118,13 +118,13 @@ class GroupController:
                 propose(change)
             except LogError:
                 self._scan.clear()
-                return  # it cannot even be tried now; the next scan does
+                return  # proposing is not possible now; the next scan tries again
             self._proposed[(group.group, group.epoch, group.coordinator_epoch)] = now_ms
             if isinstance(change, ChangeCoordinator):
                 self._say("group", group=name, coordinator=change.coordinator, before=group.coordinator)
 
     def _begin_scan(self, catalog: Catalog, now_ms: int) -> None:
-        """All groups, a few at a time: with very many of them a scan takes longer."""
+        """Start a scan of all groups, which takes a few groups per wake."""
         if self._scan:
             return
         self._scan = [group.group for group in catalog.groups()]
@@ -147,7 +147,7 @@ class GroupController:
             refusal = catalog.check(change)
             if refusal is None:
                 return change
-            self._say("channels are not shared out", group=group.group, reason=refusal)
+            self._say("channels are not assigned", group=group.group, reason=refusal)
         self._balanced[group.group] = standing
         return None
 

@@ -1,14 +1,14 @@
-"""The coordinator of a group: it hears the members, and has those expelled that fell silent.
+"""The coordinator of a group: it receives the members' heartbeats and expels silent members.
 
-Nothing here does I/O. When a member was last heard is kept in memory alone: losing it costs silent members a fresh
-timeout, and nothing else. Expelling goes through the catalog, so members, coordinators and channels agree on it.
+Nothing here does I/O. The times of heartbeats are kept in memory alone: losing them gives silent members a fresh
+timeout, nothing more. Expelling goes through the catalog, so members, coordinators and channels agree on it.
 
 What a caller must keep: call `follow` with the groups that this node coordinates by its catalog, and then `wake`, every
 `tick_ms`.
 
-GC1  A member is expelled only if it was not heard for the whole timeout by the coordinator that has it expelled.
-GC2  A new coordinator, a new member and a new life of a member begin with a fresh timeout.
-GC3  A coordinator that was not woken in time cannot tell silence from its own sleep, and begins anew with everybody.
+GC1  A member is expelled only if the coordinator that expels it did not hear it for the whole timeout.
+GC2  A new coordinator, a new member and a new member generation begin with a fresh timeout.
+GC3  A coordinator that was not woken in time cannot tell silence from its own pause, and restarts all timeouts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidelog.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """How patient a node is with the members of groups that it coordinates. Liftbridge's names and defaults."""
+    """The timeouts of members of groups that a node coordinates. Liftbridge's names and defaults."""
 
     consumer_timeout_ms: int = 15_000
-    """A member that did not ask for its assignments for so long is expelled."""
+    """A member that did not ask for its assignments for this long is expelled."""
     coordinator_timeout_ms: int = 15_000
-    """Members that could not reach their coordinator for so long report it; reports older than this count no more."""
+    """Members that could not reach their coordinator for this long report it; reports older than this do not count."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -55,7 +55,7 @@ class _Key(NamedTuple):
 
 
 class GroupCoordinator:
-    """Of all groups that one node coordinates."""
+    """All groups that one node coordinates."""
 
     def __init__(self, options: GroupOptions) -> None:
         self._options = options
@@ -72,13 +72,13 @@ class GroupCoordinator:
         self._heard_ms = {key: self._heard_ms.get(key, now_ms) for key in present}  # GC2
 
     def heard(self, group: GroupRecord, member: str, now_ms: int) -> None:
-        """A member of a group that this node coordinates is there."""
+        """A member of a group that this node coordinates was heard."""
         known = group.member(member)
         assert known is not None, "a member that the group does not have was heard"
         self._heard_ms[_Key(group.group, member, known.life, group.coordinator_epoch)] = now_ms
 
     def wake(self, now_ms: int) -> list[ExpelMember]:
-        """Whom to expel. Said again with every wake until the catalog shows that it is done."""
+        """Members to expel. Returned by every wake until the catalog shows that they are gone."""
         timeout_ms = self._options.consumer_timeout_ms
         if self._woken_ms is not None and now_ms - self._woken_ms > timeout_ms // 2:
             self._heard_ms = dict.fromkeys(self._heard_ms, now_ms)  # GC3

@@ -1,11 +1,11 @@
-"""Liveness, sans-IO: heartbeats between nodes, sessions with the metadata leader, the proximity graph.
+"""Liveness without I/O: heartbeats between nodes, sessions with the metadata leader, the proximity graph.
 
 Modules:
 
     config      The settings of liveness
     heartbeats  Heartbeats between a node and its peers
-    measures    What a link between two nodes has shown
-    messages    What nodes say to each other about being alive, free of any wire
+    measures    Round trip and peak throughput of a link
+    messages    Heartbeats and session messages
     proximity   The proximity graph
     sessions    Sessions of nodes with the metadata leader
 """

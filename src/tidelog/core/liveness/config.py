@@ -1,4 +1,5 @@
-"""The settings of liveness: how often nodes speak, and how long silence may last. Says everything wrong at once."""
+"""The settings of liveness: how often nodes send heartbeats, and how long silence may last. `problems` lists all that
+is wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from tidelog.errors import InvalidConfig
 HEARTBEAT_MS_MIN: Final = 100
 HEARTBEAT_MS_MAX: Final = 60_000
 NODES_MAX: Final = 64
-"""Hearing reports grow with the square of the nodes; so many are still cheap."""
+"""Hearing reports grow with the square of the number of nodes; with this many they are still cheap."""
 CLAIMS_BYTES_MAX: Final = 64 * 1024
 ROUNDING_MS: Final = 4
-"""What integer milliseconds on the two or three clocks of a session can add up to."""
+"""The rounding error of the two or three millisecond clocks of a session together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +22,16 @@ class LivenessConfig:
     """Must be the same on all nodes of a cluster, except where a field says otherwise."""
 
     heartbeat_ms: int = 500
-    """How often two nodes speak, and how often a session is renewed. Single pairs may be quicker, never slower."""
+    """How often two nodes exchange heartbeats, and how often a session is renewed. Single pairs may be quicker, never
+    slower."""
 
     session_timeout_ms: int = 1_500
-    """Silence after which the metadata leader gives a node up: three heartbeats (R6). A node believes the smaller of
+    """Silence after which the metadata leader ends a node's session: three heartbeats (R6). A node uses the smaller of
     its own setting and the leader's, so that a rolling change is safe."""
 
     session_margin_percent: int = 10
-    """A node gives its own session up so much earlier than the leader does. 10 bears clocks that run 5 % wrong, each
-    in its own direction; real ones stay within 0.01 %."""
+    """How much earlier than the leader a node ends its own session. 10 tolerates clocks that run 5 % wrong in opposite
+    directions; real ones stay within 0.01 %."""
 
     deaf_percent: int = 250
     """Silence, in percent of the pair's interval, from which one node counts as unheard by another. One lost
@@ -39,10 +41,10 @@ class LivenessConfig:
     """Silence up to which it counts as heard again; between the two nothing changes."""
 
     fade_ms: int = 60_000
-    """How long a round trip or a peak that nobody repeats is believed. May differ between nodes."""
+    """How long a round trip or a peak counts that was not measured again. May differ between nodes."""
 
     transfer_bytes_min: int = 1024 * 1024
-    """Smaller transfers say nothing about a link: buffers take them in at any speed. May differ between nodes."""
+    """Smaller transfers are not measured: buffers accept them at any speed. May differ between nodes."""
 
     nodes_max: int = NODES_MAX
 
@@ -55,7 +57,7 @@ class LivenessConfig:
         if self.session_timeout_ms > 60 * HEARTBEAT_MS_MAX:
             problems.append(f"session_timeout_ms must be at most {60 * HEARTBEAT_MS_MAX}")
         if not 1 <= self.session_margin_percent <= 30:
-            problems.append("session_margin_percent must be from 1 to 30; 10 bears clocks that run 5 % wrong")
+            problems.append("session_margin_percent must be from 1 to 30; 10 tolerates clocks that run 5 % wrong")
         if not 210 <= self.deaf_percent <= 1_000:
             problems.append("deaf_percent must be from 210 to 1000; one lost heartbeat alone makes 200")
         if not 110 <= self.hears_percent <= 200:
@@ -76,10 +78,10 @@ class LivenessConfig:
 
 
 def believed_ms(*, timeout_ms: int, confirmed_ago_ms: int, margin_percent: int) -> int:
-    """How long after sending a renewal a node may believe in the session that the answer promises.
+    """How long after sending a renewal a node may rely on the session that the answer promises.
 
-    The leader counts from the arrival, which is later. A successor counts from when it began to lead, which may be
-    as early as the leader's last proof of leading, so that proof's age is taken off, made longer by the same margin.
+    The leader counts from the arrival, which is later. A successor counts from when it began to lead, which may be as
+    early as the leader's last proof of leading, so that proof's age, extended by the same margin, is subtracted.
     """
     kept_percent = 100 - margin_percent
     return timeout_ms * kept_percent // 100 - -(-confirmed_ago_ms * 100 // kept_percent) - ROUNDING_MS

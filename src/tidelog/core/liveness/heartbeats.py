@@ -1,4 +1,4 @@
-"""Heartbeats between a node and its peers: who is silent, how far away each is, and what links can carry.
+"""Heartbeats between a node and its peers: silence, round trips, and the throughput of links.
 
 Nothing here does I/O. The caller posts what `wake` and `receive` return, and passes in what arrives. There is one
 heartbeat per pair of nodes and interval, whatever the number of channels (R7).
@@ -7,8 +7,8 @@ What a caller must keep: call `wake` when `wake_at_ms` says so. `now_ms` and `no
 which must go on while the machine is suspended. Ask `accepts` before using the report of a heartbeat, then pass it to
 `receive`.
 
-H1  No two nodes' clocks are ever compared: a round trip is my time between sending and the echo, less the time the
-    other side says it held it.
+H1  No two nodes' clocks are ever compared: a round trip is my time between sending and the echo, less the time that the
+    other side held it.
 H2  A message that is not newer than all before it changes nothing: an older incarnation, a repeated or overtaken
     counter.
 H4  Time in which this node did not run is nobody's silence.
@@ -35,7 +35,7 @@ from tidelog.units import US_PER_MS
 
 _UNECHOED_MAX: Final = 16
 _HELD_US_MAX: Final = 60_000_000
-"""An older heartbeat is not echoed: over so long a hold the clocks' rates would tell in the round trip."""
+"""An older heartbeat is not echoed: over so long a hold, different clock rates would distort the round trip."""
 _RTT_US_MAX: Final = 2**32 - 1
 
 
@@ -86,7 +86,7 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStatistics:
-    """Counts since the start."""
+    """Counters since the start."""
 
     peers: int
     sent: int
@@ -94,7 +94,7 @@ class PairStatistics:
     stale: int
     """Heartbeats that were not newer than what had been heard (H2)."""
     strangers: int
-    """Heartbeats of nodes that are no peers."""
+    """Heartbeats from nodes that are not peers."""
     round_trips_ignored: int
     paused_ms: int
     """How long this node did not run, as far as it noticed (H4)."""
@@ -110,14 +110,15 @@ class PairHeartbeats:
         self._now_ms = now_ms
         self._peers: dict[str, _Peer] = {}
         self._counter_used = 0
-        """The highest of any peer that went."""
+        """The highest counter used with any former peer."""
         self._sent = self._received = self._stale = self._strangers = 0
         self._round_trips_ignored = self._paused_ms = 0
 
     # --- who the peers are -----------------------------------------------------------------------
 
     def set_peers(self, peers: Iterable[str], now_ms: int) -> None:
-        """All other nodes of the cluster. Those that stay keep what is known of them. Nothing changes on an error."""
+        """Set the peers: all other nodes of the cluster. Those that stay keep their measurements. Nothing changes on an
+        error."""
         wanted = sorted(set(peers) - {self._node})
         if len(wanted) >= self._config.nodes_max:
             raise TooManyNames(names_max=self._config.nodes_max)
@@ -127,7 +128,8 @@ class PairHeartbeats:
         self._peers = {name: kept.get(name) or self._new_peer(now_ms) for name in wanted}
 
     def _new_peer(self, now_ms: int) -> _Peer:
-        """One that went and came back may remember our counters: they go on, or it would take them for old (H2)."""
+        """A peer that returns may remember our counters: they go on, or it would take our heartbeats for old ones
+        (H2)."""
         peer = _Peer(config=self._config, now_ms=now_ms)
         peer.counter = self._counter_used
         return peer
@@ -137,7 +139,7 @@ class PairHeartbeats:
 
     @property
     def peers_known(self) -> Collection[str]:
-        """The same, without a copy."""
+        """The peers, without a copy."""
         return self._peers.keys()
 
     def set_interval(self, peer: str, heartbeat_ms: int) -> None:
@@ -146,7 +148,7 @@ class PairHeartbeats:
         self._peers[peer].wish_ms = min(heartbeat_ms, self._config.heartbeat_ms)
 
     def peer_up(self, peer: str, now_ms: int) -> None:
-        """There is a link to it: say hello at once. Nothing happens for a node that is no peer."""
+        """There is a link to the peer: send a heartbeat at once. Nothing happens for a node that is no peer."""
         self._advance(now_ms)
         if (known := self._peers.get(peer)) is not None:
             known.up = True
@@ -154,7 +156,7 @@ class PairHeartbeats:
             known.unechoed.clear()
 
     def peer_down(self, peer: str, now_ms: int) -> None:
-        """The link is gone. The peer may yet live: only silence tells."""
+        """The link is gone. The peer may still be alive: only silence counts."""
         self._advance(now_ms)
         if (known := self._peers.get(peer)) is not None:
             known.up = False
@@ -191,7 +193,7 @@ class PairHeartbeats:
         return min((self._due_ms(peer) for peer in self._peers.values()), default=None)
 
     def accepts(self, peer: str, message: Heartbeat) -> bool:
-        """Whether `receive` would take it in: only then is its report news (H2)."""
+        """Whether `receive` would accept it: only then is its report new (H2)."""
         known = self._peers.get(peer)
         return known is not None and known.is_newer(message)
 
@@ -277,7 +279,7 @@ class PairHeartbeats:
         return self._now_ms if peer.sent_ms is None else peer.sent_ms + peer.interval_ms
 
     def _pause_ms(self, now_ms: int) -> int:
-        """How much of the time since the last call this node cannot have been running: calls are that frequent."""
+        """How long this node cannot have been running since the last call: calls are that frequent."""
         if not self._peers:
             return 0
         interval_ms = min(peer.interval_ms for peer in self._peers.values())

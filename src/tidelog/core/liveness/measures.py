@@ -1,6 +1,6 @@
-"""What a link between two nodes has shown: its round trip and its peak throughput.
+"""The measured round trip and peak throughput of a link between two nodes.
 
-Both keep a small window and forget by themselves, so that a link that changed is seen as it is now.
+Both keep a small window and drop old values, so that they follow a link that changed.
 
 LME1  A peak is 1 Gbit/s until a transfer of enough bytes has shown another one (R10); small bursts never count.
 LME2  A transfer that was held back by our own budget never lowers a peak. Else a budget of half the peak would halve
@@ -13,7 +13,7 @@ from collections import deque
 from typing import Final
 
 PEAK_BYTES_PER_S_FIRST: Final = 125_000_000
-"""1 Gbit/s: what a link is taken for until it has been used (R10)."""
+"""1 Gbit/s: the assumed peak of a link that has not been used (R10)."""
 
 _SAMPLES_MAX: Final = 16
 _OUTLIER_SAMPLES_MIN: Final = 5
@@ -24,7 +24,7 @@ _BUCKETS: Final = 10
 
 
 class RoundTrips:
-    """The last few round trips. One wild value is ignored; several in a row mean that the way has changed."""
+    """The last few round trips. One outlier is ignored; several in a row mean that the route has changed."""
 
     __slots__ = ("_samples", "_wild")
 
@@ -33,7 +33,8 @@ class RoundTrips:
         self._wild: list[int] = []
 
     def add(self, rtt_us: int) -> bool:
-        """Take one in; False if it was ignored. A negative one comes of two clocks' rates over a long hold."""
+        """Add a measurement; False if it was ignored. A negative one is the result of two clocks' rates over a long
+        hold."""
         if rtt_us < 0:
             return False
         rtt_us = max(rtt_us, 1)
@@ -84,7 +85,7 @@ class Peak:
         self._highest = max(self._highest, bytes_per_s)
 
     def shown_bytes_per_s(self, now_ms: int) -> int:
-        """What transfers have shown; 0 while none has."""
+        """The measured peak; 0 while there is none."""
         oldest = now_ms // _BUCKET_MS - _BUCKETS
         while self._buckets and self._buckets[0][0] <= oldest:
             self._buckets.popleft()

@@ -1,8 +1,8 @@
-"""What nodes say to each other about being alive, free of any wire.
+"""The messages of liveness: heartbeats and sessions.
 
 Two conversations: every pair of nodes exchanges a `Heartbeat`, and every node renews its session with the metadata
-leader (`RenewSession`; `SessionRenewed`, `SessionRefused`). Who sent a message is known from the link it came over.
-No message carries a clock reading: a time in a message is always an age or a length, measured by its sender alone.
+leader (`RenewSession`; `SessionRenewed`, `SessionRefused`). Who sent a message is known from the link it came over. No
+message contains a clock reading: a time in a message is always an age or a length, measured by its sender alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 SILENCE_STEP_MS: Final = 10
-"""Silence is told in steps of so much: finer would be noise."""
+"""Silence is reported in steps of this length."""
 SILENCE_MS_MAX: Final = 65_535 * SILENCE_STEP_MS
-"""Longer silence is told as this."""
+"""Longer silence is reported as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class Hearing:
     silence_ms: int
     """Since it was last heard, in whole steps of `SILENCE_STEP_MS`."""
     interval_ms: int
-    """How often the two speak; silence means little without it."""
+    """The interval of the pair; silence means little without it."""
     rtt_us: int = 0
     """Median round trip; 0 where none has been measured."""
     peak_bytes_per_s: int = 0
-    """What transfers have shown; 0 while none has (R10)."""
+    """The measured peak; 0 while there is none (R10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingReport:
-    """How one node hears all the others, by name. The proximity graph is made of these."""
+    """How one node hears all the others, by name. The proximity graph is built from these."""
 
     hearings: tuple[Hearing, ...] = ()
 
@@ -55,7 +55,7 @@ class Heartbeat:
     counter: int
     """Rises by one with every heartbeat to this peer, from 1 in every incarnation."""
     interval_ms: int
-    """How often the sender would like the two to speak; the smaller wish of the two holds."""
+    """The interval that the sender prefers; the smaller of both preferences holds."""
     echo: Echo | None = None
     claims: bytes = b""
     """Reserved: no node sends any, and what arrives here is ignored."""
@@ -64,7 +64,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewSession:
-    """A node to the metadata leader: count me alive from now."""
+    """A node to the metadata leader: start or renew my session."""
 
     node: str
     incarnation: int
@@ -73,7 +73,7 @@ class RenewSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRenewed:
-    """The metadata leader's word that it will not give the session up before `timeout_ms` have passed."""
+    """The metadata leader's promise not to end the session before `timeout_ms` have passed."""
 
     node: str
     incarnation: int
@@ -81,12 +81,12 @@ class SessionRenewed:
     """That of the renewal it answers."""
     timeout_ms: int
     confirmed_ago_ms: int = 0
-    """How old the leader's last proof is that it leads: a successor may already count from then."""
+    """How old the leader's last proof of leadership is: a successor may already count from then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRefused:
-    """This incarnation (and every one before it) is over; the node may come back with a higher one."""
+    """This incarnation and every earlier one are over; the node may come back with a higher one."""
 
     node: str
     incarnation: int
@@ -94,7 +94,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLost:
-    """To the caller, not to the wire: propose that the node be fenced at this incarnation."""
+    """To the caller, not sent: propose that the node be fenced at this incarnation."""
 
     node: str
     incarnation: int

@@ -1,16 +1,16 @@
-"""The proximity graph: how far nodes are from each other, and who cannot hear whom.
+"""The proximity graph: the distances between nodes, and which nodes cannot hear which.
 
-Every heartbeat carries how its sender hears all others; whoever gets it, feeds it in here. The metadata leader reads
-distances from it for placement and election (R8), everybody reads cuts from it for status and metrics. Nothing here
-decides who is alive: sessions do that.
+Every heartbeat contains how its sender hears all others; its receiver passes that in here. The metadata leader uses the
+distances for placement and election (R8), every node uses cuts for status and metrics. Nothing here decides which nodes
+are alive: sessions do that.
 
 What a caller must keep: `set_nodes` with the nodes of the catalog before any report; feed the node's own report in too,
 on every wake of its heartbeats; only reports of heartbeats that were accepted.
 
-PY1  A way is called cut only on the word of the node at its end, while that word is fresh; where that node cannot be
-    heard, nothing is said about what it hears. So a cut one way is seen as one way.
+PY1  A direction counts as cut only by a fresh report of the node at its end; if that node's reports do not arrive,
+     nothing is claimed about what it hears. So a cut in one direction is seen as such.
 PY2  One lost heartbeat is no cut, and one that gets through does not end one: silence must reach `deaf_percent` of the
-    pair's interval, and then stay within `hears_percent` for at least half an interval and two reports.
+     pair's interval, and then stay within `hears_percent` for at least half an interval and two reports.
 PY3  Memory is bounded by the square of the number of nodes, which is bounded by `nodes_max`.
 """
 
@@ -28,7 +28,7 @@ _SENTENCES_MAX: Final = 64
 
 
 class _Ear:
-    """How one node hears another, with the memory that keeps a verdict from flapping (PY2)."""
+    """How one node hears another, with hysteresis that keeps the verdict from flapping (PY2)."""
 
     __slots__ = ("deaf", "good_since_ms", "hearing")
 
@@ -61,7 +61,7 @@ class _Ears:
 
 
 class ProximityGraph:
-    """Made of the hearing reports that this node gets, its own included."""
+    """Built from the hearing reports that this node gets, its own included."""
 
     def __init__(self, *, config: LivenessConfig) -> None:
         self._config = config
@@ -70,7 +70,7 @@ class ProximityGraph:
         self._now_ms = 0
 
     def set_nodes(self, nodes: Iterable[str]) -> None:
-        """The nodes of the catalog. What is known of others is forgotten; nothing changes on an error."""
+        """Set the nodes of the catalog. Measurements of others are dropped; nothing changes on an error."""
         wanted = sorted(set(nodes))
         if len(wanted) > self._config.nodes_max:
             raise TooManyNames(names_max=self._config.nodes_max)
@@ -80,13 +80,13 @@ class ProximityGraph:
             ears.by_node = {node: ear for node, ear in ears.by_node.items() if node in wanted}
 
     def report(self, node: str, report: HearingReport, now_ms: int) -> None:
-        """How `node` hears the others. Whom it no longer lists it no longer listens to."""
+        """How `node` hears the others. A node missing from the list is one that it no longer listens to."""
         self._fade(now_ms)
         if node not in self._nodes:
             return
         ears = self._ears.setdefault(node, _Ears())
         if not self._is_fresh(ears, now_ms):
-            # Its verdicts are from before a silence of its own; distances stay.
+            # Its verdicts predate its own silence; distances stay.
             for ear in ears.by_node.values():
                 ear.deaf = False
                 ear.good_since_ms = None
@@ -101,15 +101,15 @@ class ProximityGraph:
     # --- distances -------------------------------------------------------------------------------
 
     def rtt_us(self, a: str, b: str) -> int | None:
-        """The round trip between two nodes: the middle of what both measured, or what one did; None if nobody has."""
+        """The round trip between two nodes: the mean of what both measured, or what one did; None if neither has."""
         measured = [hearing.rtt_us for hearing in self._both_ways(a, b) if hearing.rtt_us > 0]
         return sum(measured) // len(measured) if measured else None
 
     def median_rtt_us(self, candidate: str, others: Iterable[str]) -> int | None:
         """The median round trip from a candidate to the other live replicas (R8).
 
-        A distance that nobody has measured counts as the longest, so that a candidate does not win by being unknown;
-        None where the median falls on such a one, or there are no others.
+        A distance that was not measured counts as the longest, so that a candidate does not win by being unknown; None
+        where the median falls on such a distance, or there are no other replicas.
         """
         distances = [self.rtt_us(candidate, other) for other in sorted(set(others)) if other != candidate]
         known = sorted(distance for distance in distances if distance is not None)
@@ -147,9 +147,10 @@ class ProximityGraph:
         return ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms)
 
     def silence_ms(self, node: str, now_ms: int) -> int | None:
-        """How old the freshest sign of `node` is that anybody has had, its own reports included; None if nobody knows.
+        """How old the most recent sign of life of `node` is that any node has had, its own reports included; None if
+        unknown.
 
-        A leader of whom there is a fresh sign anywhere is not deposed (R6).
+        A leader with a recent sign of life anywhere is not deposed (R6).
         """
         own = self._ears.get(node)
         ages_ms = [] if own is None else [now_ms - own.heard_ms]
@@ -165,7 +166,7 @@ class ProximityGraph:
     def partitions(self, now_ms: int) -> list[frozenset[str]]:
         """The groups that hear each other both ways, directly or through each other; the largest first.
 
-        Two nodes are held for connected unless one is known not to hear the other, so one group means no partition.
+        Two nodes count as connected unless one is known not to hear the other, so one group means no partition.
         """
         cut = {frozenset(pair) for pair in self.cannot_hear(now_ms)}
         groups: list[frozenset[str]] = []
@@ -182,13 +183,13 @@ class ProximityGraph:
         return sorted(groups, key=lambda group: (-len(group), min(group)))
 
     def explain(self, now_ms: int) -> list[str]:
-        """What is cut, in words for status. Empty while everybody hears everybody, as far as is known."""
+        """The cuts, in words for status. Empty while every node hears every other, as far as is known."""
         cuts = self.cannot_hear(now_ms)
         gone = self._heard_by_nobody(cuts, now_ms)
         sentences = [self._gone_sentence(node, cuts) for node in gone]
         for deaf, silent in cuts:
             if silent in gone or ((silent, deaf) in cuts and deaf > silent):
-                continue  # said already, or said with the pair the other way round
+                continue  # listed already, or with the pair the other way round
             sentences.append(self._cut_sentence(deaf, silent, both=(silent, deaf) in cuts, now_ms=now_ms))
         if len(sentences) > _SENTENCES_MAX:
             sentences[_SENTENCES_MAX:] = [f"and {len(sentences) - _SENTENCES_MAX} more cuts"]
@@ -241,7 +242,8 @@ class ProximityGraph:
         return [ear.hearing for ear in (self._ear(a, b), self._ear(b, a)) if ear is not None]
 
     def _heard_by_nobody(self, cuts: list[tuple[str, str]], now_ms: int) -> list[str]:
-        """Nodes that no node hears of those whose reports arrive; with a single such node that would prove nothing."""
+        """Nodes that no other node hears, judged by the reports that arrive; a single such report would prove
+        nothing."""
         fresh = [node for node in self._nodes if self._is_fresh(self._ears.get(node), now_ms)]
         gone = []
         for node in self._nodes:

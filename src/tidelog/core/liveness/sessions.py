@@ -1,19 +1,20 @@
-"""Sessions of nodes with the metadata leader: who has been silent too long, and when a node must give itself up.
+"""Sessions of nodes with the metadata leader: which nodes were silent too long, and when a node must stop relying on
+its own.
 
 Nothing here does I/O. `Sessions` runs at the metadata leader: the caller turns each `SessionLost` into a proposal to
-fence the node. `SessionHolder` runs on every node, the leader's own included: it renews on each heartbeat interval
-and knows by itself, without a word from anybody, when it can no longer rely on its session.
+fence the node. `SessionHolder` runs on every node, the leader's own included: it renews on each heartbeat interval and
+knows without any message when it can no longer rely on its session.
 
 What a caller must keep: call `leader_since` when leadership begins, once the first entry of the new term is applied
 (a fence of the term before may still be among the entries), and `step_down` when it ends; call `wake` when `wake_at_ms`
 says so. Tell `renew` when the last round of leadership proofs that a majority answered was *begun*; before the first
 one, when the campaign was. The clock is steady and goes on while the machine is suspended.
 
-L1  A node that believes in its session has not been given up by the metadata leader, whatever messages do, whoever
-    leads, and as long as clocks run at most half the margin wrong. It counts from the sending of a renewal and stops a
-    margin early. (An operator may fence a node that is well; it learns that from the catalog.)
-L2  A new metadata leader gives nobody up before a whole timeout has passed, nor does one that was itself paused.
-L3  A loss is said once, until the node is kept or comes back with a higher incarnation.
+L1  While a node relies on its session, no metadata leader has ended it, whatever happens to messages, as long as clocks
+    run at most half the margin wrong. The node counts from the sending of a renewal and stops a margin early. (An
+    operator may fence a healthy node; it learns that from the catalog.)
+L2  A new metadata leader ends no session before a whole timeout has passed, nor does one that was itself paused.
+L3  A lost session is reported once, until the node is kept or comes back with a higher incarnation.
 L4  A fenced incarnation never gets a session again, nor does a lower one.
 """
 
@@ -40,16 +41,16 @@ class _Session:
     incarnation: int
     expires_ms: int
     lost: bool = False
-    """Given up or fenced at this incarnation."""
+    """The session of this incarnation was lost, or it was fenced."""
 
     def is_over(self, incarnation: int) -> bool:
-        """L4. A lower one is an older process of the node, or a message of it that was long on its way."""
+        """L4. A lower incarnation is an older process of the node, or a delayed message of one."""
         return incarnation < self.incarnation or (self.lost and incarnation == self.incarnation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStatistics:
-    """Counts since the start."""
+    """Counters since the start."""
 
     live: int
     lost: int
@@ -57,11 +58,11 @@ class SessionStatistics:
     losses: int
     fenced_answers: int
     graces: int
-    """How often everybody was given more time because the leader itself had been paused (L2)."""
+    """How often all sessions were extended because the leader itself had been paused (L2)."""
 
 
 class Sessions:
-    """The metadata leader's side. Does and says nothing while this node does not lead."""
+    """The metadata leader's side. Does nothing while this node does not lead."""
 
     def __init__(self, *, config: LivenessConfig) -> None:
         self._config = config
@@ -94,7 +95,7 @@ class Sessions:
         """A renewal arrived; returns the answer to it, or None while this node does not lead.
 
         `confirmed_ms` is when the last round was begun in which a majority confirmed that this node leads. Without it
-        the caller vouches that this is so now (L1). The caller lets in only nodes that the catalog knows.
+        the caller guarantees that this is so now (L1). The caller lets in only nodes that the catalog knows.
         """
         if self._woken_ms is None:
             return None
@@ -115,13 +116,13 @@ class Sessions:
         )
 
     def keep(self, node: str, now_ms: int) -> None:
-        """The loss could not be made a fence (the proposal failed): the node has a whole timeout again (L3)."""
+        """The proposal to fence the node failed: its session gets a whole timeout again (L3)."""
         session = self._sessions.get(node)
         if session is not None:
             self._sessions[node] = _Session(session.incarnation, now_ms + self._config.session_timeout_ms)
 
     def fence(self, node: str, incarnation: int) -> None:
-        """The catalog has fenced it, whoever asked for that. Nothing is said about it again (L3, L4)."""
+        """The catalog has fenced the node, by whatever proposal. Its loss is not reported again (L3, L4)."""
         session = self._sessions.get(node)
         if session is not None and session.incarnation <= incarnation:
             session.incarnation = incarnation
@@ -132,7 +133,7 @@ class Sessions:
         self._sessions.pop(node, None)
 
     def wake(self, now_ms: int) -> list[SessionLost]:
-        """Whose sessions are over now, by name."""
+        """Nodes whose sessions are over now, by name."""
         if self._woken_ms is None:
             return []
         paused = now_ms - self._woken_ms > self._config.session_timeout_ms // _PAUSE_PER_TIMEOUT
@@ -192,17 +193,17 @@ class SessionHolder:
 
     @property
     def is_fenced(self) -> bool:
-        """Nothing but `restart` with a higher incarnation helps."""
+        """The session is lost; only `restart` with a higher incarnation helps."""
         return self._fenced
 
     def set_leader(self, leader: str | None, now_ms: int) -> None:
-        """Who leads the metadata now, as far as this node knows. A new one hears of it at once."""
+        """The metadata leader, as far as this node knows. A new one gets a renewal at once."""
         if leader != self._leader:
             self._leader = leader
             self._renew_at_ms = now_ms
 
     def wake(self, now_ms: int) -> list[tuple[str, RenewSession]]:
-        """The renewal, if one is due, and to whom."""
+        """The renewal, if one is due, and its receiver."""
         if self._leader is None or self._fenced or now_ms < self._renew_at_ms:
             return []
         self._renew_at_ms = now_ms + self._config.heartbeat_ms
@@ -217,7 +218,7 @@ class SessionHolder:
         return None if self._leader is None or self._fenced else self._renew_at_ms
 
     def receive(self, answer: Answer) -> None:
-        """Take an answer in, of whichever leader: a former one answers only for the time that is its own (L1)."""
+        """Take an answer in, of any leader: one of a former leader counts only for its own time (L1)."""
         if answer.node != self._node:
             return
         if isinstance(answer, SessionRefused):
@@ -237,12 +238,13 @@ class SessionHolder:
             self._valid_until_ms = until_ms
 
     def fenced(self, incarnation: int) -> None:
-        """The catalog or the leader says that this incarnation is over. Said of an earlier one, it is old news."""
+        """The catalog or the leader says that this incarnation is over. A message about an earlier one changes
+        nothing."""
         if incarnation >= self._incarnation:
             self._fenced = True
 
     def restart(self, incarnation: int, now_ms: int) -> None:
-        """Come back with a higher incarnation, after the catalog has taken it in."""
+        """Come back with a higher incarnation, after the catalog has registered it."""
         assert incarnation > self._incarnation, "L4"
         self._incarnation = incarnation
         self._fenced = False
@@ -251,7 +253,7 @@ class SessionHolder:
         self._renew_at_ms = now_ms
 
     def is_valid(self, now_ms: int) -> bool:
-        """Whether this node may act as one that nobody has given up (L1). Ask at the moment of acting."""
+        """Whether this node may act, since no leader has ended its session (L1). Ask at the moment of acting."""
         return not self._fenced and self._valid_until_ms is not None and now_ms < self._valid_until_ms
 
     def valid_until_ms(self) -> int | None:

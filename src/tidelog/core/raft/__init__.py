@@ -1,8 +1,8 @@
-"""Raft without I/O: what the members of a cluster agree on, in the shape of etcd's core.
+"""Raft without I/O, in the shape of etcd's core.
 
-`Raft` decides, its caller acts. The caller feeds in messages (`step`), the time (`tick`) and proposals
-(`propose`), takes out a `Ready` whenever there is one, and carries it out. The contract of `Ready` is the heart of it:
-what a message says must be on disk before the message leaves.
+`Raft` decides, its caller acts. The caller feeds in messages (`step`), the time (`tick`) and proposals (`propose`),
+takes out a `Ready` whenever there is one, and carries it out. The contract of `Ready` is the most important rule: what
+a message promises must be on disk before the message leaves.
 
     while (ready := raft.ready()) is not None:
         send(ready.messages)
@@ -17,10 +17,10 @@ Modules:
 
     config     How one member of a Raft group behaves
     leading    The leader's half of Raft
-    log        The entries of one member, as far as they are newer than its snapshot, in memory
-    members    Who belongs to a Raft group
-    messages   What members of a Raft group say to each other, and what a core asks of its caller
-    outbox     What gathers between two `Ready`s
+    log        The entries of one member that are newer than its snapshot, in memory
+    members    The membership of a Raft group
+    messages   Messages between members, and what the core orders from its caller
+    outbox     Messages that gather between two `Ready`s
     progress   What a leader knows of one follower
     raft       One member of a Raft group
     receiving  A snapshot that arrives in chunks, until it is whole

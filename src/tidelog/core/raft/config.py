@@ -1,4 +1,4 @@
-"""How one member of a Raft group behaves. Every limit that keeps it bounded is here."""
+"""The timeouts and limits of one member of a Raft group."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tidelog.units import KIB, MIB
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
     heartbeat_ms: int = 100
-    """A leader speaks to each member at least this often."""
+    """A leader sends to each member at least this often."""
     election_timeout_ms: int = 600
     """A follower that hears no leader for this long, or up to twice as long (drawn anew each time), asks for votes. A
     leader that hears no majority for this long steps down."""
     commit_news_ms: int = 5
     """Followers hear of a commit with the next append, or after this long: an empty message for each would cost as much
-    as the change itself. 0 tells them at once."""
+    as the change itself. 0 sends it at once."""
     append_bytes_max: int = 256 * KIB
-    """Of the entries in one message; a single larger entry still travels."""
+    """The most bytes of entries in one message; a single larger entry is sent alone."""
     inflight_max: int = 64
-    """Unanswered appends to one follower."""
+    """The most unanswered appends to one follower."""
     inflight_bytes_max: int = 4 * MIB
     entry_bytes_max: int = 1 * MIB
     uncommitted_bytes_max: int = 16 * MIB
     """Proposals that a leader keeps before they are committed and durable here; above it they are refused."""
     disk_stall_ms: int = 5_000
-    """A leader whose own write takes longer hands over: the others may commit, and it could answer nobody."""
+    """A leader whose own write takes longer hands over: the others may commit, and it could answer no proposal."""
     reads_max: int = 10_000
-    """Reads that wait for a majority to confirm the leader."""
+    """The most reads that wait for a majority to confirm the leader."""
     snapshot_chunk_bytes: int = 256 * KIB
     snapshot_bytes_max: int = 512 * MIB
     promote_lag_entries: int = 64
-    """A learner further behind than this is not made a voter: it would hold commits up."""
+    """A learner further behind than this is not made a voter: it would delay commits."""
 
     def __post_init__(self) -> None:
         problems = [

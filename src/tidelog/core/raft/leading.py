@@ -1,13 +1,13 @@
-"""The leader's half of Raft: what to send to whom, what is committed, which reads are safe, whom to hand over to.
+"""The leader's half of Raft: replication to each member, commit, safe reads, handing over.
 
-One `RaftLeading` lives as long as one leadership; nothing of it outlives the term. Nothing here does I/O.
+One `RaftLeading` exists for one leadership; nothing of it is kept after the term. Nothing here does I/O.
 
 LD1  An entry is committed once a majority of the voters holds it durably and it is of the leader's own term; older
      entries are committed with it, never by counting (section 5.4.2, figure 8).
 LD2  A read is served at an index only after a majority has answered a round that began after the read arrived, and
      after an entry of this term is committed (section 6.4 of the dissertation).
 LD3  One membership change at a time, and none before an entry of this term is committed (section 4.1 and its erratum).
-LD4  What is on its way to a follower is bounded, in messages and in bytes.
+LD4  What is in flight to a follower is bounded, in messages and in bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidelog.errors import (
 )
 
 _ROUNDS_MAX: Final = 64
-"""Of heartbeats that are remembered while nobody answers; the leader steps down long before."""
+"""The most heartbeats that are remembered while none is answered; the leader steps down long before."""
 
 
 class RaftLeading:
@@ -57,14 +57,14 @@ class RaftLeading:
         self._rounds: deque[tuple[int, int]] = deque()
         """(round, when it began) of heartbeats that no majority has answered yet."""
         self.confirmed_ms: int | None = None
-        """When the newest round began that a majority has answered: nobody else had taken over by then."""
+        """When the newest round began that a majority has answered: no other member had become leader by then."""
         self._heartbeat_at_ms = now_ms + config.heartbeat_ms
         self._quorum_at_ms = now_ms + config.election_timeout_ms
         self._transfer: tuple[str, int] | None = None
-        """To whom, and until when it is tried."""
+        """The target of a handover, and until when it is tried."""
         self._transfer_told = False
         self._reads_new: list[int] = []
-        """Reads that have no round yet."""
+        """Reads that belong to no round yet."""
         self._reads: deque[tuple[int, int, int]] = deque()
         """(token, index, round): waiting for a majority to answer that round."""
         self._uncommitted_bytes = 0
@@ -72,15 +72,15 @@ class RaftLeading:
         self.first_index = log.last_index + 1
         self._follow_members(self.first_index)
         self._settled = log.last_index
-        """Up to here nothing counts as uncommitted any more: committed, and durable here, so that it can be applied."""
+        """Up to here nothing counts as uncommitted: it is committed, and durable here, so that it can be applied."""
         self._take(EntryKind.EMPTY)
         self._tell_at_ms: int | None = None
-        """When followers that have not heard of the newest commit are told, if nothing else tells them before."""
+        """When followers that have not heard of the newest commit are told, if no other message tells them before."""
 
     # --- members ---------------------------------------------------------------------------------
 
     def _follow_members(self, next_index: int) -> None:
-        """New members are asked first whether they hold what is before `next_index`."""
+        """New members are first asked whether they hold the entry before `next_index`."""
         members = self._log.members
         for member in members.all:
             if member != self.me and member not in self.progress:
@@ -117,13 +117,14 @@ class RaftLeading:
     def lag_of(self, learner: str) -> int:
         """How many entries it lacks before it may be made a voter; 0 or less when it may."""
         match = self.progress[learner].match
-        # One that never answered may not even exist, however short the log: its promotion could never be committed.
+        # A member that never answered may not even exist, however short the log: its promotion could never be
+        # committed.
         return max(1, self._log.commit) if match == 0 else self._log.commit - match - self._config.promote_lag_entries
 
     # --- proposals -------------------------------------------------------------------------------
 
     def match_of(self, member: str) -> int:
-        """How far a member holds this leader's log, durably, as it said itself; 0 if that is not known."""
+        """How far a member holds this leader's log durably, by its own report; 0 if that is not known."""
         progress = self.progress.get(member)
         return 0 if progress is None else progress.match
 
@@ -149,7 +150,7 @@ class RaftLeading:
     # --- what leaves -----------------------------------------------------------------------------
 
     def flush(self, now_ms: int) -> None:
-        """Send what has gathered since the last time: entries, a round for waiting reads. News of a commit can wait."""
+        """Send what has gathered: entries, a round for waiting reads. News of a commit can wait."""
         self._start_reads()
         log = self._log
         for member, progress in self.progress.items():
@@ -161,7 +162,7 @@ class RaftLeading:
             self.tell_commit()
 
     def tell_commit(self) -> None:
-        """Whoever has not heard of the newest commit with something else hears of it now."""
+        """Send the newest commit to followers that have not received it with another message."""
         self._tell_at_ms = None
         for member, progress in self.progress.items():
             if self._lacks_news(progress):
@@ -308,7 +309,8 @@ class RaftLeading:
         if answer.received_bytes <= len(progress.snapshot.data):
             moved = answer.received_bytes != progress.snapshot_received
             progress.snapshot_received = answer.received_bytes
-            # The same place twice is an answer to a repeated chunk: the next heartbeat repeats it, not a storm.
+            # The same position twice is an answer to a repeated chunk: the next heartbeat repeats the chunk, which
+            # avoids a storm.
             if moved and answer.received_bytes < len(progress.snapshot.data):
                 self._send_chunk(sender, progress)
 
@@ -322,7 +324,7 @@ class RaftLeading:
         return progress
 
     def advance_commit(self) -> None:
-        """After an answer, after a write of our own, after a change of the members."""
+        """Advance the commit: after an answer, after a local write, after a change of the members."""
         log = self._log
         index = log.members.agreed(self._match)
         if index > log.commit and log.term_at(index) == self.term:  # LD1
@@ -351,7 +353,7 @@ class RaftLeading:
         self._reads_new.clear()
         for member, progress in self.progress.items():
             if progress.pace is Pace.SNAPSHOT:
-                # The round alone: the chunk that is on its way need not be repeated for every read.
+                # The round alone: the chunk in flight need not be repeated for every read.
                 nothing = AppendEntries(
                     term=self.term, previous_index=0, previous_term=0, entries=(), commit=0, round=self._round
                 )
@@ -390,7 +392,7 @@ class RaftLeading:
         self._advance_transfer(target, self.progress[target])
 
     def hand_over(self, now_ms: int) -> None:
-        """To the voter that holds most, if there is one and nothing of the kind is under way."""
+        """Hand over to the voter that holds most, if there is one and no handover is under way."""
         voters = [voter for voter in self._log.members.voters if voter != self.me]
         if self._transfer is None and voters:
             self.transfer(max(voters, key=lambda voter: (self.progress[voter].match, voter)), now_ms)

@@ -1,8 +1,8 @@
-"""The entries of one member, as far as they are newer than its snapshot, in memory.
+"""The entries of one member that are newer than its snapshot, in memory.
 
 G1  base_index <= snapshot index, base_index <= commit, stable <= last_index; handed <= min(commit, stable), but while a
     leader's snapshot is still being written.
-G2  What is committed is never replaced.
+G2  Committed entries are never replaced.
 G3  The membership in force is the newest one in the log, committed or not; truncation brings the one before back.
 """
 
@@ -36,9 +36,9 @@ class RaftLog:
         self._memberships = [(head.index, head.members)]
         self._note_memberships(entries)
         self.commit = self.handed = head.index
-        """`handed`: given to the caller to be applied."""
+        """Invariant: see G1. `handed` is the index up to which entries were given to the caller to be applied."""
         self.stable = self.stored = self.last_index
-        """Durable up to here; given to the caller to be written up to here."""
+        """Durable up to here; entries up to here were given to the caller to be written."""
 
     def _note_memberships(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -71,7 +71,7 @@ class RaftLog:
         return next(members for at, members in reversed(self._memberships) if at <= index)
 
     def term_at(self, index: int) -> int | None:
-        """None where the log holds nothing: before its base or after its end."""
+        """The term at `index`; None where the log holds nothing: before its base or after its end."""
         place = index - self.base_index
         if place == 0:
             return self.base_term
@@ -118,7 +118,7 @@ class RaftLog:
         return None
 
     def _cut(self, index: int) -> None:
-        """Forget the entries from `index` on: another leader's take their place."""
+        """Drop the entries from `index` on: another leader's entries replace them."""
         assert index > self.commit, "G2"
         del self._entries[index - self.base_index - 1 :]
         while self._memberships[-1][0] >= index:
@@ -143,7 +143,7 @@ class RaftLog:
     # --- shrinking -------------------------------------------------------------------------------
 
     def compact(self, snapshot: Snapshot, keep_from_index: int) -> None:
-        """The state machine's own snapshot makes entries needless; some are kept for followers a little behind."""
+        """The state machine's own snapshot replaces entries; some are kept for followers that are a little behind."""
         head = snapshot.head
         assert self.snapshot.head.index <= head.index <= self.handed, "G1"
         base = max(self.base_index, min(keep_from_index - 1, head.index))

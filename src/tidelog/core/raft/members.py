@@ -1,8 +1,8 @@
-"""Who belongs to a Raft group: voters count, learners only listen.
+"""The membership of a Raft group: voters count for majorities, learners only receive.
 
-M1  A change adds, promotes, demotes or removes exactly one member, so the majorities of before and after always
-    share a voter (section 4.1 of the dissertation).
-M2  There is always a voter. Nobody is voter and learner at once.
+M1  A change adds, promotes, demotes or removes exactly one member, so the majorities of before and after always share a
+    voter (section 4.1 of the dissertation).
+M2  There is always a voter. No member is voter and learner at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Members:
         return member in self.voters or member in self.learners
 
     def changed(self, change: MembersChange) -> Members:
-        """The membership after one change (M1), or `MembershipRefused` in words."""
+        """The membership after one change (M1), or `MembershipRefused` with the reason."""
         member, voters, learners = change.member, set(self.voters), set(self.learners)
         match change:
             case AddLearner():

@@ -1,4 +1,4 @@
-"""What members of a Raft group say to each other, and what a core asks of its caller.
+"""Messages between members of a Raft group, and what the core orders from its caller.
 
 Indexes are from 1; index 0 with term 0 is the place before the first entry.
 """
@@ -14,7 +14,7 @@ from tidelog.core.raft.members import Members
 
 class EntryKind(IntEnum):
     EMPTY = 0
-    """A leader's first entry of its term: once it is committed, so is all before it (section 5.4.2)."""
+    """A leader's first entry of its term: once it is committed, so are all entries before it (section 5.4.2)."""
     CHANGE = 1
     """For the state machine."""
     MEMBERS = 2
@@ -23,7 +23,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where a proposal stands: it is committed if the entry applied at this index has this term, else it is not."""
+    """The place of a proposal: it is committed if the entry applied at this index has this term, else it is not."""
 
     index: int
     term: int
@@ -36,7 +36,7 @@ class Entry:
     kind: EntryKind
     data: bytes = b""
     members: Members | None = None
-    """Of a MEMBERS entry."""
+    """The membership in a MEMBERS entry."""
 
     @property
     def size_bytes(self) -> int:
@@ -70,7 +70,7 @@ class VoteRequest:
     last_index: int
     last_term: int
     pre: bool
-    """A question only: nobody's term or vote changes (section 9.6 of the dissertation)."""
+    """A pre-vote: it changes no term and no vote (section 9.6 of the dissertation)."""
     forced: bool = False
     """The leader itself asked for this election, so its lease does not protect it."""
 
@@ -124,13 +124,13 @@ class SnapshotAnswer:
     term: int
     round: int
     index: int
-    """Of the snapshot that is being received."""
+    """The bytes received so far of the snapshot."""
     received_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutNow:
-    """The leader hands over: ask for votes at once."""
+    """The leader hands over to this member: ask for votes at once."""
 
     term: int
 

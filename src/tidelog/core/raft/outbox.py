@@ -1,4 +1,4 @@
-"""What gathers between two `Ready`s."""
+"""Messages that gather between two `Ready`s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Outbox:
     def __init__(self) -> None:
         self.now: list[Envelope] = []
         self.after: list[Envelope] = []
-        """Only once everything that is to be written so far is durable."""
+        """To be sent only once everything written so far is durable."""
         self.reads: list[ReadReady | ReadAborted] = []
 
     def send(self, to: str, message: Message) -> None:

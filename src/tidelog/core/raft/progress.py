@@ -1,4 +1,4 @@
-"""What a leader knows of one follower: how far it agrees, and how much may be on its way to it."""
+"""What a leader knows of one follower: how far their logs agree, and what is in flight to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tidelog.core.raft.messages import Snapshot
 
 class Pace(Enum):
     PROBE = "probe"
-    """Where the logs agree is not known: one append at a time."""
+    """It is not known where the logs agree: one append at a time."""
     REPLICATE = "replicate"
     """Appends follow each other without waiting for answers, up to a limit."""
     SNAPSHOT = "snapshot"
-    """What it needs next is compacted away; a snapshot is on its way in chunks."""
+    """The entries it needs next are compacted away; a snapshot is being sent in chunks."""
 
 
 class MemberProgress:
@@ -41,15 +41,15 @@ class MemberProgress:
         self.next = next_index
         self.pace = Pace.PROBE
         self.probed = False
-        """An append is on its way and nothing more leaves before the next heartbeat or answer."""
+        """An append is in flight and nothing more is sent before the next heartbeat or answer."""
         self.heard = True
-        """It spoke since the last check of the quorum; new followers have the benefit of the doubt."""
+        """It was heard since the last check of the quorum; a new follower counts as heard."""
         self.round = 0
         """The newest round it has answered."""
         self.snapshot: Snapshot | None = None
         self.snapshot_checksum = self.snapshot_received = 0
         self.told = 0
-        """The newest commit that was in a message to it."""
+        """The newest commit index that was sent to it."""
         self._flight: deque[tuple[int, int]] = deque()
         self._flight_bytes = 0
 

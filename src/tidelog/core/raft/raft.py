@@ -4,14 +4,15 @@ Nothing here does I/O, reads a clock or rolls dice. What a caller must keep: the
 `now_ms` never goes back; messages are passed in with the member that really sent them; call `tick` when `wake_at_ms`
 says so.
 
-RA1  A member votes at most once in a term, and its vote is durable before anyone hears of it (sections 5.2, 5.4.1).
+RA1  A member votes at most once in a term, and its vote is durable before it is sent (sections 5.2, 5.4.1).
 RA2  At most one leader in a term; a leader never overwrites or deletes its own entries (section 5.3).
 RA3  Equal (index, term) means equal entries, and equal entries before them (log matching, section 5.3).
 RA4  A committed entry is in the log of every later leader (section 5.4.3).
-RA5  A member that cannot win does not raise anyone's term: it asks first (pre-vote, section 9.6 of the dissertation),
-     and who has heard a leader within an election timeout does not answer (section 4.2.3).
-RA6  What a member says it holds is durable (`messages_after`). A leader's appends leave before its own write of those
-     entries is done (section 10.2.1), for it counts itself only then; no message leaves before its term is durable.
+RA5  A member that cannot win raises no other member's term: it sends a pre-vote first (section 9.6 of the
+     dissertation), and a member that has heard a leader within an election timeout does not grant it (section 4.2.3).
+RA6  The entries that a member reports to hold are durable (`messages_after`). A leader's appends leave before its own
+     write of those entries is done (section 10.2.1), since it counts itself only after that; no message leaves before
+     its term is durable.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class RaftStatistics:
     snapshot_index: int
     log_entries: int
     elections: int
-    """Times this member asked for votes."""
+    """How often this member asked for votes."""
 
 
 class Raft:
@@ -79,7 +80,7 @@ class Raft:
         random_fraction: Callable[[], float],
         now_ms: int,
     ) -> None:
-        """From what the disk holds. `random_fraction` draws from [0, 1): elections that keep colliding end by it."""
+        """Built from the state on disk. `random_fraction` draws from [0, 1): it ends elections that keep colliding."""
         self.me = me
         self.term = hard_state.term
         self.vote = hard_state.vote
@@ -106,7 +107,7 @@ class Raft:
 
     @property
     def members(self) -> Members:
-        """In force now, committed or not."""
+        """The membership in force, committed or not."""
         return self.log.members
 
     @property
@@ -120,7 +121,8 @@ class Raft:
 
     @property
     def may_campaign(self) -> bool:
-        """A voter, or one whose removal is not known to be committed: the others may need its log (section 4.2.2)."""
+        """A voter, or a member whose removal is not known to be committed: the others may need its log (section
+        4.2.2)."""
         log = self.log
         if self.is_voter or log.members_index <= log.commit:
             return self.is_voter
@@ -128,7 +130,7 @@ class Raft:
 
     @property
     def leading(self) -> RaftLeading | None:
-        """What this member knows as leader, or None."""
+        """The state of this member as leader, or None."""
         return self._leading
 
     def statistics(self) -> RaftStatistics:
@@ -169,12 +171,12 @@ class Raft:
         self._lead().transfer(target, now_ms)
 
     def campaign(self, now_ms: int) -> None:
-        """Ask for votes now, not when the election timeout says so: for a founder, which has nobody to wait for."""
+        """Ask for votes now, without waiting for the election timeout: for a founder, which is alone."""
         if self._leading is None and self.may_campaign:
             self._campaign(now_ms, pre=True)
 
     def compact(self, snapshot: Snapshot, *, keep_from_index: int) -> None:
-        """A snapshot of the state machine is durable; entries before `keep_from_index` are forgotten."""
+        """A snapshot of the state machine is durable; entries before `keep_from_index` are dropped."""
         self.log.compact(snapshot, keep_from_index)
 
     def _lead(self) -> RaftLeading:
@@ -199,7 +201,7 @@ class Raft:
                 self._rest(now_ms)
 
     def _rest(self, now_ms: int) -> None:
-        """Start an election timeout anew: once or up to twice the configured one, drawn each time (section 5.2)."""
+        """Start a new election timeout: between once and twice the configured one, drawn each time (section 5.2)."""
         timeout_ms = self._config.election_timeout_ms
         self._election_at_ms = now_ms + timeout_ms + int(timeout_ms * self._random_fraction())
 
@@ -218,7 +220,7 @@ class Raft:
         self._rest(self._now_ms)
 
     def _campaign(self, now_ms: int, *, pre: bool, forced: bool = False) -> None:
-        """Ask for votes; `pre` only asks whether it would be worth it (RA5)."""
+        """Ask for votes; `pre` only asks whether an election could be won (RA5)."""
         self.leader = None
         self._votes = {self.me: True}
         self._rest(now_ms)
@@ -240,7 +242,7 @@ class Raft:
         )
         for voter in self.members.voters:
             if voter != self.me:
-                # Our own vote must be durable before anyone can count it (RA1).
+                # This member's own vote must be durable before any member can count it (RA1).
                 (self._outbox.send if pre else self._outbox.send_after)(voter, request)
 
     def _won(self, now_ms: int) -> None:
@@ -275,7 +277,7 @@ class Raft:
             case VoteAnswer():
                 self._on_vote_answer(sender, message, now_ms)
             case _ if self._leading is not None:
-                # From another leader of this term there can be nothing (RA2); a liar is not listened to.
+                # Another leader of this term cannot exist (RA2); such a message is ignored.
                 if isinstance(message, AppendAnswer):
                     self._leading.answered(sender, message)
                     self._resign_if_removed()
@@ -289,17 +291,17 @@ class Raft:
                 if self.may_campaign:
                     self._campaign(now_ms, pre=False, forced=True)
             case _:
-                pass  # an answer to a leadership of ours that is over
+                pass  # an answer to an earlier leadership of this member
 
     def _has_leader(self, now_ms: int) -> bool:
-        """Whether a leader spoke within an election timeout, or is us."""
+        """Whether a leader was heard within an election timeout, or this member leads."""
         if self._leading is not None:
             return True
         heard_ms = self._heard_ms
         return self.leader is not None and heard_ms is not None and now_ms - heard_ms < self._config.election_timeout_ms
 
     def _refuse_stale(self, sender: str, message: Message) -> None:
-        """Tell a leader of the past, and a candidate that asks ahead of time, which term it is."""
+        """Send the current term to a leader of an old term, and to a candidate with a pre-vote for an old one."""
         match message:
             case AppendEntries() | SnapshotChunk():
                 answer = AppendAnswer(term=self.term, round=0, accepted=False, index=0)
@@ -317,7 +319,7 @@ class Raft:
         if granted and not request.pre:
             self.vote = sender
             self._rest(now_ms)
-        # A granted pre-vote speaks of the term that is asked about; everything else speaks of ours.
+        # A granted pre-vote has the term that was asked about; every other message has this member's term.
         term = request.term if granted else self.term
         answer = VoteAnswer(term=term, granted=granted, pre=request.pre)
         self._outbox.send_after(sender, answer)  # RA1
@@ -375,7 +377,7 @@ class Raft:
         self._accept(sender, message.round, last_index)
 
     def _accept(self, sender: str, round_: int, index: int) -> None:
-        """Say how far we agree. What is being written is spoken of once it is durable (RA6)."""
+        """Report how far the logs agree. Entries being written are reported once they are durable (RA6)."""
         log = self.log
         if log.stable < index and log.stored < index:
             # New entries: they are in the next Ready, and the answer leaves after them.
@@ -413,7 +415,7 @@ class Raft:
         )
 
     def _distrust_writes(self, from_index: int) -> None:
-        """What is being written from this index on is no longer what the log holds there."""
+        """Entries being written from this index on are no longer what the log holds there."""
         for writing in self._writing:
             writing.index = min(writing.index, max(0, from_index - 1))
 
@@ -428,7 +430,7 @@ class Raft:
     # --- Ready ---------------------------------------------------------------------------------------
 
     def ready(self) -> Ready | None:
-        """What is to be done now, or None. Take it out after every input, or after a batch of them."""
+        """What is to be done now, or None. Take it after every input, or after a batch of them."""
         if self._leading is not None:
             self._leading.flush(self._now_ms)
         log, outbox, stored = self.log, self._outbox, self._hard_stored
@@ -466,7 +468,7 @@ class Raft:
         return ready
 
     def _take_committed(self) -> tuple[Entry, ...]:
-        """Committed entries are applied once they are durable here too, so what was applied is never forgotten."""
+        """Committed entries are applied once they are durable here too, so an applied entry is never lost."""
         log = self.log
         end = min(log.commit, log.stable)
         if end <= log.handed:
@@ -497,4 +499,4 @@ class _Writing:
         self.number = number
         self.hard_state = hard_state
         self.index = index
-        """The log is durable up to here once it is written; lowered if the log is cut meanwhile."""
+        """The log is durable up to here once this is written; lowered if the log is cut meanwhile."""

@@ -1,7 +1,7 @@
 """A snapshot that arrives in chunks, until it is whole.
 
 RG1  At most one snapshot is being received, and never more than the limit is kept.
-RG2  A snapshot is handed on only when every byte is there and its checksum is right.
+RG2  A snapshot is passed on only when every byte is there and its checksum is right.
 """
 
 from __future__ import annotations

@@ -72,12 +72,12 @@ class ReplicationConfig:
     placement_metadata: tuple[tuple[str, str], ...] = ()
     """Sorted pairs: `metadata.intent`, `metadata.colocate-with`, `metadata.colocate-with-strict`, `scope:...`."""
     heartbeat_ms: int = 500
-    """From 100. A leader is silent after three of them."""
+    """At least 100. A leader counts as silent after three of them."""
     leader_pinned: str | None = None
-    """Leads whenever it is healthy."""
+    """This node leads whenever it is healthy."""
     on_under_capacity: UnderCapacity = UnderCapacity.WITHDRAW
     replication_budget_fraction: float = 0.5
-    """Of a link's measured peak, for catch-up: (0, 1]."""
+    """The share of a link's measured peak that catch-up may use: (0, 1]."""
     min_isr: int | None = None
     """None: 2 for an effective factor of 3 or more, else 1 (R4)."""
     skip_threshold_bytes: int = 100 * MIB
@@ -96,7 +96,7 @@ class ReplicationConfig:
         return replace(self, placement=placement)
 
     def with_placement_metadata(self, metadata: Mapping[str, str]) -> Self:
-        """In place of what was there."""
+        """Replaces the value that was there."""
         return replace(self, placement_metadata=tuple(sorted(metadata.items())))
 
     def with_heartbeat_ms(self, heartbeat_ms: int) -> Self:
@@ -137,12 +137,12 @@ class ReplicationConfig:
             wrong["replication_budget_fraction"] = (
                 f"replication_budget_fraction is {fraction}; choose more than 0 and at most 1"
             )
-        # What is wrong in itself is replaced by its default, so that the rest can still be judged.
+        # A field that is wrong in itself is replaced by its default, so that the others can still be checked.
         sound = replace(self, **{name: getattr(_DEFAULT, name) for name in wrong})
         return [*wrong.values(), *sound.to_channel_config().problems()]
 
     def _wrong_types(self) -> dict[str, str]:
-        """By field."""
+        """By field name."""
         wrong = _wrong_numbers(self, ("factor", "heartbeat_ms", "skip_threshold_bytes"))
         if self.min_isr is not None:
             wrong |= _wrong_numbers(self, ("min_isr",))
@@ -168,7 +168,7 @@ class ReplicationConfig:
             raise InvalidConfig(section="replication", problems=found)
 
     def to_channel_config(self, base: ChannelConfig | None = None) -> ChannelConfig:
-        """As the catalog stores it; what replication does not say is taken from `base`."""
+        """In the form that the catalog stores; fields that replication does not have are taken from `base`."""
         placement, nodes = _to_catalog(self.placement)
         return replace(
             base or ChannelConfig(),
@@ -210,7 +210,8 @@ _DEFAULT: Final = ReplicationConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileConfig:
-    """One channel as a program opens it. By default it is on disk, synced, never trimmed and not replicated."""
+    """The settings of one channel as a program opens it. By default it is on disk, synced, never trimmed and not
+    replicated."""
 
     persistent: bool = True
     """False: in memory, up to the hard cap of seed 001."""
@@ -220,7 +221,7 @@ class FileConfig:
     retention_max_bytes: int | None = None
     retention_max_age_ms: int | None = None
     replication: ReplicationConfig | None = None
-    """None: the channel stays on this node and says nothing on the wire."""
+    """None: the channel stays on this node and is not replicated."""
 
     def with_persistent(self, persistent: bool) -> Self:
         return replace(self, persistent=persistent)
@@ -264,7 +265,7 @@ class FileConfig:
             raise InvalidConfig(section="file", problems=found)
 
     def to_channel_config(self) -> ChannelConfig:
-        """As the catalog stores it."""
+        """In the form that the catalog stores."""
         own = ChannelConfig(
             replicated=False,
             fsync=self.fsync,
@@ -280,7 +281,7 @@ class FileConfig:
 
     @classmethod
     def from_channel_config(cls, config: ChannelConfig) -> Self:
-        """Of a channel that is not replicated, what only replication would use is left out."""
+        """Fields that only replication would use are left out for a channel that is not replicated."""
         return cls(
             persistent=config.persistent,
             fsync=config.fsync,
@@ -319,7 +320,7 @@ def _wrong_numbers(config: ReplicationConfig | FileConfig, names: Sequence[str])
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """The annotations are promises of a caller that may not use a type checker; this looks."""
+    """Check the annotations: the caller may not use a type checker."""
     return isinstance(value, kind)
 
 

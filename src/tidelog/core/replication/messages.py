@@ -1,11 +1,12 @@
-"""What the replicas of a channel say to each other, and to the metadata leader, free of any wire.
+"""Messages between the replicas of a channel, and to the metadata leader.
 
-The names are those of seed 001; what its messages lack for safety (epochs, what is held durably, where histories part)
-is added. Offsets are half-open everywhere; `docs/protocols/replication.md` has the bytes and the seed's field names.
+The names are those of seed 001; fields that its messages lack for safety (epochs, durable ends, where histories
+diverge) are added. Offsets are half-open everywhere; `docs/protocols/replication.md` has the bytes and the seed's field
+names.
 
-MS1  A request and its answer carry the leader epoch; whoever reads an epoch that is not its own drops the message.
+MS1  A request and its answer contain the leader epoch; a receiver in another epoch drops the message.
 MS2  `held_end` is the acknowledgement: everything below it is as durable at the sender as the channel promises.
-MS3  An answer without data takes no request away: the leader still owes its sender the next records.
+MS3  An answer without data does not end a standing request: the leader still owes its sender the next records.
 """
 
 from __future__ import annotations
@@ -20,43 +21,45 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest:
-    """A replica to its leader: this is what I hold, send me what follows. It stands until it is answered with data."""
+    """A replica to its leader: the end that it holds, and a request for what follows. It stands until it is answered
+    with data."""
 
     channel_id: int
     leader_epoch: int
     request_id: int
     """Rises with every request of this replica in this epoch. A refusal of an older one is dropped."""
     fetch_from: int
-    """The next offset it can take."""
+    """The next offset that the replica can take."""
     last_epoch: int
-    """Of the record before `fetch_from`; 0 if it holds none."""
+    """The epoch of the record before `fetch_from`; 0 if it holds none."""
     held_end: int
     """MS2."""
     committed_end: int
-    """As far as it knows."""
+    """The committed end that it knows."""
     incarnation: int
-    """Of its node (R3)."""
+    """The incarnation of its node (R3)."""
     channel_epoch: int
-    """Of the channel as its sender knows it: it joins the ISR only on what it said in the epoch in which it joins. So
-    who withdraws knows, once that epoch is over, that nothing it said before can bring it back in."""
+    """The channel epoch that its sender knows: it joins the ISR only by a request sent in the epoch in which it
+    joins. So a replica that withdraws knows, once that epoch is over, that none of its earlier requests can bring it
+    back in."""
     chunk_bytes_max: int
     again: bool = False
-    """Send from `fetch_from` even if that was sent before: it did not arrive, or was cut since. Without it, the request
-    may only acknowledge what is held, while more is on its way."""
+    """Send from `fetch_from` even if that was sent before: it did not arrive, or was cut since. Without it the request
+    may only acknowledge records, while more are in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResponse:
-    """The next blocks, or nothing but how far the channel is committed."""
+    """The next blocks, or only the committed end."""
 
     channel_id: int
     leader_epoch: int
     request_id: int
     committed_end: int
     log_start: int
-    """The leader's: what lies before it is gone."""
+    """The leader's log start: records before it are gone."""
     log_end: int
-    """The leader's: beyond the data, there is more to ask for at once."""
+    """The leader's log end: beyond the data, there is more to request at once."""
     first_offset: int = 0
     data: Sequence[Buffer] = ()
     """Whole blocks, one after the other; empty means none."""
@@ -70,9 +73,9 @@ class SyncError(Enum):
     """Why a request is not answered with data."""
 
     NOT_LEADER = 1
-    """Of this epoch. The catalog will say who is."""
+    """The receiver does not lead in this epoch. The catalog will name the leader."""
     BAD_RANGE = 2
-    """Retention has removed it: begin anew at `log_start` (R11)."""
+    """Retention has removed the range: begin anew at `log_start` (R11)."""
     BACKPRESSURE = 3
     """The budget is used up: ask again after `retry_after_ms`."""
     CHANNEL_CLOSED = 4
@@ -86,7 +89,7 @@ class SyncError(Enum):
 class SyncNack:
     channel_id: int
     leader_epoch: int
-    """The leader's own, as it knows it."""
+    """The leader's own channel epoch, as far as it knows it."""
     request_id: int
     error: SyncError
     log_start: int = 0
@@ -98,7 +101,7 @@ class SyncNack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notify:
-    """There is data, and no request of yours stands: ask again. Heals whatever was lost."""
+    """There is data, and no request of this replica stands: request again. Recovers from any lost message."""
 
     channel_id: int
     leader_epoch: int
@@ -116,7 +119,7 @@ class LeaderSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resign:
-    """To the metadata leader: I cannot go on leading this channel (a full disk, a damaged log): elect another (R10)."""
+    """To the metadata leader: this leader cannot go on (a full disk, a damaged log): elect another (R10)."""
 
     channel_id: int
     leader_epoch: int
@@ -126,7 +129,8 @@ class Resign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
-    """To the metadata leader: I gave up my copy of this channel (under capacity): take me out and place another."""
+    """To the metadata leader: the sender gave up its copy of this channel (under capacity): remove it and place
+    another."""
 
     channel_id: int
     channel_epoch: int
@@ -136,29 +140,30 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskLog:
-    """From the metadata leader, before it elects: how far does your log go, what do you know of the others' (R5)?"""
+    """From the metadata leader, before it elects: how far does the log go, and which ends of others are known (R5)?"""
 
     channel_id: int
     channel_epoch: int
     with_memory: bool = False
-    """Whether the answer may hold more than an older version can read: `LogFacts.memory`."""
+    """Whether the answer may have a field that older versions cannot read: `LogFacts.memory`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMemory:
-    """What a replica knows beside its own log, from what leaders and followers told it, and durably."""
+    """What a replica knows durably beside its own log, from messages of leaders and followers."""
 
     epoch: int = 0
-    """The leader epoch in which it last heard of the others. It says nothing about logs that have gone on since."""
+    """The leader epoch in which it last heard of the others. Logs may have grown since."""
     committed_end: int = 0
-    """The largest that a leader ever told it, whether it holds that much or not. An unclean election voids it."""
+    """The largest committed end that a leader ever sent it, whether it holds that much or not. An unclean election
+    voids it."""
     ends: tuple[tuple[str, int], ...] = ()
-    """(node, end) by name: so far it was durable there, its own node included."""
+    """(node, durable end) by name, its own node included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """The answer: the last epoch and the end of what is held durably, and what it remembers."""
+    """The answer: the last epoch, the durable end, and what it knows of the others."""
 
     channel_id: int
     channel_epoch: int
@@ -170,9 +175,9 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeChange:
-    """To the metadata leader: bring this change of the catalog about, as encoded by it.
+    """To the metadata leader: propose this change of the catalog.
 
-    Nobody answers. Changes of channels are compare-and-set, so the catalog itself shows what became of them.
+    There is no answer. Changes of channels are compare-and-set, so the catalog itself shows the outcome.
     """
 
     change: bytes
@@ -180,7 +185,7 @@ class ProposeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoadReport:
-    """To the metadata leader, now and then: what placement must know of this node."""
+    """To the metadata leader, periodically: the facts about this node that placement needs."""
 
     incarnation: int
     free_bytes: int

@@ -1,12 +1,12 @@
-"""What replication counts, per channel, under the names of seed 001, and the text that Prometheus reads.
+"""Counters of replication per channel, under the names of seed 001, in Prometheus' text format.
 
 Counters only rise and are those of this node since it started. A lag is that of the role the node has in the channel
-now; a series is absent until it was first observed, and ends when the role does: a value that nobody renews would read
-like one that still holds.
+now; a series is absent until it was first observed, and ends when the role does: a value that is not renewed would look
+current.
 
 ME1  Names, types, labels and order are fixed: the seed's seven, `announce_divergence`, then our own two.
 ME2  At most `CHANNELS_MAX` channels have series of their own. All others share the counters of `__overflow__`, which
-     has no lags: one number for many channels would say nothing.
+     has no lags: one number for many channels would mean nothing.
 ME3  A snapshot is a moment: it does not change when counters do.
 """
 
@@ -65,7 +65,7 @@ _COUNTERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far a channel is behind, as seen in the node's present role."""
+    """How far a channel is behind, in the role that the node has now."""
 
     role: str
     """`leader` or `replica`: the label of the seed."""
@@ -90,7 +90,7 @@ class ChannelSample:
 
 
 class ChannelMetrics:
-    """The counters of one channel. Whoever replicates it holds this and counts as things happen."""
+    """The counters of one channel. The code that replicates it holds this and counts events."""
 
     __slots__ = (
         "_lag",
@@ -114,26 +114,26 @@ class ChannelMetrics:
         self.leader_changes = 0
         """On every entry into the role Leader on this node."""
         self.under_capacity = 0
-        """On every refused append, before the policy acts; both policies count."""
+        """Counted on every refused append, before the policy acts; both policies count."""
         self.skip_ahead = 0
-        """On every BadRange received."""
+        """Counted on every BadRange received."""
         self.election_thrash = 0
-        """On every Replica -> Candidate for missed heartbeats."""
+        """Counted on every Replica -> Candidate for missed heartbeats."""
         self.witness_withdrawals = 0
         """Reserved by the seed: shown, and never counted."""
         self.announce_divergence = 0
-        """When withdrawing the tag failed after the role had ended."""
+        """Counted when withdrawing the tag failed after the role had ended."""
 
     def observe_leader(self, *, silence_us: int, records: int, byte_count: int) -> None:
-        """As the leader: the largest of each over its replicas."""
+        """As the leader: the largest lag of each kind over its replicas."""
         self._observe("leader", silence_us, records, byte_count)
 
     def observe_replica(self, *, silence_us: int, records: int, byte_count: int) -> None:
-        """As a replica: since the leader was heard, and behind its log as last told."""
+        """As a replica: the time since the leader was heard, and the lag behind its last known log."""
         self._observe("replica", silence_us, records, byte_count)
 
     def observe_nothing(self) -> None:
-        """Neither leader nor replica any more."""
+        """The node is neither leader nor replica any more."""
         self._lag = None
 
     def _observe(self, role: str, silence_us: int, records: int, byte_count: int) -> None:
@@ -153,11 +153,11 @@ class ReplicationMetricsSnapshot:
     """All channels at one moment, by name (ME3)."""
 
     enabled: bool
-    """False: replication was never switched on, and there is nothing to say."""
+    """False: replication was never switched on, and there is nothing to report."""
     channels: tuple[ChannelSample, ...]
 
     def prometheus_text(self) -> str:
-        """Format 0.0.4, without timestamps. Empty if replication is off; else every name is announced."""
+        """The text in format 0.0.4, without timestamps. Empty if replication is off; else every name is announced."""
         return "".join(f"{line}\n" for line in self._lines()) if self.enabled else ""
 
     def _lines(self) -> Iterator[str]:
@@ -188,15 +188,16 @@ class ReplicationMetricsRegistry:
         self._overflow: ChannelMetrics | None = None
 
     def enable(self) -> None:
-        """Replication was switched on. Asking again changes nothing."""
+        """Replication was switched on. Calling it again changes nothing."""
         self._enabled = True
 
     def channel(self, name: str) -> ChannelMetrics:
-        """The channel's own, made at the first call, or those that all beyond the limit share (ME2)."""
+        """The channel's own counters, made at the first call, or those that all channels beyond the limit share
+        (ME2)."""
         held = self._channels.get(name)
         if held is not None:
             return held
-        # A channel may bear this very name; two series of one name would make the whole scrape invalid.
+        # A channel may have this very name; two series of one name would make the whole scrape invalid.
         if name == OVERFLOW or len(self._channels) >= self._channels_max:
             if self._overflow is None:
                 self._overflow = ChannelMetrics(OVERFLOW, shows_lag=False)

@@ -1,19 +1,19 @@
-"""Where the replicas of a channel live, and how they move until nodes carry alike.
+"""Where the replicas of a channel are placed, and how they move until the load is even.
 
-Decided by the metadata leader from the catalog, from what nodes report of themselves and from measured distances; the
-catalog then makes it so. A score is a product of axes in (0, 1]; an axis that is not asked for, or not known of
-anybody, is 1. What a node must have (active, the scope, the strict chain, free disk) is no axis but a condition, and of
-a node that fails it the reason is given in words. `docs/protocols/placement.md` has the table.
+Decided by the metadata leader from the catalog, from what nodes report of themselves and from measured distances; it
+takes effect as a change of the catalog. A score is a product of axes in (0, 1]; an axis that is not configured, or not
+known of any node, is 1. What a node must have (active, the scope, the strict chain, free disk) is no axis but a
+condition, and if a node fails it the reason is given in words. `docs/protocols/placement.md` has the table.
 
 What a caller must keep: `loads` are of the nodes' present incarnations; `keep` are replicas that are not lost for good.
 
 PL1  Equal facts give an equal placement; ties go to the smaller node id. Only the order of `keep` matters.
 PL2  Replicas go to as many hosts as there are among the candidates, before any score. A node without a host is its own.
 PL3  A node that fails a condition is never chosen, and its reason is always given.
-PL4  Fewer candidates than the factor: all of them. None, or a pinned node that cannot: `PlacementRefused`.
-PL5  A plan to rebalance never lessens the number of hosts of a channel, nor moves a pinned replica, nor sends a replica
-     where `choose_replicas` would not, or to where it is preferred less.
-PL6  Where no plan is left, none is made: applying a whole plan gives a cluster for which the plan is empty.
+PL4  Fewer candidates than the factor: all of them. None, or a pinned node that cannot be chosen: `PlacementRefused`.
+PL5  A plan to rebalance never lessens the number of hosts of a channel, nor moves a pinned replica, nor moves a replica
+     to a node that `choose_replicas` would not choose or prefers less.
+PL6  Applying a whole plan gives a cluster for which the plan is empty.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from tidelog.errors import PlacementRefused
 SCOPE_PREFIX: Final = "scope:"
 INTENT_PREFIX: Final = "intent:"
 INTENT_OTHER: Final = 0.5
-"""Of a node that does not declare the channel's intent. Soft: a full set of replicas is worth more than the intent."""
+"""The factor of a node that does not declare the channel's intent. Soft: a full set of replicas matters more than
+intent."""
 COLOCATION_OTHER: Final = 0.7
-"""Of a node that does not hold the chain of `metadata.colocate-with`."""
+"""The factor of a node that does not hold the chain of `metadata.colocate-with`."""
 FREE_BYTES_HALF: Final = 10**12
-"""With so much free disk a node scores one half on that axis."""
+"""With this much free disk a node scores one half on that axis."""
 NEAR_MS_HALF: Final = 10
-"""So far from the others it scores one half. Distances count in whole milliseconds: below, they are noise."""
+"""A node this far from the others scores one half. Distances count in whole milliseconds: below, they are noise."""
 
 RttUs: TypeAlias = Callable[[str, str], int | None]
 
@@ -56,24 +57,24 @@ class NodeLoad:
     leaders: int = 0
     free_bytes: int = 0
     capacity_bytes: int = 0
-    """0: not known, and then free_bytes says nothing."""
+    """0: not known, and then free_bytes means nothing."""
     chains: Collection[int] = frozenset()
     """Ids of channels of which it holds every retained, committed record."""
     partial: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """(held, retained) records of channels that it holds in part, where known. For words only."""
+    """(held, retained) records of channels that it holds in part, where known. For messages only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedReplicas:
-    """Where the replicas go, in the order in which they were chosen."""
+    """The chosen nodes, in the order in which they were chosen."""
 
     nodes: tuple[str, ...]
     wanted: int
     """The effective factor; more than `nodes` means under-replicated."""
     reasons: Mapping[str, str]
-    """By chosen node, in words."""
+    """Reasons by chosen node, in words."""
     refused: Mapping[str, str]
-    """By node that could not be chosen, in words."""
+    """Reasons by node that could not be chosen, in words."""
 
 
 def chain_id(text: str) -> int:
@@ -142,7 +143,7 @@ def _choose_pinned(
     refused: Mapping[str, str],
     keep: Sequence[str],
 ) -> PlacedReplicas:
-    """The literal list. Somebody chose it, so a node that cannot is his to hear of, not ours to leave out (PL4)."""
+    """The literal list. An operator chose it, so a node that cannot be used is reported, not left out (PL4)."""
     problems = []
     for node in config.pinned_nodes:
         if node in keep:
@@ -166,7 +167,7 @@ def _choose_pinned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wants:
-    """What a config asks of nodes."""
+    """What a config requires of nodes."""
 
     intent: str | None
     near_chain: int | None
@@ -174,7 +175,7 @@ class _Wants:
     scopes: frozenset[str]
     disk: bool
     literal: bool
-    """Pinned: the list is the placement, so only being there counts."""
+    """Pinned: the list is the placement, so only the node's presence counts."""
 
     @classmethod
     def of(cls, config: ChannelConfig) -> _Wants:
@@ -239,12 +240,12 @@ def _free(load: NodeLoad | None) -> float | None:
 
 
 def _host(record: NodeRecord | None, node: str) -> tuple[str, str]:
-    """A node of which no host is known stands for itself, whatever hosts are called."""
+    """A node without a known host counts as a host of its own."""
     return ("host", record.host) if record is not None and record.host else ("node", node)
 
 
 class _Choice:
-    """Replicas chosen one after the other, each with regard to those before it."""
+    """Replicas chosen one after the other, each depending on those before it."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class _Choice:
         held = {node: loads[node].replicas if node in loads else 0 for node in self.pool}
         fewest = min(held.values(), default=0)
         free = {node: _free(loads.get(node)) if wants.disk else None for node in self.pool}
-        # Who says nothing counts as the worst of those who do: nobody is chosen for being unknown.
+        # A node without reports counts as the worst of the others: no node is chosen for being unknown.
         least = min((value for value in free.values() if value is not None), default=1.0)
         for node, axes in self._axes.items():
             known = free[node]
@@ -277,7 +278,7 @@ class _Choice:
             self.reasons[node] = f"{node} {words}"
 
     def fill(self, count: int) -> None:
-        """Choose from the pool until there are so many, or nobody is left."""
+        """Choose from the pool until there are so many, or the pool is empty."""
         while self.pool and len(self.chosen) < count:
             hosts = Counter(_host(self._records.get(node), node) for node in self.chosen)
             near = self._nearness()
@@ -289,7 +290,7 @@ class _Choice:
             self.take(best, f"scores {scores[best]:.3f} ({words}), host {host}")
 
     def _nearness(self) -> dict[str, float]:
-        """Of each node of the pool to those chosen: the mean over what is measured."""
+        """The distance of each node of the pool to those chosen: the mean over what is measured."""
         measured = {}
         for node in self.pool:
             known = [rtt for other in self.chosen if (rtt := self._rtt_us(node, other)) is not None]
@@ -304,7 +305,8 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A replica goes: `add` catches up first; if `remove` leads, leadership goes to `add`; then `remove` is let go."""
+    """Move a replica: `add` catches up first; if `remove` leads, leadership moves to `add`; then `remove` is
+    removed."""
 
     channel_id: int
     add: str
@@ -313,7 +315,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveLeader:
-    """Leadership goes to `to`, once that one is in sync."""
+    """Leadership moves to `to`, once that replica is in sync."""
 
     channel_id: int
     to: str
@@ -331,10 +333,11 @@ def plan_rebalance(
     loads: Mapping[str, NodeLoad],
     moves_max: int = MOVES_MAX,
 ) -> list[Step]:
-    """What to move so that active nodes hold and lead alike, as far as hosts, pins and conditions allow.
+    """The moves after which active nodes hold and lead equally many channels, as far as hosts, pins and conditions
+    allow.
 
-    Nothing is done by it: for dry runs, show it. A plan that reached `moves_max` is a part of the way; ask again once
-    it is carried out. Counts are taken from the channels, not from the reports of nodes, which may be late.
+    Nothing is changed: for dry runs, show it. A plan with `moves_max` moves is a part of the way; ask again once it is
+    carried out. Counts are taken from the channels, not from the reports of nodes, which may be late.
     """
     assert moves_max > 0
     plan = _Plan(channels, nodes, loads, moves_max)
@@ -347,7 +350,7 @@ def plan_rebalance(
 
 
 def preview(channels: Iterable[ChannelRecord], steps: Iterable[Step]) -> list[ChannelRecord]:
-    """The channels as they will be once the plan is carried out. For looking at: epochs are those of now."""
+    """The channels as they will be once the plan is carried out, for display: epochs are those of now."""
     after = {channel.channel_id: channel for channel in channels}
     for step in steps:
         channel = after[step.channel_id]
@@ -409,7 +412,8 @@ class _Plan:
     # --- the search ----------------------------------------------------------------------------------
 
     def spread_hosts(self) -> bool:
-        """Two replicas on one host, and another host that could take one: whatever the counts. True if any moved."""
+        """Spread two replicas on one host to another host that could take one, whatever the counts. True if any
+        moved."""
         left = self._left
         hosts_max = len({_host(record, node) for node, record in self._records.items()})
         for channel_id, channel in self._channels.items():
@@ -434,10 +438,11 @@ class _Plan:
         fits: Callable[[int, str, str], bool],
         move: Callable[[int, str, str], None],
     ) -> None:
-        """Shift one from a node with more to one with at least two fewer, through others where there is no direct way.
+        """Shift a channel from a node with more to one with at least two fewer, through others where there is no direct
+        way.
 
-        Each shift lessens the sum of the squares of the counts, so this ends; and it ends only when no shift is left,
-        so that a second plan would find none (PL6).
+        Each shift lowers the sum of the squares of the counts, so this ends; and it ends only when no shift is left, so
+        that a second plan would find none (PL6).
         """
         closed: set[tuple[str, str]] = set()
         """Pairs of nodes between which no channel fits: looked at again only for channels that have moved since."""
@@ -478,7 +483,7 @@ class _Plan:
             self._lead(channel, channel_id, add)
 
     def _may_move(self, channel: _Moving, remove: str, add: str) -> bool:
-        """PL5, but for the hosts."""
+        """PL5, except for the hosts."""
         if channel.fixed or channel.wants.literal or add in channel.replicas:
             return False
         pinned = channel.record.config.leader_pinned
@@ -504,7 +509,7 @@ class _Plan:
         channel = self._channels[channel_id]
         if channel.fixed or target not in channel.replicas or channel.record.config.leader_pinned in channel.replicas:
             return False
-        # Who is behind cannot lead; a replica that only comes with this plan will have caught up.
+        # A replica that is behind cannot lead; one that only comes with this plan will have caught up.
         return channel.leader == source and (
             target not in channel.record.replicas or channel.record.member(target) is not None
         )
@@ -534,7 +539,7 @@ _Edge: TypeAlias = Callable[[str, str], int | None]
 
 
 def _shift(counts: dict[str, int], edge: _Edge) -> _Way | None:
-    """Which channels go from where to where, so that the counts of two nodes come closer; None if none can."""
+    """The channels to move from where to where, so that the counts of two nodes come closer; None if none can."""
     fewest = min(counts.values(), default=0)
     for source in sorted(counts, key=lambda node: (-counts[node], node)):
         if counts[source] - fewest < 2:
@@ -563,11 +568,11 @@ def _ways_from(source: str, counts: dict[str, int], edge: _Edge) -> dict[str, _W
 
 
 def _difference(channel_id: int, channel: _Moving) -> list[Step]:
-    """From what is to what was planned, with no move that another takes back."""
+    """The moves from the present state to the planned one, without any that another undoes."""
     record, leader = channel.record, channel.leader
     added = [node for node in channel.replicas if node not in record.replicas]
     removed = [node for node in record.replicas if node not in channel.replicas]
-    # Where the leader's replica goes, leadership goes with it: to the right node at once, if that one is new.
+    # Where the leader's replica moves, leadership moves with it: to the right node at once, if that one is new.
     added.sort(key=lambda node: (node != leader, node))
     removed.sort(key=lambda node: (node != record.leader, node))
     moves: list[Step] = [

@@ -1,6 +1,6 @@
-"""How far each replica is, as its leader sees it, and what is committed because of that.
+"""How far each replica has confirmed the log, as its leader sees it, and the committed end that follows.
 
-Pure arithmetic on offsets and times. `Lags` answers since when a replica has been behind; `committed_end` is the one
+Pure arithmetic on offsets and times. `Lags` tells since when a replica has been behind; `committed_end` is the one
 place where the high watermark is computed.
 
 PG1  The committed end is the smallest durable end of the leader and of every counted replica, and only rises (R3).
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _MARK_MS: Final = 50
-"""How finely it is remembered when the log ended where."""
+"""The time resolution of the remembered log ends."""
 
 
 class ReplicaProgress:
@@ -41,7 +41,7 @@ class ReplicaProgress:
 
     def __init__(self, now_ms: int) -> None:
         self.is_known = False
-        """Whether it has spoken in this epoch, with a history that is ours."""
+        """Whether it has sent a request in this epoch, with a history that matches."""
         self.incarnation = 0
         self.fetch_from = 0
         self.held_end = 0
@@ -49,23 +49,23 @@ class ReplicaProgress:
         self.committed_told = -1
         self.request_id = 0
         self.channel_epoch = 0
-        """As it knew the channel when it last asked."""
+        """The committed end that it knew at its last request."""
         self.stands = False
-        """A request of it stands, to be answered with the next records."""
+        """A standing request of it waits for the next records."""
         self.reading = False
         """Old blocks are being read for it."""
         self.seen_ms = now_ms
         self.since_ms = now_ms
-        """Since when it is not known, if it is not."""
+        """Since when its end is not known, if it is not."""
         self.notified_ms = now_ms
         self.shrunk_ms = 0
-        """When it was last proposed that it leaves the ISR because it lost records."""
+        """When its removal from the ISR for lost records was last proposed."""
         self.wait_until_ms = 0
-        """Its last request was pushed back until then."""
+        """Its last request was delayed until then."""
 
 
 class Lags:
-    """Since when a replica at some offset has been behind."""
+    """Tells since when a replica at some offset has been behind."""
 
     def __init__(self, log_end: int, now_ms: int) -> None:
         self._marks: deque[tuple[int, int]] = deque()
@@ -80,7 +80,7 @@ class Lags:
             self._marks.append((now_ms, before))
 
     def forget_before(self, end: int) -> None:
-        """Every replica that matters holds everything below `end`."""
+        """Every replica that counts holds everything below `end`."""
         while len(self._marks) > 1 and self._marks[1][1] <= end:
             self._marks.popleft()
 
@@ -116,7 +116,7 @@ class Uncommitted:
             self.bytes -= blocks.popleft()[1]
 
     def cut(self, log_end: int) -> None:
-        """What lay beyond was refused."""
+        """The bytes beyond were refused."""
         blocks = self._blocks
         while blocks and blocks[-1][0] > log_end:
             self.bytes -= blocks.pop()[1]
@@ -125,7 +125,7 @@ class Uncommitted:
 def committed_end(
     *, current: int, own_end: int, counted: Iterable[ReplicaProgress], isr_count: int, min_isr: int
 ) -> int:
-    """PG1, PG2, PG3. `counted` are the other members of the ISR and whoever is joining it."""
+    """PG1, PG2, PG3. `counted` are the other members of the ISR and replicas that are joining it."""
     if isr_count < min_isr:
         return current
     smallest = own_end

@@ -1,10 +1,10 @@
-"""The role of a node in a channel, and every way from one to another: seed 001's table, checked by cause.
+"""The role of a node in a channel, and every transition between roles: seed 001's table, checked by cause.
 
-A transition names its cause. What no cause allows is `InvalidTransition`; what this cause does not allow is
-`WrongCause`. Nothing changes then. The table is all there is: no code decides roles beside it.
+A transition names its cause. A transition that no cause allows is `InvalidTransition`; one that this cause does not
+allow is `WrongCause`. Nothing changes then. No code outside this table decides roles.
 
 RO1  Leader is reached from Candidate only, and a Candidate becomes Leader only because the catalog elected it.
-RO2  Whatever ends a role ends in Idle, from where only a placement leads back.
+RO2  A role always ends in Idle, from where only a placement leads back.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Cause(Enum):
     MISSED_HEARTBEATS = "missed_heartbeats"
     """The leader was silent for three heartbeats."""
     ELECTION_CALLED = "election_called"
-    """The catalog elects without anybody having been silent: a first leader, a pinned one that is back."""
+    """The catalog elects although no leader was silent: a first leader, a pinned one that is back."""
     ELECTION_WON = "election_won"
     ELECTION_LOST = "election_lost"
     LEADER_HEARD = "leader_heard"
-    """The leader that had been silent spoke before anybody was elected."""
+    """The leader that had been silent was heard before another was elected."""
     PEER_LEADER_OBSERVED = "peer_leader_observed"
     """The catalog has another leader, or this one's epoch is over."""
     GRACEFUL_RELINQUISH = "graceful_relinquish"
@@ -75,7 +75,7 @@ WITHDRAWAL: Final = {
     Role.REPLICA: Cause.DISK_PRESSURE_WITHDRAW,
     Role.CANDIDATE: Cause.CANDIDATE_DISK_PRESSURE_WITHDRAW,
 }
-"""Which cause a full disk has, by role."""
+"""The cause that a full disk is, by role."""
 
 
 def check_transition(channel: str, before: Role, after: Role, cause: Cause) -> None:

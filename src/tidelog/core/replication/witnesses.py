@@ -1,29 +1,31 @@
-"""Who has reported a leader as silent: kept by the metadata leader, in memory only (R6).
+"""Replicas that reported a leader as silent: kept by the metadata leader, in memory only (R6).
 
-A replica that has not heard its leader for three heartbeats of the channel says so, and says it again while it lasts.
-The leader is deposed when enough of them say so at the same time and the metadata leader has no fresh sign of it
-either. One bad link between two nodes is therefore never enough, however small the ISR. (When the metadata leader has
-itself lost a node, the session's end deposes its leaders without any witness.) A leader that the metadata leader does
-hear, and its followers do not, is of no use either: it is deposed if one of those who report it is better off (WI6).
+A replica that has not heard its leader for three heartbeats of the channel reports that, and repeats the report while
+it lasts. The leader is deposed when enough replicas report at the same time and the metadata leader has no fresh sign
+of it either. One bad link between two nodes is therefore never enough, however small the ISR. (When the metadata leader
+has itself lost a node, the session's end deposes its leaders without any witness.) A leader that the metadata leader
+hears, but its followers do not, is of no use either: it is deposed if one of the reporting replicas is better connected
+(WI6).
 
 What a caller must keep: pass the channel as the catalog has it now; `elected` when its leader has changed; `clear` when
-leadership of the metadata is lost. `is_silent` speaks of the leader *of this channel*: of a wedged channel on a live
-node, which has stopped claiming, it says True (R7).
+leadership of the metadata is lost. `is_silent` is about the leader *of this channel*: for a wedged channel on a live
+node, which has stopped claiming, it is True (R7).
 
 WI1  Only members of the ISR count, other than the leader, for the present leader in its present epoch, as the catalog
-     has both when the count is taken; and only reports of who knew the channel's present epoch when it spoke.
+     has both when the count is taken; and only reports of replicas that knew the channel's present epoch when they sent
+     them.
 WI2  A report counts for `leader_timeout_ms`, or for two heartbeats of its channel if they take longer, then it is
      forgotten: it is repeated once in each heartbeat, and those of several witnesses must meet.
-WI3  More than half of the ISR without the leader must have reported; with two in sync that is the one other, with one
-     nobody can depose the leader.
+WI3  More than half of the ISR without the leader must have reported; with two in sync that is the other one, with one
+     in sync no report can depose the leader.
 WI4  Witnesses alone never depose a leader of which there is a fresh sign at the metadata leader.
 WI5  Memory is bounded: at most `channels_max` channels, of each at most its ISR. The one that was reported longest ago
-     makes room; its witnesses will speak again.
-WI6  A leader that is cut off is deposed all the same: more than half of the other holders (ISR and eligible) report it,
-     or are known not to be heard by it (a way that is lost in one direction: they hear it, and it gets none of their
+     makes room; its witnesses will report again.
+WI6  A leader that is cut off is deposed all the same: more than half of the other replicas (ISR and eligible) report
+     it, or are known not to be heard by it (a link that fails in one direction: they hear it, and it gets none of their
      requests), and one of them is in contact with at least `min_isr` of them, itself included, and with more than the
-     leader is. So a leader is never deposed for one that is no better off, and leadership does not go to and fro while
-     the network stays as it is.
+     leader is. So a leader is never deposed for one that is no better connected, and leadership does not oscillate
+     while the network stays the same.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ from tidelog.core.catalog.records import CHANNELS_MAX, ChannelRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessStatistics:
-    """Since this object was made, but for `channels`."""
+    """Counted since this object was made, except `channels`."""
 
     channels: int
-    """With a report that is remembered."""
+    """Channels with a report that is remembered."""
     reports_counted: int
     reports_ignored: int
-    """Of strangers, or about a leader or an epoch that is over."""
+    """Reports of unknown nodes, or about a leader or an epoch that is over."""
     channels_dropped: int
-    """To make room (WI5)."""
+    """Reports dropped to make room (WI5)."""
 
 
 class _Reports:
-    """About one channel's leader in one epoch."""
+    """The reports about one channel's leader in one epoch."""
 
     __slots__ = ("at_ms", "leader", "leader_epoch", "window_ms")
 
@@ -56,7 +58,7 @@ class _Reports:
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.at_ms: dict[str, int] = {}
-        """By witness: when it last spoke."""
+        """By witness: when its last report came."""
         self.window_ms = 0
         """How long each counts."""
 
@@ -85,7 +87,8 @@ class Witnesses:
         channel_epoch: int,
         now_ms: int,
     ) -> bool:
-        """`witness` has not heard `leader`, whom it believes to lead in this epoch. Whether that counts (WI1)."""
+        """`witness` has not heard `leader`, which it believes to lead in this epoch. Returns whether the report counts
+        (WI1)."""
         present = channel.leader == leader and channel.leader_epoch == leader_epoch
         present = present and channel.channel_epoch == channel_epoch
         if not present or witness == leader or not _is_holder(channel, witness):
@@ -107,11 +110,11 @@ class Witnesses:
         return True
 
     def witnesses(self, channel: ChannelRecord, now_ms: int) -> tuple[str, ...]:
-        """Whose reports count now, by name (WI1, WI2)."""
+        """The witnesses whose reports count now, by name (WI1, WI2)."""
         return tuple(node for node in self._reporting(channel, now_ms) if channel.member(node) is not None)
 
     def _reporting(self, channel: ChannelRecord, now_ms: int) -> tuple[str, ...]:
-        """Holders, in the ISR or eligible, whose reports count now, by name."""
+        """Replicas in the ISR or eligible whose reports count now, by name."""
         held = self._reports.get(channel.channel_id)
         if held is None or (held.leader, held.leader_epoch) != (channel.leader, channel.leader_epoch):
             return ()
@@ -140,7 +143,7 @@ class Witnesses:
         is_deaf: Callable[[str, str], bool],
         now_ms: int,
     ) -> bool:
-        """Whether the channel's leader, though it is alive, is to be replaced by one who reaches more (WI6).
+        """Whether the channel's leader, though it is alive, is to be replaced by a replica that reaches more (WI6).
 
         `hears(one, other)` is False where the two are known not to hear each other, one way or both, or one is gone;
         `is_deaf(one, other)` is True where the first is known not to hear the second.
@@ -157,15 +160,15 @@ class Witnesses:
         return best >= channel.config.effective_min_isr and best > reached
 
     def elected(self, channel_id: int) -> None:
-        """The channel has a new leader, or is gone: what was said of the old one counts for nothing."""
+        """The channel has a new leader, or is gone: reports about the old one are dropped."""
         self._reports.pop(channel_id, None)
 
     def clear(self) -> None:
-        """Leadership of the metadata is lost. Who leads it next hears the witnesses itself."""
+        """This node no longer leads the metadata. The next metadata leader gets reports of its own."""
         self._reports.clear()
 
     def wake(self, now_ms: int) -> None:
-        """Forget what is too old to count (WI2). Safe to leave out: old reports count for nothing either way."""
+        """Drop reports that are too old to count (WI2). Optional: old reports do not count either way."""
         self._forget_old(now_ms)
 
     def statistics(self) -> WitnessStatistics:

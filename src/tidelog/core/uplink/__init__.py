@@ -4,13 +4,13 @@ Modules:
 
     backoff         How long a boat waits before it dials again
     budget          Token buckets
-    checks          What a message may claim
-    facts           What the log says of a boat besides its frames
+    checks          Limits of the seqs in a message
+    facts           Facts about a boat in its log, besides frames
     fold            What a channel holds of each lineage
-    lplex_requests  What the cloud asks of a boat without lineages (lplex), and what it has learned from the answers
-    messages        What boat and cloud say to each other, free of any wire
-    metering        What a boat has sent today, and what it may still send
+    lplex_requests  Requests of the cloud to a boat without lineages (lplex), and what the answers showed
+    messages        Messages between boat and cloud
+    metering        The bytes a boat has sent today, and may still send
     receiver        The cloud's half of the uplink
     sender          The boat's half of the uplink
-    tenure          Which process speaks for a boat
+    tenure          Which process owns the session of a boat
 """

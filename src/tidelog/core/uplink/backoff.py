@@ -1,11 +1,11 @@
 """How long a boat waits before it dials again.
 
 BO1  Every dial that failed, and every session that broke, doubles the wait, up to the largest, whatever came before.
-BO2  Only a steady session starts it over: one that the cloud acked for as long as the wait had become, and for ten
-     seconds at least. So a cloud that welcomes everybody and breaks a moment later is not dialed without end.
-BO3  Half of each wait is left to chance, or a fleet that lost its cloud would come back in one moment.
-BO4  A session that the boat itself ends, since Live fell behind or the day's bytes are used up, asks for no wait here
-     and doubles nothing.
+BO2  Only a steady session resets it: one that the cloud acked for as long as the wait had become, and for ten seconds
+     at least. So a cloud that accepts sessions and fails a moment later is not dialed without pause.
+BO3  Half of each wait is random, or a fleet that lost its cloud would come back in one moment.
+BO4  A session that the boat itself ends, since Live fell behind or the day's bytes are used up, causes no wait here and
+     doubles nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DialBackoff:
         """The longest that the next wait may be."""
 
     def session_was_acked(self, acked_for_ms: int) -> None:
-        """A session is over whose last ack came so long after its Welcome."""
+        """A session ended; its last ack came this long after its Welcome."""
         if acked_for_ms >= max(self._steady_ms, self.next_ms):
             self.next_ms = self._first_ms
 

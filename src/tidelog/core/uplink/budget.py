@@ -1,4 +1,4 @@
-"""Token buckets: how fast a boat may send, and how fast it lets itself send."""
+"""Token buckets: the cloud's rate limit for a boat, and the boat's own limit for itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 class TokenBucket:
     """Starts full, refills at `per_s` up to `burst`. Time comes in as an argument and may stand still.
 
-    Tokens that are *held* for something on its way do not come back before it is released. A sender that holds
-    them until the other side has answered knows less than the receiver's bucket has, however the link bunches
-    what was sent: level(sender) <= level(receiver) - what has not arrived yet.
+    Tokens that are *held* for something in flight do not come back before it is released. A sender that holds them
+    until the other side has answered knows less than the receiver's bucket has, however the link bunches what was sent:
+    level(sender) <= level(receiver) - what has not arrived yet.
     """
 
     __slots__ = ("_burst", "_held", "_per_ms", "_tokens", "_updated_ms")
@@ -29,7 +29,7 @@ class TokenBucket:
 
     @property
     def ceiling(self) -> float:
-        """The most there can be before something is released."""
+        """The highest level before something is released."""
         return self._burst - self._held
 
     def take(self, tokens: float, now_ms: int) -> bool:
@@ -46,7 +46,7 @@ class TokenBucket:
         return taken
 
     def release(self, tokens: float, now_ms: int) -> None:
-        """What was held may come back, from now on."""
+        """Release held tokens: they refill from now on."""
         self._refill(now_ms)
         self._held = max(0.0, self._held - tokens)
 

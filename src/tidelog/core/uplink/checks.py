@@ -1,4 +1,4 @@
-"""What a message may claim: seqs that a boat can have."""
+"""Limits of the seqs in a message: seqs that a boat can have."""
 
 from __future__ import annotations
 

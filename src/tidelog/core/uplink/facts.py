@@ -1,4 +1,4 @@
-"""What the log says of a boat besides its frames: the facts that the fold is made of (F1)."""
+"""Facts about a boat in its log, besides frames: the fold is computed from them (F1)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ the old one knew. A receiver keeps two of these: one over what is appended (it d
 a new block), one over what is committed (it decides acks) (F2).
 
 UF1  Data, lost, void and holes are disjoint and together cover [1, head].
-UF2  Data beats lost and void (F4): what arrives after all is data from then on.
+UF2  Data overrides lost and void (F4): seqs that arrive after all are data from then on.
 UF3  The cursor is the end of the run without a hole that begins at seq 1. It never falls.
 """
 
@@ -30,13 +30,13 @@ class LineageFold:
     void: RangeSet = field(default_factory=RangeSet)
     head: int = 0
     boot_id: bytes = b""
-    """The opening of the boat's journal that spoke last (B7)."""
+    """The boot id that was heard last (B7)."""
     span_us: tuple[int, int] | None = None
-    """The oldest and the newest time of the blocks that brought its data: runs of an lplex boat are told by it."""
+    """The oldest and the newest time of the blocks with its data: they tell runs of an lplex boat apart."""
     closed: bool = False
-    """An older run of an lplex boat of whose files nothing more is to be expected."""
+    """An older run of an lplex boat; its files will bring no more."""
     _settled: int = field(default=1, compare=False)
-    """The first seq that was missing when somebody last asked: below it nothing changes any more (UF3)."""
+    """The first missing seq at the last query: below it nothing changes any more (UF3)."""
 
     def data(self, seqs: range) -> None:
         if not seqs:
@@ -63,11 +63,11 @@ class LineageFold:
         return [rest for part in self.held.gaps(seqs) for gap in self.lost.gaps(part) for rest in self.void.gaps(gap)]
 
     def announce(self, head: int) -> None:
-        """The boat says its newest seq is `head`: everything up to it that is not held is missing."""
+        """The boat reports that its newest seq is `head`: every seq up to it that is not held is missing."""
         self.head = max(self.head, head)
 
     def known_end(self) -> int:
-        """One past the newest seq that is held, lost or void: what was not only announced."""
+        """One past the newest seq that is held, lost or void; seqs that were only announced do not count."""
         return max(self.held.end, self.lost.end, self.void.end, 1)
 
     def holes(self) -> list[range]:
@@ -75,7 +75,8 @@ class LineageFold:
         return self.undecided(range(self.cursor + 1, self.head + 1))
 
     def newest_holes(self, count: int) -> list[range]:
-        """At most so many holes, the newest, ascending. Costs by what it returns, not by what there is."""
+        """At most so many holes, the newest, ascending. The cost grows with what it returns, not with the number of
+        holes."""
         found: list[range] = []
         held, lost, void = self.held, self.lost, self.void
         stop, floor = self.head + 1, self.cursor + 1
@@ -92,11 +93,11 @@ class LineageFold:
         return self.held.gaps(seqs)
 
     def ranges(self) -> int:
-        """What this fold costs in memory."""
+        """The memory that this fold uses, as a number of ranges."""
         return len(self.held) + len(self.lost) + len(self.void)
 
     def would_split_hole(self, seqs: range) -> bool:
-        """Whether taking `seqs` would leave holes on both sides of them: neither neighbour is decided."""
+        """Whether taking `seqs` would leave holes on both sides of them."""
         below, above = range(seqs.start - 1, seqs.start), range(seqs.stop, seqs.stop + 1)
         return seqs.start > 1 and bool(self.undecided(below)) and bool(self.undecided(above))
 
@@ -154,7 +155,7 @@ class LineageFold:
 
 
 class ChannelFold:
-    """All lineages of one boat's channel, and which one it speaks for now."""
+    """All lineages of one boat's channel, and the current one."""
 
     def __init__(self) -> None:
         self.lineages: dict[bytes, LineageFold] = {}

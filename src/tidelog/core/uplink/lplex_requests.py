@@ -1,23 +1,23 @@
-"""What the cloud asks of a boat without lineages (lplex), and what it has learned from the answers.
+"""Requests of the cloud to a boat without lineages (lplex), and what the answers showed.
 
-An lplex boat says only its head. It counts from 1 again after every restart and keeps the files of the runs before, so
+An lplex boat sends only its head. It counts from 1 again after every restart and keeps the files of the runs before, so
 the same seqs may be those of another run. It serves Live from its ring, goes once through its files for the holes that
 the Handshake named, and leaves Live when it is more than its largest lag behind.
 
 Nothing here does I/O. All of it is in memory: after a change of leader the boat is asked anew.
 
-LA1  Live is asked from a few frames before the end of what is held, wherever the ring reaches: they show whether the
-     run goes on, and what the boat has not written to its files yet comes along. Where it reaches the first seq that is
-     missing, it is asked from as many frames before that.
-LA2  Where the boat would leave for its lag, that is done once, for the proof; then Live is asked from nearer the head.
-     Of a boat without a journal, what is not asked for is lost: there it is done for as long as each session comes
+LA1  Live is requested from a few frames before the end of what is held, wherever the ring reaches: they show whether
+     the run goes on, and frames that the boat has not written to its files yet are included. Where the ring reaches the
+     first missing seq, Live is requested from as many frames before that.
+LA2  Where the boat would leave Live for its lag, that is done once, for the proof; then Live is requested from nearer
+     the head. Without a journal, what is not requested is lost: there it is done for as long as each session comes
      nearer to the head.
-LA3  Where the ring does not reach, only the block at the end of what is held is asked for first: a later run has
-     another one there.
-LA4  Holes that are left are asked for again in a later session, at growing distances: the boat hears of them in a
-     Handshake only.
-LA5  How far behind a boat may be before it leaves is a setting of the boat that nobody tells. A session that it ended
-     before all came that was asked for shows that it is less, one that brought all that it is as much.
+LA3  Where the ring does not reach, only the block at the end of what is held is requested first: a later run has
+     another block there.
+LA4  Remaining holes are requested again in a later session, at growing intervals: only a Handshake can name them.
+LA5  How far behind a boat may be before it leaves Live is a setting of the boat that is not transmitted. A session that
+     the boat ended before everything requested came shows that it is less, one that brought everything that it is at
+     least as much.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
 
 OVERLAP_FRAMES: Final = 16
-"""Held frames that Live is asked for again: the proof that the run goes on."""
+"""Held frames that are requested again on Live: they prove that the run goes on."""
 _SURE_MS: Final = 60_000
-"""No boat restarts and counts past what is known of it, by more than its largest lag, in so little time."""
+"""In so short a time no boat restarts and counts past its known head by more than its largest lag."""
 _TAIL_SEQS: Final = 2**31
-"""Of an older run nobody knows where it ended."""
+"""It is not known where an older run ended."""
 _SILENT_SESSIONS: Final = 2
 _SILENT_SESSIONS_NO_JOURNAL: Final = 5
-"""Sessions without a frame on Live until the ring is believed to be smaller. What a boat without a journal is not asked
-for is lost, so there it takes more of them."""
+"""Sessions without a frame on Live until the ring is assumed to be smaller. Without a journal, frames that are not
+requested are lost, so there it takes more of them."""
 _EARLY_SESSIONS_NO_JOURNAL: Final = 2
 _LAG_GROWS_BY: Final = 8
-"""An eighth: so seldom is a boat asked for more than it stays for."""
+"""How often a boat is asked for more than its assumed lag: every eighth time."""
 _AGAIN_SOON_MS: Final = 1_000
 _AGAIN_FIRST_MS: Final = 60_000
 _AGAIN_MAX_MS: Final = 960_000
@@ -50,11 +50,11 @@ _PROBE_MS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class OlderAsked:
-    """What the Handshake named of an older lineage."""
+    """The part of an older lineage that the Handshake named."""
 
     seqs: RangeSet
     is_whole: bool
-    """All that it lacks."""
+    """Everything that the lineage lacks was named."""
 
 
 @dataclass(slots=True)
@@ -62,25 +62,25 @@ class LplexRequests:
     ring_frames: int
     max_live_lag: int
     reach: int = -1
-    """How far back the boat's ring is believed to serve Live."""
+    """How far back the boat's ring is assumed to serve Live."""
     lag: int = -1
-    """How far behind its head the boat is believed to stay on Live; at most the cloud's own limit (LA5)."""
+    """How far behind its head the boat is assumed to stay on Live; at most the cloud's own limit (LA5)."""
     credit: int = 0
-    """Frames that were asked for on Live and have not come: the rate limit is not for them."""
+    """Frames that were requested on Live and have not come: they are exempt from the rate limit."""
     probe: range | None = None
-    """Only the block with this seq was asked for, to see whose it is (LA3)."""
+    """Only the block with this seq was requested, to see which run it belongs to (LA3)."""
     older: dict[bytes, OlderAsked] = field(default_factory=dict)
-    """What was asked for in this session of older lineages."""
+    """What was requested in this session of older lineages."""
     shows_run: bool = False
-    """Live was asked from before the end of what is held: it shows whether the run goes on (LA1)."""
+    """Live was requested from before the end of what is held: it shows whether the run goes on (LA1)."""
     undecided: bool = False
-    """A block came of which nobody can tell the run yet: this pass counts for nothing."""
+    """A block came whose run is not known yet: this pass does not count."""
     left_out: bool = False
-    """A block came for which there was no room: what is missing is not lost for that, and is asked for later."""
+    """A block came for which there was no room: its seqs are not lost for that, and are requested later."""
     looked: set[bytes] = field(default_factory=set)
     """Lineages for which the boat has shown how its runs begin: it went through its files for seq 1, which each has."""
     again_at_ms: int | None = None
-    """When this session is to end so that the boat hears of the holes that are left (LA4)."""
+    """When this session is to end so that the boat gets the remaining holes in a new Handshake (LA4)."""
     _names_all: bool = True
     """The Handshake named something of every older lineage that may lack something."""
     _names_first: bool = False
@@ -89,9 +89,9 @@ class LplexRequests:
     _start: int = 1
     _depth: int = 0
     _is_deep: bool = False
-    """Live was asked from so far back that the boat leaves for its lag (LA2)."""
+    """Live was requested from so far back that the boat leaves for its lag (LA2)."""
     _is_ours: bool = False
-    """The cloud ends this session, or must: it shows nothing of the boat's lag."""
+    """The cloud ends this session, or must: it shows nothing about the boat's lag."""
     _silent: int = 0
     _early: int = 0
     _sure: tuple[bytes, int, int] | None = None
@@ -105,7 +105,7 @@ class LplexRequests:
 
     @property
     def believes_files(self) -> bool:
-        """Nothing is asked of a ring, and blocks are of the run that speaks unless something shows otherwise: as
+        """Nothing is requested from a ring, and blocks count for the current run unless something shows otherwise: as
         lplex's own cloud does."""
         return not self.ring_frames
 
@@ -114,7 +114,7 @@ class LplexRequests:
     def open(
         self, lineage: bytes, fold: LineageFold, head: int, *, has_journal: bool, live_came: bool, now_ms: int
     ) -> int:
-        """A session begins: the seq from which Live is asked."""
+        """A session begins: returns the seq from which Live is requested."""
         self._learn_reach(has_journal=has_journal, live_came=live_came)
         self._learn_lag(has_journal=has_journal, live_came=live_came)
         before, self._is_deep, self._is_ours = self._depth if self._is_deep else 0, False, False
@@ -131,11 +131,11 @@ class LplexRequests:
         reach = min(self.reach, self.lag)
         missing = fold.cursor + 1
         if has_journal and fold.held.overlap(range(max(1, missing - OVERLAP_FRAMES), missing)):
-            missing = max(1, missing - OVERLAP_FRAMES)  # else those in the hole came before the proof
+            missing = max(1, missing - OVERLAP_FRAMES)  # otherwise frames in the hole would come before the proof
         if newest - missing <= reach:
             wanted = min(wanted, missing)
         depth = newest - wanted
-        # A proof that was asked for, and did not come, is none.
+        # A proof that was requested and did not come does not count.
         is_sure = (live_came or not before or not fold.held) and self._is_sure(lineage, head, now_ms)
         start = wanted
         self._sure = None
@@ -164,8 +164,8 @@ class LplexRequests:
             self._silent, self.reach = 0, max(self._depth // 4, OVERLAP_FRAMES)
 
     def _learn_lag(self, *, has_journal: bool, live_came: bool) -> None:
-        """LA5. A link that broke looks the same, and costs little: what Live is not asked for goes by Backfill. Of a
-        boat without a journal it is lost, so there it takes one session more, and a proof in vain (LA2)."""
+        """LA5. A broken link looks the same, and costs little: what Live is not asked for comes by Backfill. Without a
+        journal it is lost, so there it takes one session more, and a proof in vain (LA2)."""
         if not self._depth or not live_came:
             return
         if self.credit <= OVERLAP_FRAMES:
@@ -185,7 +185,8 @@ class LplexRequests:
         return known == lineage and head >= known_head and now_ms - at_ms <= _SURE_MS
 
     def holes_named(self, holes: tuple[range, ...], fold: ChannelFold, *, has_journal: bool, count: int) -> list[range]:
-        """What the Handshake names: the holes given, and what older runs lack that the boat's files may hold."""
+        """The ranges that the Handshake names: the holes given, and what older runs lack that the boat's files may
+        hold."""
         if self.probe is not None:
             self._names_first = 1 in self.probe
             return [self.probe]
@@ -210,38 +211,39 @@ class LplexRequests:
     # --- what comes ------------------------------------------------------------------------------
 
     def leaves_live_out(self, now_ms: int) -> bool:
-        """Whether nobody knows yet if Live goes on with the lineage that is held (LA3)."""
+        """Whether it is not known yet if Live goes on with the lineage that is held (LA3)."""
         return self.probe is not None and now_ms < self._probe_until_ms
 
     @property
     def shows_what_is_lost(self) -> bool:
-        """Whether this pass says something of the holes that it leaves."""
+        """Whether this pass shows anything about the holes that it leaves."""
         return self.probe is None and not self.undecided and not self.left_out
 
     def take_credit(self, frames: int) -> int:
-        """How many of these frames the rate limit is for."""
+        """How many of these frames the rate limit applies to."""
         free = min(frames, self.credit)
         self.credit -= free
         return frames - free
 
     def brought(self, lineage: bytes) -> None:
-        """Something of an older run came that was missing."""
+        """A missing part of an older run came."""
         self._brought.add(lineage)
 
     def come_again(self, now_ms: int) -> None:
-        """The boat has to hear of something soon."""
+        """The boat must soon get a new Handshake."""
         self.again_at_ms = min(self.again_at_ms or now_ms + _AGAIN_SOON_MS, now_ms + _AGAIN_SOON_MS)
 
     def came_due(self) -> None:
-        """This session ends now, so that the boat comes again."""
+        """This session ends now, so that the boat dials again."""
         self.again_at_ms, self._is_ours = None, True
 
     def pass_ended(
         self, lineage: bytes, head: int, *, holes_left: bool, settled: bool, now_ms: int
     ) -> list[tuple[bytes, OlderAsked]]:
-        """The boat went through its files once. What was asked for of older lineages, and is not to be expected.
+        """The boat went through its files once. Returns what was requested of older lineages and will not come.
 
-        `settled`: some hole is lost from now on, so others may be named in its place."""
+        `settled`: some hole is lost from now on, so others may be named in its place.
+        """
         if self.probe is not None or self.undecided:
             if self._names_first:
                 self.looked.add(lineage)
@@ -265,7 +267,7 @@ class LplexRequests:
         return done
 
     def restarted(self, now_ms: int) -> None:
-        """A new lineage began within the session: nothing that was asked for is known to be of it."""
+        """A new lineage began within the session: nothing requested is known to belong to it."""
         self.older.clear()
         self.probe, self._is_ours = None, True
         self.come_again(now_ms)

@@ -1,8 +1,8 @@
-"""What boat and cloud say to each other, free of any wire. Seqs are half-open ranges, heads and cursors inclusive.
+"""Messages between boat and cloud. Seqs are half-open ranges, heads and cursors inclusive.
 
-The uplink has three conversations: the Handshake (`Hello`, `Welcome`), Live (`LiveData`, `LiveStatus`;
-`LiveAck`) and Backfill (`BackfillData`, `BackfillGone`, `BackfillDone`; `BackfillAck`). `Refused`
-ends a session. `BlockT` is whatever carries the frames; the cores look at seqs only.
+The uplink has three conversations: the Handshake (`Hello`, `Welcome`), Live (`LiveData`, `LiveStatus`; `LiveAck`) and
+Backfill (`BackfillData`, `BackfillGone`, `BackfillDone`; `BackfillAck`). `Refused` ends a session. `BlockT` is the type
+of the block with the frames; the cores look at seqs only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ BlockT = TypeVar("BlockT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A boat's Handshake. An lplex boat has no lineage and cannot say what is gone."""
+    """A boat's Handshake. An lplex boat has no lineage and cannot report lost seqs."""
 
     head: int
     lineage: bytes | None = None
     journal_bytes: int = 0
     boot_id: bytes = b""
-    """Which opening of its journal this is: a random name (B7)."""
+    """The boot id: a random name of the journal's opening (B7)."""
     sent_through: int = 0
     """The newest seq that this boot, or one before it, may have sent or declared."""
     earlier: tuple[tuple[bytes, int], ...] = ()
@@ -34,7 +34,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer: what is held, what is missing, and the limits that go with the session (U4)."""
+    """The answer: what is held, what is missing, and the limits of the session (U4)."""
 
     session: int
     cursor: int
@@ -46,7 +46,7 @@ class Welcome:
     fork: bool = False
     """The boat's journal is behind what is held of its lineage: it must start a new one (B7)."""
     orphan_cursors: tuple[tuple[bytes, int], ...] = ()
-    """Of each lineage that the Hello asked about: its cursor."""
+    """For each lineage that the Hello asked about: its cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +69,22 @@ class BackfillData(Generic[BlockT]):
     seqs: range
     block: BlockT
     lost: range = range(0)
-    """Seqs behind these that the block should hold and does not: its records are damaged there (lplex)."""
+    """Seqs that follow these and that the block should hold but does not: its records are damaged there (lplex)."""
     problem: str = ""
     """What is wrong with them."""
     lineage: bytes | None = None
-    """The one that the frames are of, where that is not the one that speaks."""
+    """The lineage of the frames, where it is not the current one."""
     file_offset: int | None = None
-    """Where the block begins in its file on the boat. It tells an operator where to look; nothing is decided by it."""
+    """Where the block begins in its file on the boat, as information for an operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillUnread:
-    """A block of an lplex boat that cannot be read: the boat's pass came by there, and brought nothing."""
+    """A block of an lplex boat that cannot be read: the boat's pass came by there, without frames."""
 
     session: int
     seqs: range
-    """As the boat says."""
+    """As the boat reports them."""
     time_us: int
 
 
@@ -98,7 +98,7 @@ class BackfillGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillDone:
-    """The boat has gone once through its journal. Only of a boat that cannot say "gone" (F5)."""
+    """The boat has gone once through its journal. Sent only by a boat that cannot say "gone" (F5)."""
 
     session: int
 
@@ -112,7 +112,7 @@ class LiveAck:
     committed_through: int
     holes: tuple[range, ...]
     statuses: int | None = None
-    """How many reports of this session arrived. Acks on a timer alone would hide a link that is dead on the way up."""
+    """How many reports of this session arrived. Acks on a timer alone would hide a dead link from boat to cloud."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

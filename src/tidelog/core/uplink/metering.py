@@ -1,8 +1,8 @@
-"""What a boat has sent today, and what it may still send: for links that are paid by the byte.
+"""The bytes a boat has sent today, and may still send: for links that are paid by the byte.
 
 Bytes are those of the messages; TLS and TCP add a few per cent. The budget is for everything; Live comes first, so
 Backfill gets what is left once Live's share for the rest of the day is put aside. When even Live has used it up, the
-link rests until the next day: nothing is lost, it goes by Backfill then.
+boat stays offline until the next day: nothing is lost, since Backfill sends it then.
 
 The day begins at `reset_hour` UTC by the boat's clock. A clock that is set back starts no new day.
 """
@@ -19,7 +19,7 @@ _DAY_US = 24 * _HOUR_US
 
 
 class Meter:
-    """`state` is what `to_state` gave before a restart."""
+    """`state` is the result of `to_state` before a restart."""
 
     def __init__(
         self, *, daily_bytes: int | None = None, reset_hour: int = 0, state: Mapping[str, Any] | None = None
@@ -33,7 +33,7 @@ class Meter:
         self.live_total = int(state.get("live_total", 0))
         self.backfill_total = int(state.get("backfill_total", 0))
         self._live_per_day = float(state.get("live_per_day", 0.0))
-        """What Live took on the last whole day."""
+        """The bytes of Live on the last whole day."""
         self._first_us = int(state.get("first_us", 0))
         """When today's first byte left."""
 
@@ -65,7 +65,7 @@ class Meter:
         self._day = day
 
     def _live_rate(self, now_us: int) -> float:
-        """Live's bytes a microsecond today; over an hour at least, or the first block would look like a flood."""
+        """Live's bytes per microsecond today; over an hour at least, or the first block would look like a flood."""
         return self.live_today / max(now_us - self._first_us, _HOUR_US)
 
     def next_day_us(self, now_us: int) -> int:

@@ -1,9 +1,8 @@
-"""The cloud's half of the uplink: takes what a boat sends, in any order, and says what it holds.
+"""The cloud's half of the uplink: takes what a boat sends, in any order, and acknowledges what is held.
 
-Nothing here does I/O. The caller passes messages and the time in, appends what `AppendBlock` and `Note`
-effects ask for to the channel's log, in order, and reports with `committed` how many of them are
-committed and durable. The receiver belongs to one channel on its leader; where that runs is not its
-business.
+Nothing here does I/O. The caller passes messages and the time in, appends what `AppendBlock` and `Note` effects ask for
+to the channel's log, in order, and reports with `committed` how many of them are committed and durable. One receiver
+belongs to one channel, on its leader.
 
 What a caller must keep: carry out effects in order; count in `committed` only what every replica that
 counts has on disk; after a restart or leader change build a new receiver from the log's fold (F1).
@@ -11,9 +10,9 @@ counts has on disk; after a restart or leader change build a new receiver from t
 UR1  The cursor and every ack come from the committed fold only, and never go back.
 UR2  A record is appended at most once: a block counts only where the appended fold has no data.
 UR3  One session per boat: a newer one fences the older (U2).
-UR4  What was refused changed nothing in the log.
-UR5  Live never splits a hole beyond the limit, and Backfill from the start of a hole never splits one: so however
-     many holes there are, an honest boat can fill them.
+UR4  A refused message changes nothing in the log.
+UR5  Live never splits a hole beyond the limit, and Backfill from the start of a hole never splits one: so however many
+     holes there are, an honest boat can fill them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _PASSES_BEFORE_LOST = 2
 _NOTHING_CAME = "two passes over the boat's journal brought nothing"
 _FACTS_PER_NOTE = 1_000
 _ACK_HOLES_MAX = 64
-"""Holes named in an ack, the newest: a boat has only a few blocks on their way, and every block costs an ack."""
+"""Holes named in an ack, the newest: a boat has only a few blocks in flight, and every block costs an ack."""
 
 
 class Via(Enum):
@@ -75,7 +74,7 @@ class Via(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverLimits:
-    """What a boat may ask of the cloud (seed 000). The rate travels in the Handshake answer."""
+    """The limits of one boat's requests (seed 000). The rate is sent in the Handshake answer."""
 
     rate_frames_per_s: float = 2_000
     """About 10 % above what a 250 kbit/s bus can carry."""
@@ -90,8 +89,8 @@ class ReceiverLimits:
     holes_told_max: int = 1_000
     """Holes named in one answer, the newest; the others are named once these are filled."""
     ring_frames: int = 60_000
-    """How far back Live is asked of an lplex boat: its ring has 65,536, and its bus goes on meanwhile. With 0 Live
-    begins at the head, and what its files hold counts as of the run that speaks unless something shows otherwise."""
+    """How far back Live is requested from an lplex boat: its ring has 65,536, and its bus goes on meanwhile. With 0
+    Live begins at the head, and blocks of its files count for the current run unless something shows otherwise."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -131,7 +130,7 @@ Effect: TypeAlias = AppendBlock[BlockT] | Note | Reply
 
 @dataclass(slots=True)
 class _Pending:
-    """Something on its way through the log, or waiting behind what is."""
+    """An append that is on its way through the log, or waits behind one."""
 
     lineage: bytes
     session: int
@@ -162,7 +161,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._session = fold.session
         self._bucket: TokenBucket | None = None
         self.can_say_gone = True
-        """False for the boat of a session that has no lineages, and no word for what is gone: lplex."""
+        """False for the boat of a session without lineages and without a message for lost seqs: lplex."""
         self.lplex = LplexRequests(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
         self._live_seq = 0
         """Highest seq that came by Live in this session; the cursor may stand far below it (seed 000)."""
@@ -172,9 +171,9 @@ class UplinkReceiver(Generic[BlockT]):
         self._passes: dict[int, int] = {}
         self._has_journal = True
         self.head_said = 0
-        """By the boat, in this session's Handshake."""
+        """The head that the boat sent in this session's Handshake."""
         self._holes_named = RangeSet()
-        """What the Handshake named: an lplex boat hears of no others."""
+        """The holes that the Handshake named: an lplex boat hears of no others."""
         self._ack_due_ms: int | None = None
         self._statuses = 0
         self._told = (-1, -1)
@@ -189,12 +188,12 @@ class UplinkReceiver(Generic[BlockT]):
 
     @property
     def fold(self) -> ChannelFold:
-        """What is committed."""
+        """The committed fold."""
         return self._committed
 
     @property
     def appended(self) -> ChannelFold:
-        """What is committed or on its way."""
+        """The appended fold: committed or on its way."""
         return self._appended
 
     @property
@@ -206,15 +205,15 @@ class UplinkReceiver(Generic[BlockT]):
         return self._current(self._committed).cursor
 
     def holes(self) -> list[range]:
-        """What is missing and not on its way through the log."""
+        """Seqs that are missing and not on their way through the log."""
         return self._current(self._appended).holes()
 
     def held_in(self, seqs: range) -> list[range]:
-        """Parts of `seqs` that the log holds, committed, of the lineage that speaks."""
+        """Parts of `seqs` of the current lineage that the log holds, committed."""
         return self._committed.lineage(self._speaking()).held.overlap(seqs)
 
     def held_of(self, lineage: bytes) -> RangeSet:
-        """What the log holds, committed, of a lineage."""
+        """The committed seqs of a lineage that the log holds."""
         known = self._committed.lineages.get(lineage)
         return RangeSet() if known is None else known.held
 
@@ -230,7 +229,7 @@ class UplinkReceiver(Generic[BlockT]):
     def hello(self, hello: Hello, *, new_lineage: bytes, now_ms: int) -> list[Effect[BlockT]]:
         """Open a session, fencing the one before; the `Welcome` follows once it is committed.
 
-        `new_lineage` is used for a boat that brings none of its own and does not fit the one known.
+        `new_lineage` is used for a boat that has no lineage of its own and does not fit the known one.
         """
         check_hello(hello, ranges_max=self._limits.hello_ranges_max)
         effects: list[Effect[BlockT]] = []
@@ -253,7 +252,8 @@ class UplinkReceiver(Generic[BlockT]):
         head, boot_id = (0, b"") if fork else (live_start - 1, hello.boot_id)
         self._note([OpenSession(lineage=lineage, head=head, session=self._session, boot_id=boot_id)], effects)
         if not fork:
-            # Else the words are those of another journal: the true one may still bring what this one lacks.
+            # Otherwise these declarations are those of another journal: the true one may still send what this one
+            # lacks.
             self._note_declared(lineage, hello, live_start, effects)
         limits = self._limits
         self._bucket = TokenBucket(per_s=limits.rate_frames_per_s, burst=limits.burst_frames, now_ms=now_ms)
@@ -296,7 +296,7 @@ class UplinkReceiver(Generic[BlockT]):
     def conflict(self, seq: int) -> None:
         """The frame that came under `seq` is not the one that is held: two frames have one number (F6).
 
-        Nothing of it is taken. The next Handshake settles it: the boat is told to fork. One without lineages has
+        Nothing of it is taken. The next Handshake resolves it: the boat is told to fork. One without lineages has
         restarted (`restarted`).
         """
         lineage = self._speaking()
@@ -304,9 +304,9 @@ class UplinkReceiver(Generic[BlockT]):
         raise ConflictingFrames(lineage=lineage.hex(), seq=seq)
 
     def restarted(self, new_lineage: bytes, *, now_ms: int) -> list[Effect[BlockT]]:
-        """An lplex boat sends a later run than what is held of it: a new lineage begins, and the session goes on.
+        """An lplex boat sends a later run than the one that is held: a new lineage begins, and the session goes on.
 
-        What the Handshake named was for the run before; for the new one the boat must be asked in another (F6).
+        The Handshake named holes of the run before; holes of the new run must be named in another (F6).
         """
         effects: list[Effect[BlockT]] = []
         reason = "other frames came under its seqs: the boat has restarted"
@@ -324,7 +324,7 @@ class UplinkReceiver(Generic[BlockT]):
         self._note(void, effects)
         self._note_missing(lineage, hello.lost, "the boat no longer has it", effects)
         if not self.can_say_gone and hello.journal_bytes == 0 and live_start > 1:
-            # Without journal files nothing will ever come from before what Live is asked for (F5).
+            # Without journal files nothing will ever come from before the start of Live (F5).
             self._note_missing(lineage, [range(1, live_start)], "the boat keeps no journal", effects)
 
     def _choose_lineage(self, hello: Hello, new_lineage: bytes, effects: list[Effect[BlockT]]) -> bytes:
@@ -344,7 +344,7 @@ class UplinkReceiver(Generic[BlockT]):
         return new_lineage
 
     def _note(self, facts: Sequence[Fact], effects: list[Effect[BlockT]]) -> None:
-        """All or nothing of one block of control records; many facts take several."""
+        """Append all records of one block of control records or none; many facts take several blocks."""
         for start in range(0, len(facts), _FACTS_PER_NOTE):
             part = tuple(facts[start : start + _FACTS_PER_NOTE])
             for fact in part:
@@ -370,12 +370,12 @@ class UplinkReceiver(Generic[BlockT]):
             raise RateExceeded(frames_per_s=self._limits.rate_frames_per_s, burst=self._limits.burst_frames)
         self._live_seq = max(self._live_seq, message.seqs.stop - 1)
         if not self.can_say_gone and self.lplex.leaves_live_out(now_ms):
-            # Nobody knows yet whether these continue what is held. They are in the boat's ring for a while.
+            # It is not known yet whether these continue what is held. They stay in the boat's ring for a while.
             return self._settle_answer(Via.LIVE, message.seqs)
         if self._has_room(self._speaking(), message.seqs):
             return self._take(message.block, message.seqs, Via.LIVE, self._speaking())
-        # One more hole is one too many. Refusing would keep Backfill from filling those there are, so these frames
-        # are left out: they are missing, and Backfill brings them (UR5).
+        # This would exceed the limit of holes. Refusing would keep Backfill from filling the holes, so these frames are
+        # left out: they are missing, and Backfill sends them (UR5).
         for fold in (self._appended, self._committed):
             fold.lineage(self._speaking()).announce(message.seqs.stop - 1)
         return self._settle_answer(Via.LIVE, message.seqs)
@@ -402,7 +402,7 @@ class UplinkReceiver(Generic[BlockT]):
         return effects
 
     def unread(self, message: BackfillUnread, *, is_current: bool) -> list[Effect[BlockT]]:
-        """An lplex boat sent a block that nobody can read: its pass came by there (F5)."""
+        """An lplex boat sent a block that cannot be read: its pass came by there (F5)."""
         self.check_session(message.session)
         check_seqs(message.seqs, head=SEQ_END - 1)
         if is_current:
@@ -411,13 +411,13 @@ class UplinkReceiver(Generic[BlockT]):
         return self._settle_answer(Via.BACKFILL, range(0))
 
     def undecided(self, session: int) -> list[Effect[BlockT]]:
-        """A block came of which nobody can tell the run yet. It is left out; the boat will be asked for it again."""
+        """A block came whose run is not known yet. It is left out; the boat will be asked for it again."""
         self.check_session(session)
         self.lplex.undecided = True
         return self._settle_answer(Via.BACKFILL, range(0))
 
     def gone(self, message: BackfillGone) -> list[Effect[BlockT]]:
-        """The boat says it can no longer supply these: they are lost, and the cursor may pass them."""
+        """The boat reports that it can no longer supply these: they are lost, and the cursor may pass them."""
         self.check_session(message.session)
         check_seqs(message.seqs, head=self._appended.lineages[self._speaking()].head)
         effects: list[Effect[BlockT]] = []
@@ -433,7 +433,7 @@ class UplinkReceiver(Generic[BlockT]):
         lplex, speaking = self.lplex, self._speaking()
         lost: list[range] = []
         if lplex.shows_what_is_lost:
-            # Only those that the Handshake named: it was not asked for the others yet.
+            # Only those that the Handshake named: the boat was not asked for the others yet.
             named, through = self._holes_named, self._backfilled_through
             holes = [hole for hole in self.holes() if hole.stop - 1 <= through and named.covers(hole)]
             self._passes = {hole.stop: self._passes.get(hole.stop, 0) + 1 for hole in holes}
@@ -491,10 +491,11 @@ class UplinkReceiver(Generic[BlockT]):
     # --- what the log says -----------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """The fold over all that was handed out, to be appended next; it counts in `committed` like any append (F3).
+        """The fold over everything that was returned so far, to be appended next; it counts in `committed` like any
+        append (F3).
 
-        Not the committed fold: what is still on its way lies before the snapshot in the log, and whoever folds the
-        log takes the snapshot's word for everything before it.
+        Not the committed fold: appends on their way lie before the snapshot in the log, and a reader that folds the log
+        uses the snapshot for everything before it.
         """
         session = self._session
         self._pending.append(_Pending(lineage=self._appended.current or b"", session=session, in_log=True))
@@ -528,7 +529,7 @@ class UplinkReceiver(Generic[BlockT]):
         return effects
 
     def _welcome(self, reply: Welcome) -> Welcome:
-        """The answer, with what is committed by now."""
+        """The answer, with the present committed state."""
         lineages = self._committed.lineages
         cursors = [(orphan, lineages[orphan].cursor if orphan in lineages else 0) for orphan, _ in reply.orphan_cursors]
         holes = self._holes_told(self._limits.holes_told_max)
@@ -555,7 +556,7 @@ class UplinkReceiver(Generic[BlockT]):
     # --- status and time -------------------------------------------------------------------------
 
     def status(self, message: LiveStatus) -> None:
-        """The boat's periodic report: belt and braces against a stream that falls behind (seed 000)."""
+        """The boat's periodic report: a second check against a stream that falls behind (seed 000)."""
         self.check_session(message.session)
         self._statuses += 1
         lag = message.head - self._live_seq

@@ -1,22 +1,21 @@
 """The boat's half of the uplink: when to dial, what to send live, what to send again.
 
-Nothing here does I/O. The caller dials when `wake` says so, asks `next_live` and `next_backfill` what may
-leave now, sends it, and passes in what comes back. Live is self-clocked: a block leaves as soon as
-fewer than a few are uncommitted, and what arrived meanwhile rides in the next, so no delay is ever
-added and batches grow with load (U1).
+Nothing here does I/O. The caller dials when `wake` says so, asks `next_live` and `next_backfill` what may leave now,
+sends it, and passes in the answers. Live is self-clocked: a block leaves as soon as fewer than a few are uncommitted,
+and frames that arrived meanwhile go into the next, so no delay is ever added and batches grow with load (U1).
 
-An lplex cloud says less: no session, no word of what is committed, an ack only after a frame. Live is then clocked
-by its rate alone, and silence counts only while something waits for an answer. Once no hole is left, its cursor jumps
-to the head that it last heard of; if Live is beyond that, it stands still from then on. So before the last hole closes
-Live is held, and the cloud told how far it came.
+An lplex cloud sends less: no session, no committed position, an ack only after a frame. Live is then clocked by its
+rate alone, and silence counts only while something waits for an answer. Once no hole is left, its cursor jumps to the
+head that it last heard of; if Live is beyond that, it stands still from then on. So before the last hole closes Live is
+paused, and a report sends its position to the cloud.
 
 What a caller must keep: call `wake` when `wake_at_ms` says so; after `Hangup` close the connection and
 report `disconnected`; pass in only answers of the current connection.
 
 US1  At most one session at a time, and at most one dial per back-off (BO1-BO4), except when Live fell behind.
 US2  Live sends each seq of a session once, in order, without gaps.
-US3  Live is never refused for its rate (U4), however the link delays and bunches it: what is not acked yet
-     and what may leave now are together never above the burst that came with the Welcome.
+US3  Live is never refused for its rate (U4), however the link delays and bunches it: unacked frames and those that may
+     leave now are together never above the burst in the Welcome.
 US4  Backfill asks for the newest hole first and goes on until nothing is missing that the boat has.
 """
 
@@ -37,17 +36,17 @@ from tidelog.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    """How one boat sends. The first three are the seed's; the rest keep a bad link from hurting."""
+    """The settings of a sending boat. The first three are the seed's; the rest limit the harm of a bad link."""
 
     max_live_lag: int = 10_000
-    """Frames that Live may be behind before the boat switches to Backfill for them."""
+    """Frames that Live may be behind before the boat leaves them to Backfill."""
     lag_check_interval: int = 1_000
     """Check the lag every so many frames sent."""
     min_lag_reconnect_interval_ms: int = 30_000
     backoff_first_ms: int = 1_000
     backoff_max_ms: int = 60_000
     backoff_steady_ms: int = 10_000
-    """A session that was acked for so long, and for as long as the back-off had become, starts the back-off over."""
+    """A session that was acked for this long, and for as long as the back-off had become, resets the back-off."""
     silence_max_ms: int = 25_000
     """No answer for so long means the link is dead, whatever the socket says."""
     status_interval_ms: int = 5_000
@@ -57,12 +56,12 @@ class SenderConfig:
     pace_fraction: float = 0.95
     """The boat stays this much below the cloud's rate limit, so that it never meets it."""
     unheard_burst_fraction: float = 0.1
-    """So much of the burst is used towards a cloud that does not say what has reached it (lplex): the rest is for what
-    the link holds back and delivers at once, 0.2 s of Live at lplex's limits."""
+    """The share of the burst that is used towards a cloud that does not report what it received (lplex): the rest is
+    for frames that the link delays and delivers at once, 0.2 s of Live at lplex's limits."""
     backfill_bytes_per_s: int | None = None
     """Cap for metered links; Live is not counted."""
     backfill_ahead_ms: int = 1_000
-    """How much Backfill may be on its way, in time at the speed the link has shown: Live waits behind it."""
+    """How much Backfill may be in flight, in time at the measured speed of the link: Live waits behind it."""
 
     def __post_init__(self) -> None:
         counts = {
@@ -93,14 +92,14 @@ class SenderConfig:
 
 _NEVER_MS = 2**62
 _SETTLE_MS = 500
-"""A status and a block travel in streams of their own: so much later the block comes second."""
+"""A status and a block travel in streams of their own: the block may come later by this much."""
 _AHEAD_BYTES_MIN = 32 * 1024
 
 
 class LinkState(Enum):
     DOWN = "down"
     DIALING = "dialing"
-    """A Handshake is on its way."""
+    """A Handshake is in flight."""
     UP = "up"
 
 
@@ -125,7 +124,7 @@ Effect: TypeAlias = Dial | SendStatus | Hangup
 
 
 class _Flight:
-    """Backfill that is on its way, and how fast the link has shown itself to be."""
+    """Backfill that is in flight, and the measured speed of the link."""
 
     def __init__(self) -> None:
         self._left: deque[tuple[range, int, int]] = deque()
@@ -156,7 +155,7 @@ class _Flight:
         return count
 
     def is_full(self, *, blocks_max: int, ahead_ms: int) -> bool:
-        """A little may always be on its way; more only as far as it arrives soon."""
+        """A little may always be in flight; more only as far as it arrives soon."""
         return len(self._left) >= blocks_max or self._bytes >= max(
             _AHEAD_BYTES_MIN, (self._bytes_per_ms or 0.0) * ahead_ms
         )
@@ -185,7 +184,8 @@ class UplinkSender:
         self._status_at_ms = now_ms
         self._statuses_heard = 0
         self._statuses_unheard: deque[int] = deque()
-        """When each report left that the cloud has not confirmed: it may be deaf, and acks on a timer hide that."""
+        """When each report left that the cloud has not confirmed: the link may be dead in one direction, which acks on
+        a timer hide."""
         self._welcomed_ms = now_ms
         self._live_next = 0
         self._live_flight: deque[range] = deque()
@@ -201,7 +201,7 @@ class UplinkSender:
         self._unanswered_ms: int | None = None
         """When the first message left that an lplex cloud should answer and has not."""
         self._settled_at_ms: int | None = None
-        """Live is held since the last hole of an lplex cloud is about to close; from this moment on it may."""
+        """Live is paused since the last hole of an lplex cloud is about to close; from this moment on it may close."""
         self._backfill_ends = False
 
     # --- the connection --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class UplinkSender:
         self._holes = RangeSet()
 
     def rest_until(self, at_ms: int, *, now_ms: int) -> None:
-        """Hang up, and do not dial before then: the day's bytes are used up. Nothing failed (BO4)."""
+        """Hang up, and do not dial before then: the day's bytes are used up. This is no failure (BO4)."""
         self._end_session()
         self._dial_at_ms = max(at_ms, now_ms)
 
@@ -326,12 +326,12 @@ class UplinkSender:
             self._unanswered_ms = now_ms
 
     def live_ready_at_ms(self, head: int, *, now_ms: int) -> int | None:
-        """When the pace allows the next live frame, if nothing else holds it back."""
+        """When the rate allows the next live frame, if nothing else delays it."""
         blocked = self.link is not LinkState.UP or head < self._live_next or self._settled_at_ms is not None
         if blocked or self._live_window_is_full() or self._live_bucket is None:
             return None
         if self._live_bucket.ceiling < 1:
-            return None  # the answers to what is on its way make room
+            return None  # answers to blocks in flight make room
         return self._live_bucket.ready_at_ms(1, now_ms)
 
     def live_position(self) -> int:
@@ -349,7 +349,7 @@ class UplinkSender:
         return Hangup("Live fell behind; the gap goes by Backfill")
 
     def live_acked(self, ack: LiveAck, *, now_ms: int) -> bool:
-        """False for an answer of a session that is over: its cursor may be that of another lineage."""
+        """False for an answer of a session that is over: its cursor may belong to another lineage."""
         if ack.session != self.session or self.link is not LinkState.UP:
             return False
         self._heard(now_ms)
@@ -373,9 +373,9 @@ class UplinkSender:
     # --- Backfill --------------------------------------------------------------------------------
 
     def next_backfill(self, *, now_ms: int, through: int | None = None) -> range | None:
-        """The newest stretch that is missing and not on its way, or None when nothing may leave now.
+        """The newest missing range that is not in flight, or None when nothing may leave now.
 
-        `through` leaves out what lies above it: frames that the boat's disk has not taken yet.
+        `through` excludes seqs above it: frames that the boat's disk has not taken yet.
         """
         if self._backfill_is_blocked():
             return None
@@ -401,7 +401,7 @@ class UplinkSender:
         return ready_ms if self._settled_at_ms is None else max(ready_ms, self._settled_at_ms)
 
     def backfilled(self, seqs: range, *, size_bytes: int, now_ms: int) -> None:
-        """A block with these seqs left, or a word that they are gone."""
+        """A block with these seqs was sent, or a message that they are gone."""
         self._holes.remove(seqs)
         self._backfill_flight.left(seqs, size_bytes, now_ms)
         self._expect_answer(now_ms)
@@ -409,25 +409,25 @@ class UplinkSender:
             self._backfill_bucket.spend(size_bytes, now_ms)
 
     def closes_last_hole(self, seqs: range) -> bool:
-        """Whether nothing is missing once these have left."""
+        """Whether nothing is missing once these have arrived."""
         left = self._holes.copy()
         left.remove(seqs)
         return not left
 
     def settle(self, now_ms: int) -> bool:
-        """An lplex cloud's last hole is about to close: hold Live. True at first: tell the cloud how far Live came."""
+        """An lplex cloud's last hole is about to close: pause Live. True the first time: report Live's position."""
         if self._settled_at_ms is not None:
             return False
         self._settled_at_ms = now_ms + _SETTLE_MS
         return True
 
     def is_settled(self, now_ms: int) -> bool:
-        """Whether that word has surely arrived, and all of Backfill before it."""
+        """Whether that report has surely arrived, and all of Backfill before it."""
         return self._settled_at_ms is not None and now_ms >= self._settled_at_ms and not self._backfill_flight.seqs()
 
     def _release_live(self) -> None:
-        """The last hole of an lplex cloud has closed. If its cursor stands below Live all the same, it needs the frames
-        in between once more: it moves only by the next seq."""
+        """The last hole of an lplex cloud has closed. If its cursor is below Live all the same, it needs the frames in
+        between once more: it moves only by the next seq."""
         if self._settled_at_ms is not None and not self._holes and not self._backfill_flight.seqs():
             self._settled_at_ms = None
             self._live_next = min(self._live_next, self.cursor + 1)
@@ -455,11 +455,11 @@ class UplinkSender:
         return bool(self._holes)
 
     def missing(self) -> list[range]:
-        """What the cloud still lacks and the boat has not sent in this session."""
+        """Seqs that the cloud lacks and the boat has not sent in this session."""
         return list(self._holes)
 
     def _holes_are(self, holes: tuple[range, ...]) -> None:
-        """What the cloud says is missing, less what is on its way, less what Live has yet to send."""
+        """Seqs that the cloud reports missing, without those in flight and those that Live has yet to send."""
         told = RangeSet(holes)
         for seqs in self._backfill_flight.seqs():
             told.remove(seqs)

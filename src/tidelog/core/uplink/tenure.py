@@ -1,15 +1,16 @@
-"""Which process speaks for a boat: two that show one certificate must not take the session from each other.
+"""Which process owns the session of a boat: two with one certificate must not take it from each other in turns.
 
 Nothing here does I/O. A process is known by its boot id, the random name of its journal's opening (B7): a boat that
 dials again has the same one, a second machine with a copied card or certificate has another. An lplex boat has none.
 
-What a caller must keep: ask `admit` before a session is opened, then say `opened`; `heard` for every message that a
-session brings, `ended` when its streams are over.
+What a caller must keep: call `admit` before a session is opened, then `opened`; `heard` for every message of a session,
+`ended` when its streams are over.
 
-UT1  A process takes over its own older session at once (U2), however alive that one looks.
+UT1  A process takes over its own older session at once (U2), even if that one seems alive.
 UT2  Another process waits until the session is over, or was silent for so long that its link is dead: a boat reports
      every five seconds.
-UT3  Processes that cannot be told apart take over at once too, but from a session that delivers only so often.
+UT3  Processes that cannot be told apart take over at once too, but only a limited number of times from a session that
+     delivers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SILENT_MS = 12_000
 """Two reports of a boat are missing: its link is dead, whatever the socket says."""
 TAKEOVERS_MAX = 3
 TAKEOVERS_MS = 30_000
-"""So many takeovers in so long of a session that delivers, between processes that cannot be told apart."""
+"""The limit of takeovers, within this time, from a session that delivers, between processes that cannot be told
+apart."""
 
 
 @dataclass(slots=True)
@@ -29,15 +31,15 @@ class _Holder:
     boot_id: bytes
     session: int
     since_us: int
-    """When this process came, by the cloud's clock; its later sessions do not change that."""
+    """When this process opened its first session, by the cloud's clock; later sessions do not change it."""
     heard_ms: int
     delivers: bool = False
-    """Something came by Live."""
+    """Frames came by Live."""
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """Another process speaks for the boat."""
+    """Another process owns the boat's session."""
 
     since_us: int
     silent_ms: int
@@ -48,7 +50,7 @@ class Tenure:
         self._holder: _Holder | None = None
         self._takeovers_ms: deque[int] = deque(maxlen=TAKEOVERS_MAX)
         self.refusals = 0
-        """Handshakes that were told to wait."""
+        """Handshakes that were refused and told to wait."""
 
     def admit(self, boot_id: bytes, *, now_ms: int) -> InUse | None:
         """Whether the process with this boot id may open a session now; if not, why."""

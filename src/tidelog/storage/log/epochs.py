@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class EpochHistory:
-    """(epoch, first offset) pairs, both strictly ascending; a fold over block headers."""
+    """(epoch, first offset) pairs, both strictly ascending; computed from block headers."""
 
     __slots__ = ("_epochs", "_floor", "_starts")
 
@@ -26,7 +26,7 @@ class EpochHistory:
 
     @property
     def newest(self) -> int:
-        """The newest epoch, of a record or known otherwise (`floor`: the records may have been trimmed)."""
+        """The newest epoch known: of a record, or `floor`, since the records may have been trimmed."""
         return max(self._epochs[-1] if self._epochs else 0, self._floor)
 
     def end_of(self, epoch: int, log_end: int) -> tuple[int, int] | None:

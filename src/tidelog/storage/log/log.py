@@ -46,7 +46,7 @@ STATE_NAME = "log.state"
 
 
 class Log(LogSegments):
-    """Built by `tidelog.storage.log.recovery.open_log`, which knows what is on the disk."""
+    """Built by `tidelog.storage.log.recovery.open_log`, which has read the disk."""
 
     persistent = True
 
@@ -121,7 +121,7 @@ class Log(LogSegments):
         return block
 
     def forget_staged(self, *, log_end: int, durable_end: int) -> None:
-        """The segments were replaced: what was staged on the old ones is void."""
+        """The segments were replaced: what was staged for the old ones is dropped."""
         with self.mutex:
             self._staged.clear()
             self._staged_bytes = 0
@@ -316,7 +316,7 @@ class Log(LogSegments):
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, now_us: int = 0) -> None:
-        """Write, sync and mark the log as cleanly closed. After a poisoned life, only let go."""
+        """Write, sync and mark the log as cleanly closed. After a failed sync, only release its files and locks."""
         with self.mutex:
             if self._closed:
                 return

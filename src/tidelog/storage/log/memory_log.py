@@ -16,7 +16,7 @@ from tidelog.storage.ram_disk import RamDisk
 
 
 class MemoryLog(Log):
-    """Keeps its segments in a `RamDisk`. "Durable" means held here: it lives as long as the process."""
+    """Keeps its segments in a `RamDisk`. "Durable" means held by this process."""
 
     persistent = False
 
@@ -69,7 +69,7 @@ class MemoryLog(Log):
             raise
 
     def write_index(self, segment: Segment, *, sync: bool = True) -> None:
-        """There is no restart to read it after, and it would count against the cap."""
+        """A memory log is never recovered, and an index file would count against the cap."""
 
     def reset(self, offset: int, now_us: int) -> None:
         """Drop everything and go on at `offset`, which may also lie below; no epoch is remembered.

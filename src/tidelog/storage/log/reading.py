@@ -24,7 +24,7 @@ READ_BYTES = 1 * MIB
 
 
 class Search(TypedDict, total=False):
-    """The fields of `WantedBlocks`, for whoever passes them on."""
+    """The fields of `WantedBlocks`, for functions that pass them on."""
 
     from_seq: int | None
     before_seq: int | None

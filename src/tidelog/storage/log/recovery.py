@@ -1,9 +1,8 @@
-"""Opening a log: find out what is on the disk, cut what was never durable, quarantine what rotted.
+"""Opening a log: scan what is on disk, cut what was never durable, quarantine what is damaged.
 
-The rule (B4): the highest `durable_end` in any good block is the sync point. Above it a bad block is
-what a power cut leaves behind: the log is cut there, however good the blocks after it look. Below it
-a bad block is damage: it becomes a placeholder for a peer to fill. Opening never raises for what it
-finds in the files, and says how much it cut.
+The rule (B4): the highest `durable_end` in any good block is the sync point. Above it a bad block is what a power cut
+leaves behind: the log is cut there, however good the blocks after it look. Below it a bad block is damage: it becomes a
+placeholder for a peer to fill. Opening never raises because of what the files contain; it reports how much it cut.
 
 After a clean close nothing is scanned. After a crash the newest segment is scanned, since only it
 can be torn (LLO3); older ones are taken from their index, which was synced after them. `verify_all`
@@ -40,7 +39,7 @@ from tidelog.storage.log.segment import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreKnowledge:
-    """What a store knows of a channel from its own files, so that the log need not find out."""
+    """What a store knows of a channel from its own files, so that the log need not scan for it."""
 
     channel_id: int
     clean: bool
@@ -171,7 +170,7 @@ class _Opening:
     def _tidy(self, log: Log) -> None:
         """Remove what an interrupted rewrite or rebuild left behind."""
         current = log.segment_folder.rpartition("/")[2] if log.generation else ""
-        # The meta file that was read may not be durable yet; the generation it gave up must not go before it is.
+        # The meta file that was read may not be durable yet. The old generation must not be removed before it is.
         self.disk.sync_folder(self.folder)
         for name in self.disk.list_folder(self.folder):
             if name.startswith("generation-") and name != current:
@@ -264,7 +263,7 @@ class _Opening:
         marks = [self.known_synced_end, *(segment.index.durable_end for segment in log.segments)]
         marks += [scan.durable_end for scan in self.scans.values()]
         if self.managed is not None:
-            # On a follower the marks speak of its leader's disk; the store knows about this one.
+            # On a follower the sync marks in blocks describe its leader's disk; the store knows about this disk.
             return self.managed.synced_end
         if state.get("clean"):
             marks.append(int(state["log_end"]))
@@ -284,7 +283,7 @@ class _Opening:
             repair.rewrite_segment(log, segment, [range(SEGMENT_HEAD_BYTES, segment.index.size)])
         elif scan is not None:
             with self.files.use(segment.path) as file:
-                file.sync()  # a life that was cut short while opening may have left it undone
+                file.sync()  # a process that died while opening may not have synced it
             if not self._index_is_current(segment):
                 log.write_index(segment)
         return 0, []

@@ -1,8 +1,7 @@
 """Changing what already lies on disk: truncation, quarantine, replacement, rebuild.
 
-A segment is never patched in place. Its good bytes are copied beside it, synced and renamed over it,
-so that a crash leaves the old file or the new one. Damaged bytes are kept under `quarantine/` for
-whoever wants to know what happened.
+A segment is never patched in place. Its good bytes are copied beside it, synced and renamed over it, so that a crash
+leaves the old file or the new one. Damaged bytes are kept under `quarantine/` for inspection.
 
 Every function here expects the log's mutex to be held.
 """
@@ -66,7 +65,7 @@ def quarantine_segment(log: LogSegments, segment: Segment) -> list[range]:
         scan = scan_file(log, segment.base_offset, file, offset_limit=end_offset)
     damages = scan.damages_up_to(end_offset)
     if not damages:
-        # The bytes are good, so whoever thought otherwise was led there by a bad index.
+        # The bytes are good: a bad index led the reader to the wrong place.
         segment.index = scan.index
         segment.version += 1
         return []
@@ -298,7 +297,7 @@ def truncate_segments(log: LogSegments, offset: int) -> None:
     try:
         pieces = _kept_pieces(log, keep, offset)
     except BadBlock:
-        # Rot must not stand in the way of a truncation: settle it first, then look again.
+        # Damage must not block a truncation: quarantine it first, then look again.
         quarantine_segment(log, keep)
         pieces = _kept_pieces(log, keep, offset)
     try:

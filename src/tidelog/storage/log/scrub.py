@@ -35,7 +35,7 @@ class Scrubber:
         self._bytes_per_s = bytes_per_s
         self._last_ms: int | None = None
         self._allowance_bytes = 0
-        """Negative after a block larger than the rate allowed: that is paid back before the next one."""
+        """Negative after a block larger than the rate allowed: later calls verify less until it is made up for."""
         self._next_offset = log.log_start
         self._place: tuple[Segment, int, int] | None = None
         """Segment, its version and the position of `_next_offset`, while that is known."""
@@ -141,8 +141,8 @@ class Scrubber:
         self._place = None
         damaged = repair.quarantine_segment(self._log, segment)
         if not damaged:
-            # A second look found the bytes good: a bad cable or bad memory. Go on after this segment, or
-            # one that cannot make up its mind would hold the scrubber for ever.
+            # A second look found the bytes good: a bad cable or bad memory. Go on after this segment, or a segment that
+            # reads differently each time would stop the scrubber for ever.
             self._next_offset = segment.index.end_offset
         return checked, damaged
 

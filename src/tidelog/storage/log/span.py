@@ -1,7 +1,7 @@
 """A part of a segment for an answer: read into one piece of memory that is used again, and checked while it is warm.
 
 Blocks that lie side by side in the file then lie side by side in memory too, and leave in whole TLS records. Fresh
-memory would cost a page fault for every 4 KiB, more than reading them from the page cache.
+memory would cost a page fault for every 4 KiB, more than reading the bytes from the page cache.
 
 SN1  A byte of the file is read once for each answer; what a span cannot hold begins a new one.
 """
@@ -17,7 +17,7 @@ from tidelog.transports.link.memory import BodyMemory
 from tidelog.units import KIB, MIB
 
 _STEP_BYTES: Final = 512 * KIB
-"""Read at a time: what was read is still in the processor's cache when its checksum is taken."""
+"""How much is read at a time: the bytes are still in the processor's cache when their checksum is taken."""
 _SPAN_BYTES_MIN: Final = 256 * KIB
 """Smaller reads are cheaper as plain bytes."""
 _MORE_BYTES_MAX: Final = MIB

@@ -42,7 +42,7 @@ def steady_clock_ms() -> int:
 
 
 def session_clock_us() -> int:
-    """Steady too, and it goes on while the machine is suspended: for sessions that others may give up meanwhile."""
+    """A steady clock that goes on while the machine is suspended: for sessions that peers may expire meanwhile."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
@@ -84,9 +84,10 @@ class Append:
 
     @property
     def future(self) -> Future[range]:
-        """Made when first asked for: who commits in its own thread needs none, and it is a third of the cost.
+        """Made when first asked for: a caller that commits in its own thread needs no future, which is a third of the
+        cost.
 
-        Whoever queues an append for another thread must ask before that.
+        Code that queues an append for another thread must ask for the future before it does so.
         """
         if self._future is None:
             self._future = Future()
@@ -200,7 +201,7 @@ class Committer:
         """Append and wait. Commits in this thread when nobody else is committing."""
         if self._driving.acquire(blocking=False):
             try:
-                # One round only, which includes ours: whoever came meanwhile is the thread's to serve.
+                # One round only, which includes ours: the thread serves appends that came meanwhile.
                 self._commit_round(append)
             finally:
                 self._driving.release()
@@ -218,7 +219,7 @@ class Committer:
     def commit_alone(self, action: Callable[[int], range]) -> range | None:
         """Run a commit of one append in this thread if nobody else commits or waits; None if somebody does.
 
-        The same as `commit`, without a request object: with one append in flight that is what there is to save.
+        The same as `commit`, without a request object, which is the main cost when one append is in flight.
         """
         if self._queue or not self._driving.acquire(blocking=False):
             return None
@@ -293,7 +294,7 @@ class Committer:
         return True
 
     def _break(self, error: BaseException, batch: Sequence[Append]) -> None:
-        """A bug in us. Nobody may wait for ever because of it, and nothing may go on as if it were not."""
+        """A bug in Tidelog. Every waiting future fails, and the committer takes nothing more."""
         with self._guard:
             self._broken = repr(error)
             waiting = [append for append in self._queue if append.start()]
@@ -456,7 +457,7 @@ class LogWriter:
         return log.durable_end
 
     def _wake(self) -> None:
-        # A follower counts itself before it looks, so one that is not counted yet will see what moved.
+        # A follower registers before it looks, so a change that it does not see will notify it.
         if self._followers:
             with self._moved:
                 self._moved.notify_all()

@@ -4,6 +4,6 @@ Modules:
 
     block    One Raft entry as one block
     files    The small files of a member's metadata
-    opening  Opening, creating and setting aside what `RaftStorage` keeps
+    opening  Opening, creating and setting aside the files of `RaftStorage`
     storage  What one member of the metadata group keeps on its disk
 """

@@ -1,8 +1,8 @@
 """One Raft entry as one block: a message whose value is the entry's bytes.
 
-The same bytes as `tidelog.blocks.messages` makes of a single value, so whatever reads message blocks reads these.
-Written and read without its columns: for one record they are all zero, and going through them would be most of the cost
-of a write (measured: 11 us of 45, and half of opening).
+The bytes are those that `tidelog.blocks.messages` makes of a single value, so any reader of message blocks reads these.
+The columns are not built or decoded: for one record they are all zero, and handling them would be most of the cost of a
+write (measured: 11 us of 45, and half of opening).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The small files of a member's metadata: who it is, its term and vote, its snapshot, and the mark of its log.
+"""The small files of a member's metadata: its identity, its term and vote, its snapshot, and the mark of its log.
 
 docs/formats/metadata.md has the bytes. Unlike the marks of `tidelog.storage.atomic`, none of these can be rebuilt: a
 file that is missing or does not check out is `MetadataDamaged`, never a default.
 
 MF1  Identity, hard state and snapshot are replaced atomically and are durable when the call returns.
 MF2  The mark has two slots. One of them is always durable and whole; only the other one is written.
-MF3  Between two settled marks the end only rises, so whichever of the un-synced ones survives a power cut is true.
+MF3  Between two settled marks the end only rises, so any un-synced mark that survives a power cut is true.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MARK: Final = struct.Struct("<8sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
 _SLOT_BYTES: Final = _MARK.size + _CHECKSUM.size
 MARK_SLOT_STEP: Final = 4096
-"""From one slot to the other: no disk tears two places that far apart in one write."""
+"""The distance between the slots: no disk tears two places that far apart in one write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +88,12 @@ def read_hard_state(disk: Disk, folder: str) -> HardState:
 
 
 def write_incarnation(disk: Disk, folder: str, incarnation: int) -> None:
-    """The highest that this folder was used under: an older copy of the folder knows a lower one."""
+    """The highest incarnation that this folder was used under: an older copy of the folder knows a lower one."""
     write_mark(disk, f"{folder}/{INCARNATION_NAME}", {"format": FORMAT, "incarnation": incarnation})
 
 
 def read_incarnation(disk: Disk, folder: str) -> int | None:
-    """None if it was never written, or rotted: then it proves nothing."""
+    """None if it was never written, or is damaged: then it proves nothing."""
     value = (read_mark(disk, f"{folder}/{INCARNATION_NAME}") or {}).get("incarnation")
     return value if isinstance(value, int) else None
 
@@ -159,9 +159,9 @@ def read_snapshot(disk: Disk, folder: str) -> StoredSnapshot:
 
 
 class MarkFile:
-    """How far the log was known to be durable, so that rot at its very end is not taken for a torn write.
+    """How far the log was known to be durable, so that damage at its very end is not taken for a torn write.
 
-    `note` costs one small write. Only `settle` syncs, off the path of acks, and turns to the other slot (MF2).
+    `note` costs one small write. Only `settle` syncs, off the path of acks, and switches to the other slot (MF2).
     """
 
     def __init__(self, disk: Disk, path: str) -> None:

@@ -1,6 +1,6 @@
-"""Opening, creating and setting aside what `RaftStorage` keeps.
+"""Opening, creating and setting aside the files of `RaftStorage`.
 
-Everything is read and checked on opening: metadata is small, and a member that votes by rotten memory is worse than one
+Everything is read and checked on opening: metadata is small, and a member that votes by damaged state is worse than one
 that is gone. A folder is blank (None), whole, or `MetadataDamaged`; a crash alone never makes it the latter. An
 unreadable disk is its own `DiskError`. Nothing here touches a file outside the folder it was given, except that
 `set_aside` moves things to the place it is told.
@@ -41,7 +41,7 @@ from tidelog.storage.raft.files import (
 from tidelog.storage.raft.storage import METADATA_LOG, RaftStorage, new_log
 
 LIVE_NAME = "live"
-"""In the folder that callers name: what counts. Its presence says that it was made completely (MO1)."""
+"""The subfolder that counts. Its presence says that creation was completed (MO1)."""
 MAKING_NAME = "making"
 
 
@@ -55,7 +55,7 @@ def open_raft_storage(
     try:
         storage = None
         if disk.exists(f"{folder}/{LIVE_NAME}"):
-            disk.sync_folder(folder)  # whoever created it may have died before it was durable
+            disk.sync_folder(folder)  # the process that created it may have died before it was durable
             storage = _open_live(disk, f"{folder}/{LIVE_NAME}", lock, now_us, options)
     except BaseException:
         lock.release()
@@ -75,7 +75,7 @@ def create_raft_storage(
     now_us: int,
     options: LogOptions = METADATA_LOG,
 ) -> RaftStorage:
-    """Begin a member's memory, of a new cluster or as a learner of an old one (MO1)."""
+    """Create the metadata of a new member, of a new cluster or as a learner of an old one (MO1)."""
     assert snapshot.head.term <= hard_state.term, "a snapshot of the future"
     disk.make_folder(folder)
     lock = disk.lock_folder(folder)

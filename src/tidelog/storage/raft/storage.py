@@ -10,9 +10,10 @@ RST1  When `write` returns, all it was given survives a power cut: hard state fi
 RST2  One fdatasync covers the entries of all Readys of a `write`.
 RST3  A replaced suffix is gone from the disk, durably, before the first entry that replaces it is written (B5).
 RST4  The mark is lowered durably before the log is cut, and raised only after the log was synced: it never promises
-     more than the log holds.
+      more than the log holds.
 RST5  Entries of an earlier generation never come back.
-RST6  A log is never silently shorter than what was acked: each block vouches for all before it, the mark for the last.
+RST6  A log is never silently shorter than what was acked: each block proves that those before it exist, the mark proves
+      the last.
 RST7  After a failed write or sync nothing is written or acked again until the storage was opened anew (RD5, D2).
 RST8  The log is trimmed only below a snapshot that is durable.
 """
@@ -52,7 +53,7 @@ METADATA_LOG = LogOptions(segment_bytes_max=1 * MIB, reserve_bytes=0)
 class RaftStorageStatistics:
     generation: int
     first_index: int
-    """Of the log on disk; entries that the snapshot covers may still be there."""
+    """The entries in the log on disk, including those that the snapshot covers."""
     last_index: int
     last_term: int
     snapshot_index: int
@@ -68,7 +69,7 @@ class RaftStorageStatistics:
 
 
 class RaftStorage:
-    """Built by `tidelog.storage.raft.opening`, which knows what is on the disk.
+    """Built by `tidelog.storage.raft.opening`, which has read the disk.
 
     `hard_state` and `snapshot` are always what the disk holds. `entries` are those that opening found after the
     snapshot; take them and clear the list.
@@ -95,7 +96,7 @@ class RaftStorage:
         self.snapshot = stored.snapshot
         self.entries = entries
         self.incarnation = incarnation
-        """The highest that the folder was used under; None if it does not know."""
+        """The highest incarnation that the folder was used under; None if it is not known."""
         self._disk = disk
         self._folder = folder
         self._generation = stored.generation
@@ -160,12 +161,14 @@ class RaftStorage:
             self._change(lambda: self._save_snapshot(snapshot, keep_from_index))
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Before anybody hears of it. Does not concern what `write` writes, nor the thread it runs in."""
+        """The state machine's thread calls this before it announces an incarnation. Independent of `write` and its
+        thread."""
         write_incarnation(self._disk, self._folder, incarnation)
         self.incarnation = incarnation
 
     def give_up(self, reason: str) -> MetadataDamaged:
-        """Peers remember more of this member than the folder holds: it is not opened again, and nothing is written."""
+        """Peers know a newer state of this member than the folder holds: it is never opened again, and nothing is
+        written."""
         write_outdated(self._disk, self._folder, reason)
         error = MetadataDamaged(path=self._folder, problem=f"it is an older copy of itself: {reason}")
         self._poison = self._poison or str(error)
@@ -176,7 +179,7 @@ class RaftStorage:
         self._change(self._mark.settle)
 
     def close(self) -> None:
-        """Settle, close the log and let go of the folder. After a poisoned life, only let go."""
+        """Settle, close the log and release the folder. After a failed write or sync, only release it."""
         if self._closed:
             return
         try:
@@ -196,9 +199,9 @@ class RaftStorage:
             raise LogClosed(log=self._folder)
 
     def _change(self, action: Callable[[], None]) -> None:
-        """Do it, or never do anything again (RST7)."""
+        """Run the action, or never do anything again (RST7)."""
         self._check_usable()
-        # Whatever interrupts the action, also what is not handled here, leaves the storage poisoned.
+        # Any interruption of the action, also one that is not handled here, leaves the storage poisoned.
         self._poison = "an earlier change was interrupted"
         try:
             action()
@@ -211,7 +214,7 @@ class RaftStorage:
         self._poison = None
 
     def _check(self, hard_state: HardState | None, snapshot: Snapshot | None, entries: list[Entry]) -> None:
-        """What the core asks for keeps Raft's own rules; anything else is a bug of ours."""
+        """Check that the core's orders keep Raft's rules; a violation is a bug in Tidelog."""
         held = self.hard_state
         if hard_state is not None:
             assert hard_state.term >= held.term, "a term never falls"
@@ -307,7 +310,7 @@ class RaftStorage:
 
 
 def gathered(readys: Sequence[Ready]) -> tuple[HardState | None, Snapshot | None, list[Entry]]:
-    """What several Readys come to when they are carried out one after the other (RD3)."""
+    """The combined result of several Readys that are carried out one after the other (RD3)."""
     hard_state, snapshot, entries = None, None, list[Entry]()
     for ready in readys:
         if ready.hard_state is not None:
@@ -340,6 +343,6 @@ def new_log(disk: Disk, folder: str, generation: int, after: EntryPlace, *, now_
 
 
 def remove_generation(disk: Disk, folder: str, generation: int) -> None:
-    """Clean up what no snapshot names any more. A crash may bring it back; nobody will look at it."""
+    """Remove files that no snapshot names. A crash may bring them back; nothing reads them."""
     disk.remove_folder(f"{folder}/{LOG_PREFIX}{generation}")
     disk.remove(f"{folder}/{MARK_PREFIX}{generation}")

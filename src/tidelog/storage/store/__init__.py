@@ -1,11 +1,11 @@
-"""All logs of a node in one store: a shared write-ahead file, checkpoints, what a disk lost.
+"""All logs of a node in one store: a shared write-ahead file, checkpoints, detected losses.
 
 Modules:
 
     channel_logs     All logs of a node's channels
-    checkpoint       What a checkpoint of a store decides and what a store says of itself
+    checkpoint       What a checkpoint of a store writes back, its table, its statistics
     commit           One commit of a store
-    losses           What a store knows to have lost although it was synced
+    losses           Synced data that the store found missing
     names            Channel names as file names
     open_channels    The open channels of a store and the write-ahead files behind them
     parts            What a store is made of
@@ -18,5 +18,5 @@ Modules:
     wal              The write-ahead file of a store
     wal_mark         How far the write-ahead files were durable, remembered outside of them
     wals             The write-ahead files of a store
-    watermarks       How far channels were committed when the node last looked, as a hint for its next life (R9)
+    watermarks       The committed ends of channels, saved as a hint for the next start (R9)
 """

@@ -36,7 +36,7 @@ _REPLICA_FLOOR = "replica"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """What the replica core must know of a log that it opened, truncated or reset."""
+    """What the replica core must know of a log that was opened, truncated or reset."""
 
     log_start: int
     log_end: int
@@ -44,15 +44,15 @@ class LogState:
     epochs: tuple[tuple[int, int], ...]
     """(leader epoch, its first offset), ascending."""
     newest_epoch: int
-    """Also of records that retention has removed; 0 after a reset."""
+    """The newest epoch, also of records that retention has removed; 0 after a reset."""
     damaged: tuple[range, ...]
     bytes: int
-    """In segments, and waiting to be written back to them."""
+    """Bytes in segments and bytes waiting to be written back to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLogConfig:
-    """How one channel is kept on this node."""
+    """The settings of a channel on this node."""
 
     channel_id: int
     name: str
@@ -63,13 +63,14 @@ class ChannelLogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOutcome:
-    """What became of one append."""
+    """The outcome of one append."""
 
     channel_id: int
     held_end: int
     """End of what is as durable here as the channel's fsync option promises (CL1)."""
     log_end: int
-    """After a refusal what it was before; after a failed sync with the blocks whose fate is open."""
+    """After a refusal the end from before; after a failed sync the end including blocks that may or may not be on
+    disk."""
     error: LogError | None
 
 
@@ -97,15 +98,15 @@ class _Opened:
 
 
 class ChannelLogs:
-    """Drives a store that nobody else drives, and which trims nothing by itself: `sweep` says how far."""
+    """Drives the store. The store has no other driver and trims nothing by itself: `sweep` says how far."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._opened: dict[int, _Opened] = {}
         self._channels = {channel.channel_id: channel for channel in store.channels.values()}
-        """Persistent channels: all on the disk, and those that are open and will be."""
+        """Persistent channels: those on the disk, and those that are open and not yet written."""
         self._ids = {channel.name: channel.channel_id for channel in store.channels.values()}
-        """Whose name it is (CL4); memory channels too."""
+        """Which id has a name (CL4); memory channels too."""
         for channel in store.channels.values():
             channel.driven = True
 
@@ -116,12 +117,12 @@ class ChannelLogs:
         return {channel.channel_id: channel.name for channel in list(self._channels.values()) if channel.entered}
 
     def damaged_channels(self) -> frozenset[int]:
-        """Channels known to have lost a part: those opened, and those of which the last life noted it."""
+        """Channels known to have lost records: open ones, and those that the previous run recorded."""
         return frozenset(channel.channel_id for channel in list(self._channels.values()) if channel.damaged)
 
     @property
     def verified(self) -> bool:
-        """Opening the store found all that was ever synced. If not, any channel may lack its newest records."""
+        """Opening the store found everything that was ever synced. If not, any channel may lack its newest records."""
         recovery = self._store.recovery
         if recovery is None or recovery.damaged_bytes or recovery.table_rebuilt or recovery.synced_loss:
             return False
@@ -129,16 +130,16 @@ class ChannelLogs:
 
     @property
     def synced_loss_reason(self) -> str:
-        """What that had been synced was gone when the store was opened, in words; empty if nothing was."""
+        """What was missing, in words, when the store was opened although it had been synced; empty if nothing was."""
         recovery = self._store.recovery
         return recovery.synced_loss_reason if recovery is not None and recovery.synced_loss else ""
 
     def forget_loss(self) -> None:
-        """The catalog knows of it: the channels here count only once they were compared with whole copies."""
+        """The catalog knows of the loss: the channels here count only once they were compared with whole copies."""
         self._store.forget_loss()
 
     def log(self, channel_id: int) -> Log:
-        """The log of an open channel (a `MemoryLog` for a memory channel). A reset may put another in its place."""
+        """The log of an open channel (a `MemoryLog` for a memory channel). A reset replaces it by another one."""
         return self._of(channel_id).log
 
     def state(self, channel_id: int) -> LogState:
@@ -220,7 +221,7 @@ class ChannelLogs:
             raise ChannelExists(channel=old.name)
 
     def alter(self, config: ChannelLogConfig, now_us: int) -> None:
-        """Go on with other options; a stricter fsync holds from the next append on."""
+        """Apply other options; a stricter fsync holds from the next append on."""
         opened = self._of(config.channel_id)
         self._check_same(opened.config, config)
         if opened.config == config:
@@ -234,7 +235,7 @@ class ChannelLogs:
         opened.config = config
 
     def close(self, channel_id: int, now_us: int) -> None:
-        """Let go of a channel; a memory channel is gone with that. Closing a closed one is no error."""
+        """Close a channel's log; a memory channel's records are gone with it. Closing a closed one is no error."""
         opened = self._opened.pop(channel_id, None)
         if opened is None:
             return
@@ -257,8 +258,8 @@ class ChannelLogs:
             self.close(channel_id, now_us)
 
     def unkept(self) -> list[DiskError]:
-        """Why channels could not be written back to their segments, or the store not tidied; until it could be done.
-        The write-ahead files have what is not written back. By any thread."""
+        """Why channels could not be written back to their segments, or old files not removed; None once it succeeded.
+        The write-ahead files still have what is not written back. Any thread may ask."""
         errors = [channel.relogged for channel in list(self._channels.values())]
         return [error for error in (self._store.trouble, *errors) if isinstance(error, DiskError)]
 
@@ -267,7 +268,7 @@ class ChannelLogs:
         return self._store.maintain(now_us)
 
     def close_all(self, now_us: int) -> None:
-        """Close the store and everything else. After a poisoned life it only lets go."""
+        """Close the store and everything else. After a failed sync it only releases its files and locks."""
         memory = [opened.log for opened in self._opened.values() if opened.channel is None]
         self._opened.clear()
         for log in memory:
@@ -278,7 +279,7 @@ class ChannelLogs:
 
     @property
     def syncs(self) -> int:
-        """How often the disk has been waited for."""
+        """The number of syncs so far."""
         return self._store.syncs
 
     def is_ready_for(self, byte_count: int) -> bool:
@@ -306,7 +307,7 @@ class ChannelLogs:
         return [self._outcome(channel_id, error) for (channel_id, _), error in zip(appends, errors, strict=True)]
 
     def stopped(self) -> LogError | None:
-        """Why the store takes nothing any more: after that no outcome is a success (S3)."""
+        """Why the store accepts nothing any more: after that no outcome is a success (S3)."""
         try:
             self._store.check_usable()
         except LogError as error:
@@ -362,7 +363,7 @@ class ChannelLogs:
 
 
 def _is_in_doubt(problem: LogError | None) -> bool:
-    """Whether a channel that could not be written back may have lost something. For want of space alone it has not: the
+    """Whether a channel that could not be written back may have lost something. A full disk loses nothing: the
     write-ahead files hold what they held."""
     return problem is not None and not isinstance(problem, DiskFull)
 

@@ -1,7 +1,7 @@
-"""What a checkpoint of a store decides and what a store says of itself: channels carried over, table, statistics.
+"""What a checkpoint of a store writes back, which blocks it copies instead, the store's table and its statistics.
 
-A channel with little to write back need not get its file yet: its blocks are written once more, to the next
-write-ahead file, with all others like it in one write. `copy_bytes_max` bounds what that may cost.
+A channel with little to write back gets no segment file yet: its blocks are copied to the next write-ahead file,
+together with those of other such channels in one write. `copy_bytes_max` limits the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.storage.store.wal import WalEntryKind, WalWriter
 
 
 def carried(channels: Iterable[StoreChannel], options: StoreOptions) -> set[int]:
-    """Ids of the channels that the next write-ahead file may have, those with least to write first."""
+    """Ids of the channels whose blocks are copied to the next write-ahead file, those with the fewest bytes first."""
     room, chosen = options.copy_bytes_max, set[int]()
     if not room:
         return chosen
@@ -37,7 +37,7 @@ def carried(channels: Iterable[StoreChannel], options: StoreOptions) -> set[int]
 
 
 def entries_again(wal: WalWriter, channels: Iterable[StoreChannel]) -> list[Buffer]:
-    """What only older write-ahead files hold of these channels, for a newer one.
+    """The entries that copy what only older write-ahead files hold of these channels to a newer one.
 
     A channel without a folder is named too, or a lost table would orphan its blocks.
     """
@@ -52,7 +52,7 @@ def entries_again(wal: WalWriter, channels: Iterable[StoreChannel]) -> list[Buff
 
 
 def log_again(store: OpenChannels, stuck: list[StoreChannel], now_us: int) -> bool:
-    """A segment that cannot be written must not pin the write-ahead file for the others (S3).
+    """Copy the blocks of segments that cannot be written, so that they do not pin the old write-ahead files (S3).
 
     Returns whether the old files may go: not while the disk is too full even for this.
     """
@@ -77,8 +77,8 @@ def log_again(store: OpenChannels, stuck: list[StoreChannel], now_us: int) -> bo
 def table_of(store: OpenChannels, *, wal_floor: int, wal_newest: int) -> dict[str, Any]:
     """The table as it is saved.
 
-    `places` has a row for channels that are not at their first place, or lost a part; `entered` says where channels end
-    whose newest records only the write-ahead files have: should those be lost, that much of it is known.
+    `places` has a row for channels that are not in their first place, or lost records; `entered` has the ends of
+    channels whose newest records only the write-ahead files have: should those be lost, the loss is noticed.
     """
     channels = store.channels.values()
     rows = [[channel.channel_id, channel.name, channel.synced_end] for channel in channels]

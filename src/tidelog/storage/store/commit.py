@@ -5,7 +5,7 @@ synced instead (S1). With `by_policy` a channel whose fsync option is weaker tha
 waited for: all its blocks, large ones too, go to the write-ahead file, which has one order for everything, so
 that a power cut takes a tail of the channel and never a piece out of its middle.
 
-What is refused is taken back; what earlier commits acked stays.
+Refused blocks are taken back; blocks that earlier commits acked stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidelog.storage.store.wal import WalEntryKind, WalWriter
 from tidelog.units import US_PER_MS
 
 _REFUSALS_MAX = 16
-"""On a full disk each channel is tried alone, but not a thousand of them in vain."""
+"""How many channels are tried alone on a full disk, where each attempt may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Part:
     channel: StoreChannel
     entries: list[Buffer]
     hint: bool
-    """Its segment is synced already; the entry only says so."""
+    """Its segment is synced already; the entry only records that."""
     wait: bool
     """The commit waits for the sync."""
 
@@ -105,7 +105,7 @@ def _part(
     assert channel.log is not None
     wait = not by_policy or channel.log.options.fsync is Fsync.ALWAYS
     large = store.options.large_block_bytes
-    # What the write-ahead file holds unsynced, its creation even, must not be overtaken by what is synced elsewhere.
+    # The write-ahead file's unsynced bytes, such as a creation, must be durable before what is synced elsewhere.
     may_go_directly = wait and channel.entered and not store.awaits_sync(channel)
     if may_go_directly and any(block.size >= large for block in channel.waiting):
         refusal = _commit_directly(store, channel, now_us)
@@ -175,8 +175,8 @@ def _settle(store: OpenChannels, parts: list[_Part], refusals: dict[int, LogErro
     for part in parts:
         if not part.hint:
             _written(store, part.channel, now_us, wait=part.wait)
-    # Hints alone sync with the next commit, at the latest after a second: until then damage in their blocks
-    # would pass for a torn write.
+    # Entries that are only hints are synced with the next commit, at the latest after a second: until then damage in
+    # their blocks would pass for a torn write.
     if not any(part.wait for part in parts) and not store.hints_are_due(now_us, any(part.hint for part in parts)):
         return
     try:

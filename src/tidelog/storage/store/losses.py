@@ -1,7 +1,7 @@
-"""What a store knows to have lost although it was synced: kept until somebody has compared it with whole copies.
+"""Synced data that the store found missing: remembered until the channels were compared with whole copies.
 
 A channel whose last records are gone from a write-ahead file is shorter than what was acked, and nothing in its own log
-shows it. So the loss is written to the store's state before the evidence is cleaned up, and every later opening says it
+shows it. So the loss is written to the store's state before the evidence is removed, and every later opening reports it
 again. A loss that stands as placeholders in a log needs no such memory: the log itself shows it.
 """
 
@@ -20,7 +20,7 @@ _REASON_LENGTH_MAX: Final = 2_000
 
 @dataclass(slots=True, kw_only=True)
 class StoreState:
-    """The store's state mark: how its last life ended, how many there were, and what was lost."""
+    """The store's state mark: how its last run ended, how many there were, and what was lost."""
 
     incarnation: int
     marked: bool = False
@@ -28,7 +28,7 @@ class StoreState:
     lost: str = ""
     """What was lost and not yet compared with whole copies; empty if nothing."""
     shown: list[str] = field(default_factory=list)
-    """Losses of this life that stand in the logs themselves."""
+    """Losses found in this run that stand as placeholders in the logs."""
 
     def save(self, disk: Disk, *, clean: bool = False) -> None:
         value: dict[str, Any] = {"clean": clean, "incarnation": self.incarnation, "marked": self.marked}
@@ -37,7 +37,7 @@ class StoreState:
         write_mark_twice(disk, STATE_PATH, value)
 
     def lose(self, reasons: Iterable[str]) -> None:
-        """Remember this; `save` it before anything that proves it is cleaned up."""
+        """Remember this loss; `save` it before the evidence is removed."""
         for reason in reasons:
             if reason not in self.lost:
                 self.lost = f"{self.lost}; {reason}" if self.lost else reason

@@ -10,8 +10,8 @@ _NAME_BYTES_MAX = 200
 def escape_name(name: str) -> str:
     """A file name for a channel: letters, digits, `-`, `_` and inner dots stay, the rest is %-escaped.
 
-    A leading dot is escaped, so no name is hidden, `.` or `..`; the empty name is a bare `%`. Long
-    names are cut; whoever needs them unique adds the channel id.
+    A leading dot is escaped, so no name is hidden, `.` or `..`; the empty name is a bare `%`. Long names are cut; a
+    caller that needs them unique adds the channel id.
     """
     if not name:
         return "%"

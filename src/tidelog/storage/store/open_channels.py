@@ -97,7 +97,7 @@ class OpenChannels:
         else:
             log = young_log(self.disk, channel, options, self.files)
         gone, end = list(log.recovery.quarantined) if log.recovery else [], log.log_end
-        # If something was written back and its file is lost, nobody may take that for a short log.
+        # If something was written back and its file is lost, that must not look like a short log.
         if stage_gap(log, channel.synced_end, now_us):
             channel.gap_staged = True
             gone.append(range(end, channel.synced_end))
@@ -201,7 +201,7 @@ class OpenChannels:
             raise LogPoisoned(log="the store", cause=self._poison)
 
     def poison(self, cause: str) -> None:
-        """Stop the whole node's storage, loudly (ST4)."""
+        """Stop all storage of the node and report it (ST4)."""
         self._poison = self._poison or cause
         for channel in self._by_log.values():
             if channel.log is not None:

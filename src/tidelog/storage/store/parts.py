@@ -32,7 +32,7 @@ WAL_MARK_PATH = f"{INTERNALS}/store.wal-mark"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     log: LogOptions = field(default_factory=LogOptions)
-    """For channels that `options_of` does not know."""
+    """Options of channels that `options_of` does not know."""
     options_of: Callable[[str], LogOptions | None] | None = None
     """Per-channel options, asked when a channel's log is opened."""
     large_block_bytes: int = 32 * KIB
@@ -45,8 +45,9 @@ class StoreOptions:
     scrub_bytes_per_s: int = 4 * MIB
     """How fast everything is read again in the background, looking for rot; 0 turns it off."""
     copy_bytes_max: int = 0
-    """A checkpoint carries channels with little to write over to the next write-ahead file, up to this many bytes
-    together: thousands of channels with a few records each then need no file each. 0 writes all of them back."""
+    """A checkpoint copies the blocks of channels with little to write back to the next write-ahead file, up to this
+    many bytes together: thousands of channels with a few records each then need no file each. 0 writes all of them
+    back."""
     copy_channel_bytes_max: int = 16 * KIB
     """A channel with more than this waiting gets its file."""
 
@@ -57,7 +58,7 @@ class StoreOptions:
         if self.checkpoint_interval_ms <= 0 or self.open_files_max < 8:
             problems.append("checkpoint_interval_ms must be positive and open_files_max at least 8")
         if not 0 <= self.copy_bytes_max <= self.wal_bytes_max // 2 or self.copy_channel_bytes_max < 0:
-            problems.append("copy_bytes_max must be at most half of wal_bytes_max, and neither carry limit negative")
+            problems.append("copy_bytes_max must be at most half of wal_bytes_max, and neither copy limit negative")
         if self.scrub_bytes_per_s < 0:
             problems.append("scrub_bytes_per_s must not be negative")
         if problems:
@@ -110,13 +111,13 @@ class StoreChannel:
         self.entered = entered
         """The store's files know of it. If not, its first commit enters it."""
         self.entered_end = 0
-        """The write-ahead files should bring it up to here, says the table; 0 if it knows nothing."""
+        """The end up to which the write-ahead files should have the channel, according to the table; 0 if not known."""
         self.gap_staged = False
-        """Placeholders wait to be written back: only in a segment are they found, and filled from a peer."""
+        """Placeholders wait to be written back: they are found, and filled from a peer, only in a segment."""
         self.driven = False
-        """Somebody else decides about retention."""
+        """The caller decides about retention, not the store."""
         self.options: LogOptions | None = None
-        """Go before what the store would choose."""
+        """These take precedence over the options that the store would choose."""
         self.log: Log | None = None
         self.waiting: list[Block] = []
         """Staged, and not yet durable anywhere."""
@@ -125,7 +126,7 @@ class StoreChannel:
         self.relogged: LogError | None = None
         """Why the last checkpoint could not write this channel back."""
         self.lost_part = False
-        """Placeholders stood in its log when it was last looked at."""
+        """Its log had placeholders when it was last looked at."""
 
     @property
     def folder(self) -> str:
@@ -134,11 +135,11 @@ class StoreChannel:
 
     @property
     def damaged(self) -> bool:
-        """Records of it are known to be lost here."""
+        """Some of its records are known to be lost here."""
         return bool(self.log.damaged()) if self.log is not None else self.lost_part
 
     def creation(self) -> dict[str, Any]:
-        """What its entry in a write-ahead file says."""
+        """The payload of its entry in a write-ahead file."""
         if not (self.log_generation or self.base_offset):
             return {"name": self.name}
         return {"name": self.name, "base": self.base_offset, "life": self.log_generation}
@@ -206,7 +207,7 @@ class StoreRecovery:
     """Both copies of the table were lost, so the folders had to name the channels."""
     synced_loss: bool = False
     """Something that had been synced is provably gone: a channel may be shorter than what was acked from here. Kept
-    over restarts until `Store.forget_loss`, which whoever has compared the channels with whole copies calls."""
+    over restarts until `Store.forget_loss`, which is called once the channels have been compared with whole copies."""
     synced_loss_reason: str = ""
     """In plain words: which file, what was expected, what was found."""
 

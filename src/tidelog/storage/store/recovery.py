@@ -69,7 +69,7 @@ class _Table:
     absent: bool = False
     """Neither copy is there: lost, or never written."""
     complete: bool = False
-    """Both copies are there. If not, one more loss would be too many, so they are written again at once."""
+    """Both copies are there. If one is missing, both are written again at once, so that one more loss does no harm."""
 
 
 def _load_table(store: Store) -> _Table:
@@ -121,7 +121,7 @@ def _replay(store: Store, table: _Table, *, now_us: int, clean: bool) -> None:
     lost_before = state.lost
     state.lose(chain.losses(scans, marked=state.marked, table_absent=table.absent))
     if state.lost != lost_before:
-        state.save(store.disk)  # what proves it is cleaned up below
+        state.save(store.disk)  # the evidence is removed below
     _set_next_log_generation(store)
     replayed = _open_waiting(store, waiting, now_us)
     wals.old = {number: scans[number].sync_point if number in scans else 0 for number in numbers}
@@ -224,7 +224,7 @@ def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) ->
     by_id = {channel.channel_id: channel for channel in store.channels.values()}
     for channel in store.channels.values():
         if channel.entered_end > channel.synced_end:
-            waiting.setdefault(channel.channel_id, [])  # if its entries are gone, that is told now
+            waiting.setdefault(channel.channel_id, [])  # if its entries are gone, that is reported now
     replayed = 0
     for channel_id, blocks in waiting.items():
         if channel_id not in by_id:
@@ -235,8 +235,8 @@ def _open_waiting(store: Store, waiting: dict[int, list[Block]], now_us: int) ->
         try:
             store.open_channel(channel, now_us)
         except LogError as error:
-            # One damaged channel must not keep the node from starting (S3). Its blocks stay in the
-            # write-ahead file, and whoever asks for the channel is told.
+            # One damaged channel must not keep the node from starting (S3). Its blocks stay in the write-ahead file,
+            # and requests for the channel get the error.
             store.trouble = channel.relogged = error
             continue
         replayed += len(channel.unsynced)

@@ -11,7 +11,7 @@ _EARNED_MAX_US = 10 * US_PER_S
 _ROUND_MIN_US = 600 * US_PER_S
 """A round of many small channels is over soon; the next one need not follow at once."""
 _CHANNELS_PER_WAKE_MAX = 256
-"""Whoever wakes the scrubber commits appends too, and must not wait for thousands of small channels."""
+"""The thread that scrubs commits appends too, and must not wait for thousands of small channels."""
 
 
 class StoreScrubber:

@@ -1,24 +1,23 @@
 """All channels of a node behind one write-ahead file.
 
-One `fdatasync` of that file commits what every channel has waiting, so durability costs the same for
-one channel or ten thousand. Small blocks stay in memory and in the write-ahead file until a
-checkpoint writes them back to their segments; large ones (S1) go straight to their segment, which
-is synced in the same commit, so bulk is written once. A channel that nobody uses is a name and a
-number: its log is opened when first asked for.
+One `fdatasync` of that file commits what every channel has waiting, so durability costs the same for one channel or ten
+thousand. Small blocks stay in memory and in the write-ahead file until a checkpoint writes them back to their segments;
+large ones (S1) go straight to their segment, which is synced in the same commit, so bulk is written once. A channel
+that nobody uses costs a name and a number in memory: its log is opened when first used.
 
 What a caller must keep: one driver at a time (a `Committer`) commits, checkpoints and changes
 channels; any thread may read.
 
 ST1  An append is acked after the write-ahead file, or the segment it went to directly, is synced.
-ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been
-     written again to a newer one because its segment could not be (S3), or was not worth a file yet
+ST2  A write-ahead file is removed only when every block in it is synced in its segment, or has been written again to a
+     newer one because its segment could not be (S3), or was copied because it is too small for a file of its own
      (`copy_bytes_max`). If that fails too (a full disk), the old files stay.
-ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id
-     that a catalog gave may come back after a deletion or a reset: each time the channel has a new log generation,
-     in a folder of its own, and replay never mixes two of them.
+ST3  Ids that the store gives out are never used twice, not even after a crash in the middle of a creation. An id that a
+     catalog gave may come back after a deletion or a reset: each time the channel has a new log generation, in a folder
+     of its own, and replay never mixes two of them.
 ST4  A failed sync of the write-ahead file stops the whole store until it is opened anew (S3).
-ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor
-     one damaged entry leaves half of it. Refused with a full disk, it has not happened.
+ST5  What changes channels is entered twice and synced before it is carried out, so neither a crash nor one damaged
+     entry leaves half of it. Refused with a full disk, it has not happened.
 """
 
 from __future__ import annotations
@@ -144,14 +143,15 @@ class Store(OpenChannels):
             channel.unsynced = []
             log = young_log(self.disk, channel, self._options_of(channel), self.files)
             self._by_log[id(log)] = channel
-            channel.log = log  # before the old one is closed: a reader who finds that closed looks here again
+            channel.log = log  # before the old log is closed: a reader that finds it closed looks here again
             self._retire(old, "the channel was reset")
         self.enter(channel)
         self._remove_folder(old_folder)
         return log
 
     def close_channel(self, channel: StoreChannel, *, now_us: int) -> None:
-        """Let go of a channel's log; it is opened again when asked for. What cannot be written back now waits."""
+        """Close a channel's log; it is opened again when next used. Blocks that cannot be written back now stay in the
+        write-ahead file."""
         if self._poison is None:
             self._sync_waiting()  # the next opening takes what the write-ahead files hold for durable
         self.write_back(channel, now_us)
@@ -252,7 +252,7 @@ class Store(OpenChannels):
         return errors
 
     def is_ready_for(self, byte_count: int) -> bool:
-        """Whether a small commit of so many bytes is one write and one sync, and brings no checkpoint about."""
+        """Whether a small commit of so many bytes is one write and one sync, and starts no checkpoint."""
         return (wal := self.wals.current) is not None and wal.size + 2 * byte_count < self.options.wal_bytes_max
 
     def _checkpoint_if_full(self, now_us: int) -> None:
@@ -264,7 +264,7 @@ class Store(OpenChannels):
     # --- checkpoint ------------------------------------------------------------------------------
 
     def checkpoint(self, now_us: int) -> None:
-        """Write everything back to the segments, then let go of the write-ahead files (ST2)."""
+        """Write everything back to the segments, then remove the write-ahead files (ST2)."""
         self.check_usable()
         self._sync_waiting()
         kept = carried(self.channels.values(), self.options)
@@ -287,7 +287,7 @@ class Store(OpenChannels):
         self._checkpoints += 1
 
     def _may_wait(self) -> bool:
-        """Whether a checkpoint would only carry: then it can wait until the write-ahead file is full."""
+        """Whether a checkpoint would only copy blocks: then it can wait until the write-ahead file is full."""
         if self.wals.current is None or self.wals.old or not self.options.copy_bytes_max:
             return False
         kept = carried(self.channels.values(), self.options)
@@ -381,7 +381,7 @@ class Store(OpenChannels):
         )
 
     def close(self, now_us: int) -> None:
-        """Checkpoint and mark the store as cleanly closed; after a poisoned life, only let go."""
+        """Checkpoint and mark the store as cleanly closed; after a failed sync, only release its files and locks."""
         if self._closed:
             return
         try:

@@ -85,7 +85,7 @@ def _of_table(table: dict[str, Any]) -> dict[int, StoredChannel]:
 
 
 def _of_folders(disk: Disk) -> dict[int, StoredChannel]:
-    """Of a store whose table is lost or not written yet."""
+    """The channels of a store whose table is lost or not written yet, from the folders."""
     try:
         folders = disk.list_folder(CHANNELS_FOLDER)
     except FileMissing:

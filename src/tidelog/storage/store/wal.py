@@ -1,13 +1,12 @@
 """The write-ahead file of a store: one place where everything small becomes durable first.
 
-Files are numbered and lie in one folder. Each starts with a 64-byte header and holds entries of 32
-bytes plus a payload, end to end, eight-byte aligned. A block's payload is the block itself, which
-carries its own checksums; other payloads are JSON and covered by the entry's checksum. Every commit
-opens with a mark that says up to where the file was known to be durable, so that replay can tell a
-torn tail (above the last mark: cut) from damage (below it: reported, and stepped over), as B4 does for
-segments. Entries carry the file's number, so bytes of another file are never taken for its own. What a file cannot
-tell alone (whether its last commit was durable, whether a file is missing) the mark beside them does
-(`tidelog.storage.store.wal_mark`), and the head of the next file.
+Files are numbered and lie in one folder. Each starts with a 64-byte header and holds entries of 32 bytes plus a
+payload, end to end, eight-byte aligned. A block's payload is the block itself, which carries its own checksums; other
+payloads are JSON and covered by the entry's checksum. Every commit opens with a mark that says up to where the file was
+known to be durable, so that replay can tell a torn tail (above the last mark: cut) from damage (below it: reported, and
+stepped over), as B4 does for segments. Entries carry the file's number, so bytes of another file are never taken for
+its own. Whether a file's last commit was durable and whether a file is missing is known from the mark beside the files
+(`tidelog.storage.store.wal_mark`) and from the head of the next file.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class WalScan:
     entries: list[WalEntry] = field(default_factory=list)
     bytes_cut: int = 0
     damaged_bytes: int = 0
-    """Gone below the sync point: unreadable, or not there at all."""
+    """Bytes below the sync point that are unreadable, or not there at all."""
     file_bytes: int = 0
     sync_point: int = 0
     """Up to here the file is known to have been durable."""
@@ -170,7 +169,7 @@ def _parse_head(data: bytes, number: int) -> WalHead | None:
 def scan_wal(disk: Disk, folder: str, number: int, limits: BlockLimits, *, durable_size: int = 0) -> WalScan:
     """Read one file from front to back; never raises for what it finds.
 
-    `durable_size` is for a caller who knows from elsewhere that so many bytes were durable.
+    `durable_size` is for a caller that already knows that so many bytes were durable.
     """
     file = disk.open(f"{folder}/{wal_name(number)}", writable=False)
     try:

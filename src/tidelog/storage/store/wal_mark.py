@@ -1,13 +1,14 @@
-"""How far the write-ahead files were durable, remembered outside of them: so that what is missing is missed.
+"""How far the write-ahead files were durable, kept outside of them so that missing files and bytes are noticed.
 
-A write-ahead file cannot vouch for its own last commit, nor for a file that is gone. This mark can: it names the files
-that must be there and how long the newest one must be. It is written after every sync of the write-ahead file, but not
-synced, so it costs one small write; it is synced when a file is begun, once a second, and when the store closes.
+A write-ahead file cannot show whether its own last commit is complete, nor that another file is gone. This mark can: it
+names the files that must be there and how long the newest one must be. It is written after every sync of the
+write-ahead file, but not synced, so it costs one small write; it is synced when a file is begun, once a second, and
+when the store closes.
 
-WM1  The mark never promises more than was durable when it was written, so whichever version of it survives is true.
+WM1  The mark never promises more than was durable when it was written, so any version of it that survives is true.
 WM2  It has two slots. One of them is always durable and whole; only the other one is written.
-WM3  Without a power cut it covers everything that was acked. After one it may be a second behind: of what came
-     after, rot is told from a torn write by later entries of the same file, or not at all.
+WM3  Without a power cut it covers everything that was acked. After one it may be a second behind: of what came after,
+     rot is told from a torn write by later entries of the same file, or not at all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WalEnd(NamedTuple):
 
 
 class WalMark:
-    """Written by one thread. Failures are the caller's: the mark that is there stays true (WM1)."""
+    """Written by one thread. The caller handles failures: the mark that is there stays true (WM1)."""
 
     def __init__(self, disk: Disk, path: str, end: WalEnd) -> None:
         """A new file with both slots at `end`, in place of the one that may be there.
@@ -57,7 +58,7 @@ class WalMark:
         """The last write of the slot failed, so nobody knows what is in it (D3)."""
 
     def note(self, end: WalEnd) -> None:
-        """All this is durable. Survives the process; a power cut only once settled."""
+        """Note that all this is durable. The note survives the process; a power cut only once settled."""
         self.settled = False
         self._sequence += 1
         self._torn = True

@@ -2,7 +2,7 @@
 
 WF1  Files are numbered without a gap, and each names in its head the one before it and how much of that was durable.
      With the mark (`tidelog.storage.store.wal_mark`) a file that is missing, or shorter than it was, is noticed.
-WF2  A failed write of the mark refuses nothing: what is synced is synced. Less is then remembered, never too much.
+WF2  A failed write of the mark refuses nothing: what is synced is synced. The mark then promises less, never too much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WalChain:
         self._mark = mark
         self._floor = max(table_floor, mark.floor) if mark is not None else table_floor
         self._durable_sizes: dict[int, int] = {}
-        """As far as the mark or the head of a later file tells it."""
+        """How much of it was durable, as far as the mark or the head of a later file says."""
         if mark is not None:
             self._durable_sizes[mark.number] = mark.size
         for number in self.numbers:
@@ -40,7 +40,7 @@ class WalChain:
         return scan_wal(self._disk, WAL_FOLDER, number, limits, durable_size=durable_size)
 
     def missing(self) -> list[int]:
-        """Files that must be there and are not. Without a mark only those between others can be told."""
+        """Files that must be there and are not. Without a mark only gaps in the numbers are noticed."""
         live = [number for number in self.numbers if number >= self._floor]
         first = self._floor if self._mark is not None and self._floor else min(live, default=0)
         last = max([*live, self._mark.number if self._mark is not None else 0])
@@ -84,9 +84,9 @@ class WalFiles:
         self._last = (0, 0)
 
     def remember(self, floor: int, ends: Mapping[int, int]) -> bool:
-        """Begin the mark of this life: these files were replayed, and must be there until a table lets go of them.
+        """Write the mark of this run: these files were replayed, and must be there until a table no longer needs them.
 
-        Returns whether it could be written. If not, the one of the last life stays, and stays true.
+        Returns whether it could be written. If not, the mark of the previous run stays, and stays true.
         """
         newest = max(ends, default=self.next_number - 1)
         self._floor, self._last = floor, (newest, ends.get(newest, 0))
@@ -121,7 +121,7 @@ class WalFiles:
             self.current = None
 
     def raise_floor(self, floor: int) -> None:
-        """A table was saved that lets go of all files below."""
+        """A table was saved that needs no file below this number."""
         self._floor = floor
 
     def drop_old(self) -> None:

@@ -1,7 +1,7 @@
-"""How far channels were committed when the node last looked, as a hint for its next life (R9).
+"""The committed ends of channels, saved as a hint for the next start of the node (R9).
 
-One small file for all channels, replaced as a whole. It never truncates anything and proves nothing: whoever
-reads it clamps it to the log. Missing or damaged, it is empty.
+One small file for all channels, replaced as a whole. It never truncates anything and proves nothing: its reader clamps
+it to the log. Missing or damaged, it is empty.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """What one channel's replica would like to find again."""
+    """What the replica of one channel reads back at the next start."""
 
     committed_end: int
     hints: Mapping[str, int] = field(default_factory=dict)
-    """Small numbers of the owner's choosing."""
+    """Small numbers that the owner chooses."""
 
 
 class Watermarks:
