@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ from hypothesis import settings
 
 from tests.patience import patient
 from tests.reaper import watch_over_this_run
+
+COROUTINE_LIMIT_S = 180
+"""What a test that waits for sockets may take with its fixtures, unless it is marked with a limit of its own."""
 
 # Hypothesis' deadline measures the machine's other work, not the code: pytest-timeout bounds every test
 # instead. A failure prints the blob that reproduces it.
@@ -35,11 +40,26 @@ def pytest_collection_finish() -> None:
         kit.patience = patient
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run each coroutine test in a loop of its own.
+
+    anyio's plugin would do the same, but fails a test for what gRPC's poller logs about loops of earlier tests.
+    """
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
+
+
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """pytest-timeout's limit grows with the machine's slowness, as all deadlines do; around that plugin's own hook."""
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker is not None and marker.args else item.config.getini("timeout") or 0)
+    if marker is None and inspect.iscoroutinefunction(getattr(item, "function", None)):
+        limit_s = COROUTINE_LIMIT_S
     if limit_s:
         item.add_marker(pytest.mark.timeout(patient(limit_s)), append=False)
     yield

@@ -57,7 +57,7 @@ def _handlers() -> grpc.GenericRpcHandler:
 
 
 @pytest.mark.parametrize("is_theirs", [False, True])
-def test_the_raw_client_is_understood_by_our_server_and_by_grpcios(is_theirs: bool) -> None:
+async def test_the_raw_client_is_understood_by_our_server_and_by_grpcios(is_theirs: bool) -> None:
     """More than every window holds, so that windows are kept on both sides."""
     message = grpc_message(bytes(1_000))
 
@@ -65,30 +65,27 @@ def test_the_raw_client_is_understood_by_our_server_and_by_grpcios(is_theirs: bo
         async for one in requests:
             await context.write(one)
 
-    async def scenario() -> None:
-        async with asyncio.timeout(patient(60)):
-            server: Any
-            if is_theirs:
-                methods = {"echo": grpc.stream_stream_rpc_method_handler(echo)}
-                server = grpc.aio.server()
-                server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", methods),))
-                port = server.add_insecure_port("127.0.0.1:0")
-            else:
-                server = GrpcServer([_handlers()])
-                port = server.bind("127.0.0.1", 0)
-            await server.start()
-            pump = await GrpcPump.dial("127.0.0.1", port, "/a.B/echo")
-            for _ in range(20):
-                await pump.send(message * 100)
-            while pump.answers < 2_000:
-                await pump.wait_changed()
-            pump.end()
-            while not pump.is_closed:
-                await pump.wait_changed()
-            with pytest.raises(BadMessage, match="ended"):
-                await pump.wait_changed()
-            assert (pump.answers, pump.trailers[b"grpc-status"]) == (2_000, b"0")
-            pump.close()
-            await server.stop(0.1)
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(patient(60)):
+        server: Any
+        if is_theirs:
+            methods = {"echo": grpc.stream_stream_rpc_method_handler(echo)}
+            server = grpc.aio.server()
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", methods),))
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            server = GrpcServer([_handlers()])
+            port = server.bind("127.0.0.1", 0)
+        await server.start()
+        pump = await GrpcPump.dial("127.0.0.1", port, "/a.B/echo")
+        for _ in range(20):
+            await pump.send(message * 100)
+        while pump.answers < 2_000:
+            await pump.wait_changed()
+        pump.end()
+        while not pump.is_closed:
+            await pump.wait_changed()
+        with pytest.raises(BadMessage, match="ended"):
+            await pump.wait_changed()
+        assert (pump.answers, pump.trailers[b"grpc-status"]) == (2_000, b"0")
+        pump.close()
+        await server.stop(0.1)

@@ -43,33 +43,30 @@ def test_the_peak_begins_anew_after_memory_was_returned() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="files are counted by Linux")
-def test_closing_real_files_has_memory_returned() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        returned, saw_peak = asyncio.Event(), asyncio.Event()
-        before = open_files()
-        assert before is not None
+async def test_closing_real_files_has_memory_returned() -> None:
+    loop = asyncio.get_running_loop()
+    returned, saw_peak = asyncio.Event(), asyncio.Event()
+    before = open_files()
+    assert before is not None
 
-        def count() -> int | None:
-            files = open_files()
-            if files is not None and files >= before + FILES:
-                loop.call_soon_threadsafe(saw_peak.set)
-            return files
+    def count() -> int | None:
+        files = open_files()
+        if files is not None and files >= before + FILES:
+            loop.call_soon_threadsafe(saw_peak.set)
+        return files
 
-        def trim() -> None:
-            loop.call_soon_threadsafe(returned.set)
+    def trim() -> None:
+        loop.call_soon_threadsafe(returned.set)
 
-        async with returned_when_idle(look_s=0.01, count=count, trim=trim), asyncio.timeout(patient(10)):
-            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(FILES)]
-            try:
-                await saw_peak.wait()
-                assert not returned.is_set()
-            finally:
-                for file in files:
-                    os.close(file)
-            await returned.wait()
-
-    asyncio.run(scenario())
+    async with returned_when_idle(look_s=0.01, count=count, trim=trim), asyncio.timeout(patient(10)):
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(FILES)]
+        try:
+            await saw_peak.wait()
+            assert not returned.is_set()
+        finally:
+            for file in files:
+                os.close(file)
+        await returned.wait()
 
 
 def test_a_system_that_counts_no_files_is_left_alone() -> None:

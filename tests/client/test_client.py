@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, cluster_in_a_thread, fake_client, fake_cluster
-from tests.client.running import DEADLINE_S, run
+from tests.client.running import DEADLINE_S
 from tests.patience import patient
 from tests.transports.links import HOST, Tree, refusal_of, secure_end, until
 from tidelog.client import (
@@ -48,237 +48,198 @@ from tidelog.units import MIB
 # --- connecting ------------------------------------------------------------------------------------
 
 
-def test_any_address_that_answers_is_enough() -> None:
-    async def work() -> None:
-        async with fake_cluster("a") as cluster:
-            await cluster.nodes["n1"].stop()
-            gone = cluster.nodes["n1"].address
-            cluster.log("a").move("n3")
-            addresses = [gone, cluster.nodes["n2"].address]
-            async with await connect(addresses, insecure_dev=True, options=QUICK) as client:
-                assert await client.producer("a").send(b"x") == 1
-
-    run(work())
+async def test_any_address_that_answers_is_enough() -> None:
+    async with fake_cluster("a") as cluster:
+        await cluster.nodes["n1"].stop()
+        gone = cluster.nodes["n1"].address
+        cluster.log("a").move("n3")
+        addresses = [gone, cluster.nodes["n2"].address]
+        async with await connect(addresses, insecure_dev=True, options=QUICK) as client:
+            assert await client.producer("a").send(b"x") == 1
 
 
-def test_a_node_that_says_nothing_does_not_hold_up_connecting() -> None:
-    async def work() -> None:
-        async with fake_cluster("a") as cluster:
-            with socket.create_server((HOST, 0)) as silent:  # the kernel takes calls, and nobody ever answers them
-                address = f"{HOST}:{silent.getsockname()[1]}"
-                options = replace(QUICK, attempt_ms=1_500)
-                addresses = [address, cluster.nodes["n2"].address]
-                async with await connect(addresses, insecure_dev=True, options=options) as client:
-                    assert (await client.cluster())["node"] == "n2"
-
-    run(work())
+async def test_a_node_that_says_nothing_does_not_hold_up_connecting() -> None:
+    async with fake_cluster("a") as cluster:
+        with socket.create_server((HOST, 0)) as silent:  # the kernel takes calls, and nobody ever answers them
+            address = f"{HOST}:{silent.getsockname()[1]}"
+            options = replace(QUICK, attempt_ms=1_500)
+            addresses = [address, cluster.nodes["n2"].address]
+            async with await connect(addresses, insecure_dev=True, options=options) as client:
+                assert (await client.cluster())["node"] == "n2"
 
 
 @pytest.mark.parametrize("addresses", [[], ["nowhere"], ["host:port"]])
-def test_addresses_that_cannot_be_are_refused_at_once(addresses: list[str]) -> None:
-    async def work() -> None:
-        assert isinstance(await refusal_of(connect(addresses, insecure_dev=True)), InvalidConfig)
-
-    run(work())
+async def test_addresses_that_cannot_be_are_refused_at_once(addresses: list[str]) -> None:
+    assert isinstance(await refusal_of(connect(addresses, insecure_dev=True)), InvalidConfig)
 
 
-def test_plain_connections_are_for_development_and_must_be_asked_for() -> None:
-    async def work() -> None:
-        assert isinstance(await refusal_of(connect([f"{HOST}:1"])), InvalidConfig)
-
-    run(work())
+async def test_plain_connections_are_for_development_and_must_be_asked_for() -> None:
+    assert isinstance(await refusal_of(connect([f"{HOST}:1"])), InvalidConfig)
 
 
-def test_a_cluster_that_is_not_there_is_told_in_time() -> None:
-    async def work() -> None:
-        async with fake_cluster() as cluster:
-            addresses = cluster.addresses
-        error = await refusal_of(connect(addresses, insecure_dev=True, options=QUICK, timeout_ms=300))
-        assert isinstance(error, PeerUnreachable)
-        assert error.retriable
-        assert error.definite
-
-    run(work())
+async def test_a_cluster_that_is_not_there_is_told_in_time() -> None:
+    async with fake_cluster() as cluster:
+        addresses = cluster.addresses
+    error = await refusal_of(connect(addresses, insecure_dev=True, options=QUICK, timeout_ms=300))
+    assert isinstance(error, PeerUnreachable)
+    assert error.retriable
+    assert error.definite
 
 
-def test_certificates_decide_who_a_client_is(tmp_path: Path) -> None:
-    async def work() -> None:
-        tree = Tree.make(tmp_path / "tree")
-        tree.issue("n1")
-        tree.issue("robot", kind="client")
-        cluster = FakeCluster(1)
-        cluster.create("a")
-        node = cluster.nodes["n1"]
-        listener = LinkListener(
-            f"{HOST}:0",
-            end=secure_end(tree.files("n1"), "n1"),
-            handler=node,
-            on_link=node.links.append,
-            allowed_kinds=frozenset({"client"}),
+async def test_certificates_decide_who_a_client_is(tmp_path: Path) -> None:
+    tree = Tree.make(tmp_path / "tree")
+    tree.issue("n1")
+    tree.issue("robot", kind="client")
+    cluster = FakeCluster(1)
+    cluster.create("a")
+    node = cluster.nodes["n1"]
+    listener = LinkListener(
+        f"{HOST}:0",
+        end=secure_end(tree.files("n1"), "n1"),
+        handler=node,
+        on_link=node.links.append,
+        allowed_kinds=frozenset({"client"}),
+    )
+    await listener.start()
+    node.address = f"{HOST}:{listener.port}"
+    try:
+        async with await connect(node.address, tls=tree.files("robot"), options=QUICK) as client:
+            assert await client.producer("a").send(b"x") == 0
+        assert (node.links[0].peer_kind, node.links[0].peer) == ("client", "robot")
+        assert isinstance(await refusal_of(connect(node.address, tls=tree.files("n1"))), InvalidConfig)
+        other = Tree.make(tmp_path / "other")
+        other.issue("robot", kind="client")
+        files = LinkTlsFiles(
+            certificate=tmp_path / "other" / "robot.crt",
+            key=tmp_path / "other" / "robot.key",
+            authority=tree.authority,
         )
-        await listener.start()
-        node.address = f"{HOST}:{listener.port}"
-        try:
-            async with await connect(node.address, tls=tree.files("robot"), options=QUICK) as client:
-                assert await client.producer("a").send(b"x") == 0
-            assert (node.links[0].peer_kind, node.links[0].peer) == ("client", "robot")
-            assert isinstance(await refusal_of(connect(node.address, tls=tree.files("n1"))), InvalidConfig)
-            other = Tree.make(tmp_path / "other")
-            other.issue("robot", kind="client")
-            files = LinkTlsFiles(
-                certificate=tmp_path / "other" / "robot.crt",
-                key=tmp_path / "other" / "robot.key",
-                authority=tree.authority,
-            )
-            error = await refusal_of(connect(node.address, tls=files, options=QUICK, timeout_ms=300))
-            assert isinstance(error, TlsFailed | PeerUnreachable)
-        finally:
-            node.drop_links()
-            await listener.close()
-
-    run(work())
+        error = await refusal_of(connect(node.address, tls=files, options=QUICK, timeout_ms=300))
+        assert isinstance(error, TlsFailed | PeerUnreachable)
+    finally:
+        node.drop_links()
+        await listener.close()
 
 
 # --- administration --------------------------------------------------------------------------------
 
 
-def test_channels_are_created_described_altered_and_deleted() -> None:
-    async def work() -> None:
-        async with fake_client() as (cluster, client):
-            created = await client.create_channel("a", factor=2, retention={"max_bytes": 1_000})
-            assert created == Created(name="a", channel_id=1, existed=False)
-            assert (await client.create_channel("a", factor=2, retention={"max_bytes": 1_000})).existed
-            many = await client.create_channels([f"c{number}" for number in range(1_100)], ChannelConfig(factor=1))
-            assert len(many) == 1_100
-            assert all(isinstance(one, Created) for one in many)
-            assert (await client.describe("a"))["config"]["factor"] == 2
-            assert len(await client.channels()) >= 1_000
-            altered = await client.alter("a", factor=3, heartbeat_ms=200)
-            assert (altered["config"]["factor"], altered["config"]["heartbeat_ms"]) == (3, 200)
-            assert (await client.pause("a"))["paused"]
-            assert not (await client.resume("a"))["paused"]
-            assert (await client.set_readonly("a"))["readonly"]
-            assert not (await client.set_readonly("a", False))["readonly"]
-            assert (await client.elect("a", "n3"))["leader"] == "n3"
-            assert (await client.rebalance())["applied"] is False
-            assert (await client.rebalance(dry_run=False))["applied"] is True
-            assert await client.offsets("a") == Offsets(log_start=0, committed_end=1, leader_epoch=2)
-            assert await client.offset_at("a", Time(5)) == 1
-            assert await client.offset_at("a", 7) == 7
+async def test_channels_are_created_described_altered_and_deleted() -> None:
+    async with fake_client() as (cluster, client):
+        created = await client.create_channel("a", factor=2, retention={"max_bytes": 1_000})
+        assert created == Created(name="a", channel_id=1, existed=False)
+        assert (await client.create_channel("a", factor=2, retention={"max_bytes": 1_000})).existed
+        many = await client.create_channels([f"c{number}" for number in range(1_100)], ChannelConfig(factor=1))
+        assert len(many) == 1_100
+        assert all(isinstance(one, Created) for one in many)
+        assert (await client.describe("a"))["config"]["factor"] == 2
+        assert len(await client.channels()) >= 1_000
+        altered = await client.alter("a", factor=3, heartbeat_ms=200)
+        assert (altered["config"]["factor"], altered["config"]["heartbeat_ms"]) == (3, 200)
+        assert (await client.pause("a"))["paused"]
+        assert not (await client.resume("a"))["paused"]
+        assert (await client.set_readonly("a"))["readonly"]
+        assert not (await client.set_readonly("a", False))["readonly"]
+        assert (await client.elect("a", "n3"))["leader"] == "n3"
+        assert (await client.rebalance())["applied"] is False
+        assert (await client.rebalance(dry_run=False))["applied"] is True
+        assert await client.offsets("a") == Offsets(log_start=0, committed_end=1, leader_epoch=2)
+        assert await client.offset_at("a", Time(5)) == 1
+        assert await client.offset_at("a", 7) == 7
+        await client.delete("a")
+        assert "a" not in cluster.logs
+        assert isinstance(await refusal_of(client.describe("a")), UnknownChannel)
+        assert isinstance(await refusal_of(client.delete("a")), UnknownChannel)
+
+
+async def test_a_wrong_config_is_refused_before_anybody_is_asked() -> None:
+    async with fake_client() as (cluster, client):
+        with pytest.raises(InvalidConfig) as caught:
+            await client.create_channel("a", factor=99, heartbeat_ms=1)
+        assert "factor" in str(caught.value)
+        assert "heartbeat_ms" in str(caught.value)
+        assert isinstance(await refusal_of(client.create_channel("a", colour="red")), InvalidConfig)
+        assert not cluster.logs
+
+
+async def test_a_deletion_whose_answer_was_lost_counts_as_done() -> None:
+    async with fake_client("a") as (cluster, client):
+        answer = FakeCluster.alter
+
+        def alter(self: FakeCluster, request: dict[str, Any]) -> Any:
+            found = answer(self, request)
+            for node in self.nodes.values():
+                node.drop_links()
+            return found
+
+        FakeCluster.alter = alter  # type: ignore[method-assign]
+        try:
             await client.delete("a")
-            assert "a" not in cluster.logs
-            assert isinstance(await refusal_of(client.describe("a")), UnknownChannel)
-            assert isinstance(await refusal_of(client.delete("a")), UnknownChannel)
-
-    run(work())
+        finally:
+            FakeCluster.alter = answer  # type: ignore[method-assign]
+        assert "a" not in cluster.logs
 
 
-def test_a_wrong_config_is_refused_before_anybody_is_asked() -> None:
-    async def work() -> None:
-        async with fake_client() as (cluster, client):
-            with pytest.raises(InvalidConfig) as caught:
-                await client.create_channel("a", factor=99, heartbeat_ms=1)
-            assert "factor" in str(caught.value)
-            assert "heartbeat_ms" in str(caught.value)
-            assert isinstance(await refusal_of(client.create_channel("a", colour="red")), InvalidConfig)
-            assert not cluster.logs
-
-    run(work())
+async def test_an_election_whose_answer_was_lost_is_not_asked_for_twice() -> None:
+    async with fake_client("a", options=replace(QUICK, commit_ms=100)) as (cluster, client):
+        for node in cluster.nodes.values():
+            node.asked.clear()
+            node.is_frozen = True
+        error = await refusal_of(client.elect("a", "n2"))
+        assert isinstance(error, WaitTimedOut)
+        assert not error.definite
+        assert sum(len(node.asked) for node in cluster.nodes.values()) == 1
 
 
-def test_a_deletion_whose_answer_was_lost_counts_as_done() -> None:
-    async def work() -> None:
-        async with fake_client("a") as (cluster, client):
-            answer = FakeCluster.alter
-
-            def alter(self: FakeCluster, request: dict[str, Any]) -> Any:
-                found = answer(self, request)
-                for node in self.nodes.values():
-                    node.drop_links()
-                return found
-
-            FakeCluster.alter = alter  # type: ignore[method-assign]
-            try:
-                await client.delete("a")
-            finally:
-                FakeCluster.alter = answer  # type: ignore[method-assign]
-            assert "a" not in cluster.logs
-
-    run(work())
-
-
-def test_an_election_whose_answer_was_lost_is_not_asked_for_twice() -> None:
-    async def work() -> None:
-        async with fake_client("a", options=replace(QUICK, commit_ms=100)) as (cluster, client):
-            for node in cluster.nodes.values():
-                node.asked.clear()
-                node.is_frozen = True
-            error = await refusal_of(client.elect("a", "n2"))
-            assert isinstance(error, WaitTimedOut)
-            assert not error.definite
-            assert sum(len(node.asked) for node in cluster.nodes.values()) == 1
-
-    run(work())
+async def test_every_call_of_a_closed_client_is_refused() -> None:
+    async with fake_client("a") as (_, client):
+        reader = client.reader("a")
+        await client.close()
+        await client.close()
+        calls: list[Coroutine[Any, Any, Any]] = [
+            client.create_channel("b"),
+            client.describe("a"),
+            client.channels(),
+            client.pause("a"),
+            client.offsets("a"),
+            client.cursors("a"),
+            client.rebalance(),
+            reader.read(),
+        ]
+        for call in calls:
+            error = await refusal_of(call)
+            assert isinstance(error, ClientClosed)
+            assert error.definite
+        for wrong in (
+            lambda: client.producer("a"),
+            lambda: client.reader("a"),
+            lambda: client.fetch("a", range(1)),
+        ):
+            with pytest.raises(ClientClosed):
+                wrong()
 
 
-def test_every_call_of_a_closed_client_is_refused() -> None:
-    async def work() -> None:
-        async with fake_client("a") as (_, client):
-            reader = client.reader("a")
-            await client.close()
-            await client.close()
-            calls: list[Coroutine[Any, Any, Any]] = [
-                client.create_channel("b"),
-                client.describe("a"),
-                client.channels(),
-                client.pause("a"),
-                client.offsets("a"),
-                client.cursors("a"),
-                client.rebalance(),
-                reader.read(),
-            ]
-            for call in calls:
-                error = await refusal_of(call)
-                assert isinstance(error, ClientClosed)
-                assert error.definite
-            for wrong in (
-                lambda: client.producer("a"),
-                lambda: client.reader("a"),
-                lambda: client.fetch("a", range(1)),
-            ):
-                with pytest.raises(ClientClosed):
-                    wrong()
-
-    run(work())
+async def test_closing_does_not_wait_for_calls_that_cannot_end() -> None:
+    async with fake_client("a") as (cluster, client):
+        for node in cluster.nodes.values():
+            node.is_frozen = True
+        call = asyncio.ensure_future(client.describe("a"))
+        await until(lambda: any(node.asked and node.is_frozen for node in cluster.nodes.values()))
+        await client.close()
+        assert isinstance(await refusal_of(call), ClientClosed)
 
 
-def test_closing_does_not_wait_for_calls_that_cannot_end() -> None:
-    async def work() -> None:
-        async with fake_client("a") as (cluster, client):
-            for node in cluster.nodes.values():
-                node.is_frozen = True
-            call = asyncio.ensure_future(client.describe("a"))
-            await until(lambda: any(node.asked and node.is_frozen for node in cluster.nodes.values()))
-            await client.close()
-            assert isinstance(await refusal_of(call), ClientClosed)
-
-    run(work())
-
-
-def test_what_a_node_says_that_makes_no_sense_is_a_typed_error() -> None:
-    async def work() -> None:
-        async with fake_client("a") as (cluster, client):
-            answer = FakeCluster.describe
-            FakeCluster.describe = lambda self, node, request: {"nodes": 5}  # type: ignore[method-assign,assignment]
-            try:
-                error = await refusal_of(client.describe("a"))
-            finally:
-                FakeCluster.describe = answer  # type: ignore[method-assign]
-            assert error.code == "bad_message"
-            assert not isinstance(error, PeerRefused)
-            assert cluster.logs
-
-    run(work())
+async def test_what_a_node_says_that_makes_no_sense_is_a_typed_error() -> None:
+    async with fake_client("a") as (cluster, client):
+        answer = FakeCluster.describe
+        FakeCluster.describe = lambda self, node, request: {"nodes": 5}  # type: ignore[method-assign,assignment]
+        try:
+            error = await refusal_of(client.describe("a"))
+        finally:
+            FakeCluster.describe = answer  # type: ignore[method-assign]
+        assert error.code == "bad_message"
+        assert not isinstance(error, PeerRefused)
+        assert cluster.logs
 
 
 # --- without a loop --------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.client.group_kit import Member, Nodes, all_values, created, hasty, opened, wait_until
-from tests.client.running import run
 from tidelog.client import Client
 from tidelog.errors import LogError
 
@@ -53,42 +52,39 @@ async def joined(nodes: Nodes, number: int) -> Member:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_record_is_skipped_while_members_and_nodes_come_and_go(tmp_path: Path, seed: int) -> None:
-    async def work() -> None:
-        dice = random.Random(seed)
-        async with opened(tmp_path, count=3, groups=hasty()) as nodes:
-            client = await nodes.client()
-            await created(client, CHANNELS, 3)
-            load = Load(client)
-            writing = asyncio.get_running_loop().create_task(load.run())
-            everybody = [await joined(nodes, number) for number in range(3)]
-            alive = list(everybody)
-            stopped = False
-            end = time.monotonic() + LOAD_S
-            while time.monotonic() < end:
-                await asyncio.sleep(dice.uniform(0.3, 1.2))
-                happening = dice.choice(["joins", "dies", "leaves", "node"])
-                if happening == "joins" or len(alive) <= 1:
-                    alive.append(await joined(nodes, len(everybody)))
-                    everybody.append(alive[-1])
-                elif happening == "dies":
-                    await alive.pop(dice.randrange(len(alive))).die()
-                elif happening == "leaves":
-                    await alive.pop(dice.randrange(len(alive))).stop()
-                elif not stopped:
-                    stopped = True
-                    await nodes.nodes.pop(dice.choice(list(nodes.nodes))).stop()
-            load.is_over = True
-            await writing
-            await wait_until(lambda: all_values(everybody) >= load.acked, f"all is read, seed {seed}")
-            assert all(member.failure is None for member in alive), f"seed {seed}: {[m.failure for m in alive]}"
-            for member in alive:
-                await member.stop()
-            # What is committed is the end: nobody is left who would be given anything.
-            for channel in CHANNELS:
-                position = (await client.cursors(channel))["group.billing"]
-                async with client.reader(channel, start=position, follow=False) as reader:
-                    assert [record async for record in reader] == [], f"seed {seed}: {channel}"
-            await client.close()
-
-    run(work())
+async def test_no_record_is_skipped_while_members_and_nodes_come_and_go(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    async with opened(tmp_path, count=3, groups=hasty()) as nodes:
+        client = await nodes.client()
+        await created(client, CHANNELS, 3)
+        load = Load(client)
+        writing = asyncio.get_running_loop().create_task(load.run())
+        everybody = [await joined(nodes, number) for number in range(3)]
+        alive = list(everybody)
+        stopped = False
+        end = time.monotonic() + LOAD_S
+        while time.monotonic() < end:
+            await asyncio.sleep(dice.uniform(0.3, 1.2))
+            happening = dice.choice(["joins", "dies", "leaves", "node"])
+            if happening == "joins" or len(alive) <= 1:
+                alive.append(await joined(nodes, len(everybody)))
+                everybody.append(alive[-1])
+            elif happening == "dies":
+                await alive.pop(dice.randrange(len(alive))).die()
+            elif happening == "leaves":
+                await alive.pop(dice.randrange(len(alive))).stop()
+            elif not stopped:
+                stopped = True
+                await nodes.nodes.pop(dice.choice(list(nodes.nodes))).stop()
+        load.is_over = True
+        await writing
+        await wait_until(lambda: all_values(everybody) >= load.acked, f"all is read, seed {seed}")
+        assert all(member.failure is None for member in alive), f"seed {seed}: {[m.failure for m in alive]}"
+        for member in alive:
+            await member.stop()
+        # What is committed is the end: nobody is left who would be given anything.
+        for channel in CHANNELS:
+            position = (await client.cursors(channel))["group.billing"]
+            async with client.reader(channel, start=position, follow=False) as reader:
+                assert [record async for record in reader] == [], f"seed {seed}: {channel}"
+        await client.close()

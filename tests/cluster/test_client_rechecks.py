@@ -154,34 +154,31 @@ def test_many_questions_that_are_refused_at_once_look_at_most_twice() -> None:
     run(work)
 
 
-def test_a_barrier_is_shared_by_all_that_came_before_it_began_and_by_nobody_else() -> None:
-    async def work() -> None:
-        gates = [asyncio.Event() for _ in range(3)]
-        begun = 0
+async def test_a_barrier_is_shared_by_all_that_came_before_it_began_and_by_nobody_else() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+    begun = 0
 
-        async def read_barrier() -> None:
-            nonlocal begun
-            begun += 1
-            await gates[begun - 1].wait()
-            if begun == 2:
-                raise NotLeader(leader=None)
+    async def read_barrier() -> None:
+        nonlocal begun
+        begun += 1
+        await gates[begun - 1].wait()
+        if begun == 2:
+            raise NotLeader(leader=None)
 
-        shared = SharedBarrier(read_barrier)
-        first = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
-        await until(lambda: begun == 1)
-        second = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
-        await until(lambda: shared.waiting == 6)
-        first[0].cancel()
-        second[0].cancel()
-        gates[0].set()
-        await asyncio.gather(*first[1:])
-        await until(lambda: begun == 2)
-        assert not any(waiting.done() for waiting in second[1:]), "the first had begun before they came"
-        third = asyncio.ensure_future(shared.wait())
-        gates[1].set()
-        assert all(isinstance(error, NotLeader) for error in await asyncio.gather(*second[1:], return_exceptions=True))
-        gates[2].set()
-        await third
-        assert (begun, shared.count, shared.waiting) == (3, 3, 0)
-
-    asyncio.run(work())
+    shared = SharedBarrier(read_barrier)
+    first = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
+    await until(lambda: begun == 1)
+    second = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
+    await until(lambda: shared.waiting == 6)
+    first[0].cancel()
+    second[0].cancel()
+    gates[0].set()
+    await asyncio.gather(*first[1:])
+    await until(lambda: begun == 2)
+    assert not any(waiting.done() for waiting in second[1:]), "the first had begun before they came"
+    third = asyncio.ensure_future(shared.wait())
+    gates[1].set()
+    assert all(isinstance(error, NotLeader) for error in await asyncio.gather(*second[1:], return_exceptions=True))
+    gates[2].set()
+    await third
+    assert (begun, shared.count, shared.waiting) == (3, 3, 0)

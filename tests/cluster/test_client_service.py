@@ -567,22 +567,19 @@ def test_what_a_link_had_in_flight_is_free_again_when_it_ends() -> None:
     run(work)
 
 
-def test_a_client_that_takes_no_answers_loses_its_link() -> None:
+async def test_a_client_that_takes_no_answers_loses_its_link() -> None:
     small = LinkOptions(queue_bytes_max=30_000)
 
-    async def work() -> None:
-        async with opened(World(), options=small) as world:
-            client = await world.client()
-            world.doors.held = []
-            # More answers than the queue of the link holds, all in one turn.
-            for start in range(0, 4_000, 100):
-                client.send(*(produce(world.bus, token=token) for token in range(start, start + 100)))
-            await until(lambda: len(world.doors.held or ()) == 4_000)
-            for answer in world.doors.held:
-                answer()
-            await until(lambda: client.link.is_closed)
-
-    asyncio.run(work())
+    async with opened(World(), options=small) as world:
+        client = await world.client()
+        world.doors.held = []
+        # More answers than the queue of the link holds, all in one turn.
+        for start in range(0, 4_000, 100):
+            client.send(*(produce(world.bus, token=token) for token in range(start, start + 100)))
+        await until(lambda: len(world.doors.held or ()) == 4_000)
+        for answer in world.doors.held:
+            answer()
+        await until(lambda: client.link.is_closed)
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -69,57 +68,51 @@ def allow(cluster: Cluster, scope: str, channels: str, principal: str = ME) -> N
     cluster.take(AddGrant(principal=principal, scope=scope, channels=channels))
 
 
-def test_gm1_who_joins_may_read_all_that_it_names() -> None:
-    async def work() -> None:
-        cluster = with_channels(3)
-        _, ask = admin_of(cluster)
-        assert isinstance(await refusal_of(ask(**joining())), AccessDenied)
-        allow(cluster, "read:data", "bus/000")
-        assert isinstance(await refusal_of(ask(**joining())), AccessDenied), "one channel is not all of the pattern"
-        assert (await ask(**joining(channels=["bus/000"])))["epoch"] == 1
-        assert isinstance(await refusal_of(ask(**joining(channels=["bus/000", "x"]))), AccessDenied)
-        assert isinstance(await refusal_of(ask(**joining(channels=[], streams=["x"]))), AccessDenied)
-        allow(cluster, "read:data", "bus/*")
-        answer = await ask(**joining())
-        assert answer == {
-            "group": "g",
-            "member": "m",
-            "life": cluster.index,
-            "epoch": 2,
-            "coordinator": "n1",
-            "coordinator_epoch": 1,
-            "consumer_timeout_ms": 15_000,
-            "coordinator_timeout_ms": 15_000,
-            "index": cluster.index,
-        }
-
-    asyncio.run(work())
+async def test_gm1_who_joins_may_read_all_that_it_names() -> None:
+    cluster = with_channels(3)
+    _, ask = admin_of(cluster)
+    assert isinstance(await refusal_of(ask(**joining())), AccessDenied)
+    allow(cluster, "read:data", "bus/000")
+    assert isinstance(await refusal_of(ask(**joining())), AccessDenied), "one channel is not all of the pattern"
+    assert (await ask(**joining(channels=["bus/000"])))["epoch"] == 1
+    assert isinstance(await refusal_of(ask(**joining(channels=["bus/000", "x"]))), AccessDenied)
+    assert isinstance(await refusal_of(ask(**joining(channels=[], streams=["x"]))), AccessDenied)
+    allow(cluster, "read:data", "bus/*")
+    answer = await ask(**joining())
+    assert answer == {
+        "group": "g",
+        "member": "m",
+        "life": cluster.index,
+        "epoch": 2,
+        "coordinator": "n1",
+        "coordinator_epoch": 1,
+        "consumer_timeout_ms": 15_000,
+        "coordinator_timeout_ms": 15_000,
+        "index": cluster.index,
+    }
 
 
-def test_gm2_only_the_owner_leaves_and_reports_and_only_who_may_administer_deletes() -> None:
-    async def work() -> None:
-        cluster = with_channels(3)
-        allow(cluster, "read:data", "bus/*")
-        _, ask = admin_of(cluster)
-        await ask(**joining())
-        leaving = {"op": "leave", "group": "g", "member": "m", "life": None}
-        report = {"op": "report", "group": "g", "member": "m", "coordinator": "n1", "epoch": 1}
-        assert isinstance(await refusal_of(ask("client:other", **leaving)), AccessDenied)
-        assert isinstance(await refusal_of(ask("client:other", **report)), AccessDenied)
-        assert isinstance(await refusal_of(ask(op="delete", group="g")), AccessDenied)
-        assert isinstance(await refusal_of(ask(**{**leaving, "member": "x"})), UnknownMember)
-        assert isinstance(await refusal_of(ask(**{**report, "coordinator": "n2"})), NotGroupCoordinator)
-        assert isinstance(await refusal_of(ask(**{**report, "epoch": 7})), StaleGroupEpoch)
-        assert (await ask(**report))["moved"], "it is all of the members"
-        assert group_of(cluster, "g").coordinator == "n2"
-        allow(cluster, "admin:channels", "bus/*")
-        await ask(op="delete", group="g")
-        assert isinstance(await refusal_of(ask(op="delete", group="g")), UnknownGroup)
-        await ask("operator:anna", **joining())
-        await ask("operator:anna", **leaving)
-        assert cluster.catalog.groups() == []
-
-    asyncio.run(work())
+async def test_gm2_only_the_owner_leaves_and_reports_and_only_who_may_administer_deletes() -> None:
+    cluster = with_channels(3)
+    allow(cluster, "read:data", "bus/*")
+    _, ask = admin_of(cluster)
+    await ask(**joining())
+    leaving = {"op": "leave", "group": "g", "member": "m", "life": None}
+    report = {"op": "report", "group": "g", "member": "m", "coordinator": "n1", "epoch": 1}
+    assert isinstance(await refusal_of(ask("client:other", **leaving)), AccessDenied)
+    assert isinstance(await refusal_of(ask("client:other", **report)), AccessDenied)
+    assert isinstance(await refusal_of(ask(op="delete", group="g")), AccessDenied)
+    assert isinstance(await refusal_of(ask(**{**leaving, "member": "x"})), UnknownMember)
+    assert isinstance(await refusal_of(ask(**{**report, "coordinator": "n2"})), NotGroupCoordinator)
+    assert isinstance(await refusal_of(ask(**{**report, "epoch": 7})), StaleGroupEpoch)
+    assert (await ask(**report))["moved"], "it is all of the members"
+    assert group_of(cluster, "g").coordinator == "n2"
+    allow(cluster, "admin:channels", "bus/*")
+    await ask(op="delete", group="g")
+    assert isinstance(await refusal_of(ask(op="delete", group="g")), UnknownGroup)
+    await ask("operator:anna", **joining())
+    await ask("operator:anna", **leaving)
+    assert cluster.catalog.groups() == []
 
 
 GOLDEN = [

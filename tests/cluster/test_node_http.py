@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.parties import KEY, Client, options, run, serving
+from tests.http.parties import KEY, Client, options, serving
 from tests.replication.replica_kit import Kit
 from tidelog.cli.openapi_page import render_openapi_page
 from tidelog.cluster.http.node_http import NodeHttp
@@ -178,15 +178,12 @@ async def metrics_of(client: Client) -> dict[str, float]:
 # --- status and health ---------------------------------------------------------------------------
 
 
-def test_status_is_what_the_node_says_and_has_two_addresses() -> None:
-    async def test() -> None:
-        node = SmallNode()
-        async with serving(served(node).server) as client:
-            assert (await client.ask("/status")).json == node.said
-            assert (await client.ask("/cluster/status")).json == node.said
-            assert (await client.ask("/livez")).json == {"status": "ok"}
-
-    run(test)
+async def test_status_is_what_the_node_says_and_has_two_addresses() -> None:
+    node = SmallNode()
+    async with serving(served(node).server) as client:
+        assert (await client.ask("/status")).json == node.said
+        assert (await client.ask("/cluster/status")).json == node.said
+        assert (await client.ask("/livez")).json == {"status": "ok"}
 
 
 @pytest.mark.parametrize(
@@ -200,37 +197,31 @@ def test_status_is_what_the_node_says_and_has_two_addresses() -> None:
         ({"session_valid": False}, "session with n2"),
     ],
 )
-def test_a_node_that_takes_no_part_is_not_ready_and_says_why(changes: dict[str, Any], word: str) -> None:
-    async def test() -> None:
-        async with serving(served(SmallNode(**changes)).server) as client:
-            for path in ("/readyz", "/healthz"):
-                answer = await client.ask(path)
-                assert (answer.status, answer.json["status"]) == (503, "unavailable")
-                assert word in answer.json["detail"]
-            assert (await client.ask("/livez")).status == 200
-            assert (await metrics_of(client))["tidelog_node_ready"] == 0
-            client.key = None
-            assert (await client.ask("/readyz")).json == {"status": "unavailable"}
-
-    run(test)
+async def test_a_node_that_takes_no_part_is_not_ready_and_says_why(changes: dict[str, Any], word: str) -> None:
+    async with serving(served(SmallNode(**changes)).server) as client:
+        for path in ("/readyz", "/healthz"):
+            answer = await client.ask(path)
+            assert (answer.status, answer.json["status"]) == (503, "unavailable")
+            assert word in answer.json["detail"]
+        assert (await client.ask("/livez")).status == 200
+        assert (await metrics_of(client))["tidelog_node_ready"] == 0
+        client.key = None
+        assert (await client.ask("/readyz")).json == {"status": "unavailable"}
 
 
 @pytest.mark.parametrize("standing", ["learner", "voter", "leader"])
-def test_a_registered_node_is_ready(standing: str) -> None:
-    async def test() -> None:
-        async with serving(served(SmallNode(standing=standing)).server) as client:
-            assert (await client.ask("/readyz")).json == {"status": "ok"}
-            health = (await client.ask("/healthz")).json
-            assert (health["standing"], health["leader"]) == (standing, "n2")
-            assert "has not heard n3" in health["findings"][0]
-            client.key = None
-            assert (await client.ask("/healthz")).json == {"status": "ok"}
-            assert (await client.ask("/status")).status == 401
-
-    run(test)
+async def test_a_registered_node_is_ready(standing: str) -> None:
+    async with serving(served(SmallNode(standing=standing)).server) as client:
+        assert (await client.ask("/readyz")).json == {"status": "ok"}
+        health = (await client.ask("/healthz")).json
+        assert (health["standing"], health["leader"]) == (standing, "n2")
+        assert "has not heard n3" in health["findings"][0]
+        client.key = None
+        assert (await client.ask("/healthz")).json == {"status": "ok"}
+        assert (await client.ask("/status")).status == 401
 
 
-def test_who_sees_some_instances_only_does_not_see_the_cluster(tmp_path: Path) -> None:
+async def test_who_sees_some_instances_only_does_not_see_the_cluster(tmp_path: Path) -> None:
     lines = [
         new_token(name="boats", scopes=[READ_STATUS, READ_METRICS], instances=["boat-*"], secret="some"),
         new_token(name="all", scopes=[READ_STATUS, READ_METRICS], secret="all"),
@@ -239,108 +230,96 @@ def test_who_sees_some_instances_only_does_not_see_the_cluster(tmp_path: Path) -
     tokens.write_text("".join(f"{made.line}\n" for made in lines))
     tokens.chmod(0o600)
 
-    async def test() -> None:
-        access = AccessOptions(token_file=tokens)
-        async with serving(served(SmallNode(), access=access).server, key="some") as client:
-            for path in ("/status", "/cluster/status", "/channels", "/channels/spray", "/metrics"):
-                refused = await client.ask(path)
-                assert refused.status == 403
-                assert "some instances only" in refused.json["detail"]
-            assert (await client.ask("/healthz")).json == {"status": "ok"}
-            client.key = "all"
-            assert (await client.ask("/status")).status == 200
-
-    run(test)
+    access = AccessOptions(token_file=tokens)
+    async with serving(served(SmallNode(), access=access).server, key="some") as client:
+        for path in ("/status", "/cluster/status", "/channels", "/channels/spray", "/metrics"):
+            refused = await client.ask(path)
+            assert refused.status == 403
+            assert "some instances only" in refused.json["detail"]
+        assert (await client.ask("/healthz")).json == {"status": "ok"}
+        client.key = "all"
+        assert (await client.ask("/status")).status == 200
 
 
-def test_what_a_disk_forgot_is_a_finding_of_health_and_a_metric() -> None:
+async def test_what_a_disk_forgot_is_a_finding_of_health_and_a_metric() -> None:
     words = "the disk of n1 lost what it had synced"
 
-    async def test() -> None:
-        node = SmallNode()
-        async with serving(served(node).server) as client:
-            found = await metrics_of(client)
-            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 0)
-            node.said |= {"metadata_doubt": "as n2 remembers", "findings": [words]}
-            found = await metrics_of(client)
-            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (1, 0)
-            node.said |= {"metadata_doubt": None, "synced_loss": "a file is missing"}
-            found = await metrics_of(client)
-            assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 1)
-            health = await client.ask("/healthz")
-            assert (health.status, health.json["findings"]) == (200, [words]), "it takes part, and says so"
-
-    run(test)
+    node = SmallNode()
+    async with serving(served(node).server) as client:
+        found = await metrics_of(client)
+        assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 0)
+        node.said |= {"metadata_doubt": "as n2 remembers", "findings": [words]}
+        found = await metrics_of(client)
+        assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (1, 0)
+        node.said |= {"metadata_doubt": None, "synced_loss": "a file is missing"}
+        found = await metrics_of(client)
+        assert (found["tidelog_node_metadata_doubtful"], found["tidelog_node_synced_data_lost"]) == (0, 1)
+        health = await client.ask("/healthz")
+        assert (health.status, health.json["findings"]) == (200, [words]), "it takes part, and says so"
 
 
 # --- metrics -------------------------------------------------------------------------------------
 
 
-def test_metrics_say_how_the_group_the_pairs_and_the_links_stand() -> None:
-    async def test() -> None:
-        async with serving(served(SmallNode()).server) as client:
-            found = await metrics_of(client)
-        expected = {
-            "tidelog_node_ready": 1,
-            "tidelog_node_incarnation": 4,
-            "tidelog_node_metadata_damaged": 0,
-            'tidelog_cluster_nodes{state="active"}': 2,
-            'tidelog_cluster_nodes{state="fenced"}': 1,
-            "tidelog_raft_term": 7,
-            "tidelog_raft_commit_index": 120,
-            "tidelog_raft_applied_index": 119,
-            "tidelog_raft_snapshot_index": 100,
-            "tidelog_raft_elections_total": 2,
-            'tidelog_raft_role{role="follower"}': 1,
-            'tidelog_raft_role{role="leader"}': 0,
-            'tidelog_raft_members{role="voter"}': 2,
-            'tidelog_raft_members{role="learner"}': 1,
-            'tidelog_raft_member_lag_entries{node="n2"}': 3,
-            "tidelog_raft_syncs_total": 5,
-            "tidelog_raft_entries_written_total": 40,
-            'tidelog_pair_rtt_seconds{from="n2",to="n1"}': 0.0015,
-            'tidelog_pair_silence_seconds{from="n3",to="n1"}': 0.25,
-            'tidelog_pair_cut{from="n3",to="n1"}': 1,
-            'tidelog_pair_cut{from="n2",to="n1"}': 0,
-            "tidelog_cluster_cut_pairs": 1,
-            "tidelog_cluster_parts": 1,
-            "tidelog_cluster_unheard_nodes": 1,
-            "tidelog_channels": 12,
-            "tidelog_channels_leaderless": 2,
-            "tidelog_channels_under_replicated": 3,
-            "tidelog_channels_below_min_isr": 1,
-            "tidelog_channels_paused": 1,
-            "tidelog_channels_here": 9,
-            "tidelog_channels_led": 4,
-            "tidelog_channels_advertised": 8,
-            "tidelog_groups": 3,
-            "tidelog_group_members": 7,
-            "tidelog_groups_coordinated": 2,
-            "tidelog_group_members_expelled_total": 1,
-            'tidelog_link_up{peer="n2"}': 1,
-            'tidelog_link_up{peer="n3"}': 0,
-            'tidelog_link_bytes_sent_total{peer="n2"}': 1_000,
-            'tidelog_link_queue_bytes{peer="n2"}': 77,
-        }
-        assert {name: found.get(name) for name in expected} == expected
-        # What nobody has measured is left out, and so is a link to ourselves.
-        assert 'tidelog_pair_rtt_seconds{from="n3",to="n1"}' not in found
-        assert not any("peak" in name for name in found)
-        assert not any('peer="n1"' in name for name in found)
-
-    run(test)
+async def test_metrics_say_how_the_group_the_pairs_and_the_links_stand() -> None:
+    async with serving(served(SmallNode()).server) as client:
+        found = await metrics_of(client)
+    expected = {
+        "tidelog_node_ready": 1,
+        "tidelog_node_incarnation": 4,
+        "tidelog_node_metadata_damaged": 0,
+        'tidelog_cluster_nodes{state="active"}': 2,
+        'tidelog_cluster_nodes{state="fenced"}': 1,
+        "tidelog_raft_term": 7,
+        "tidelog_raft_commit_index": 120,
+        "tidelog_raft_applied_index": 119,
+        "tidelog_raft_snapshot_index": 100,
+        "tidelog_raft_elections_total": 2,
+        'tidelog_raft_role{role="follower"}': 1,
+        'tidelog_raft_role{role="leader"}': 0,
+        'tidelog_raft_members{role="voter"}': 2,
+        'tidelog_raft_members{role="learner"}': 1,
+        'tidelog_raft_member_lag_entries{node="n2"}': 3,
+        "tidelog_raft_syncs_total": 5,
+        "tidelog_raft_entries_written_total": 40,
+        'tidelog_pair_rtt_seconds{from="n2",to="n1"}': 0.0015,
+        'tidelog_pair_silence_seconds{from="n3",to="n1"}': 0.25,
+        'tidelog_pair_cut{from="n3",to="n1"}': 1,
+        'tidelog_pair_cut{from="n2",to="n1"}': 0,
+        "tidelog_cluster_cut_pairs": 1,
+        "tidelog_cluster_parts": 1,
+        "tidelog_cluster_unheard_nodes": 1,
+        "tidelog_channels": 12,
+        "tidelog_channels_leaderless": 2,
+        "tidelog_channels_under_replicated": 3,
+        "tidelog_channels_below_min_isr": 1,
+        "tidelog_channels_paused": 1,
+        "tidelog_channels_here": 9,
+        "tidelog_channels_led": 4,
+        "tidelog_channels_advertised": 8,
+        "tidelog_groups": 3,
+        "tidelog_group_members": 7,
+        "tidelog_groups_coordinated": 2,
+        "tidelog_group_members_expelled_total": 1,
+        'tidelog_link_up{peer="n2"}': 1,
+        'tidelog_link_up{peer="n3"}': 0,
+        'tidelog_link_bytes_sent_total{peer="n2"}': 1_000,
+        'tidelog_link_queue_bytes{peer="n2"}': 77,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    # What nobody has measured is left out, and so is a link to ourselves.
+    assert 'tidelog_pair_rtt_seconds{from="n3",to="n1"}' not in found
+    assert not any("peak" in name for name in found)
+    assert not any('peer="n1"' in name for name in found)
 
 
-def test_a_node_without_metadata_has_metrics_too() -> None:
-    async def test() -> None:
-        node = SmallNode(standing="seeking", metadata=None, members=[], nodes=[], leader=None, session_valid=False)
-        node.writer = None
-        async with serving(served(node).server) as client:
-            found = await metrics_of(client)
-        assert found["tidelog_node_leader_known"] == 0
-        assert not any(name.startswith(("tidelog_raft_", "tidelog_link_")) for name in found)
-
-    run(test)
+async def test_a_node_without_metadata_has_metrics_too() -> None:
+    node = SmallNode(standing="seeking", metadata=None, members=[], nodes=[], leader=None, session_valid=False)
+    node.writer = None
+    async with serving(served(node).server) as client:
+        found = await metrics_of(client)
+    assert found["tidelog_node_leader_known"] == 0
+    assert not any(name.startswith(("tidelog_raft_", "tidelog_link_")) for name in found)
 
 
 # --- channels ------------------------------------------------------------------------------------
@@ -359,75 +338,66 @@ def with_channels(*names: str) -> tuple[Kit, SmallNode]:
     return kit, node
 
 
-def test_channels_are_listed_by_name_in_pages() -> None:
-    async def test() -> None:
-        _, node = with_channels("spray", "deck/foam", "wake")
-        async with serving(served(node).server) as client:
-            found = (await client.ask("/channels")).json
-            assert [line["name"] for line in found["channels"]] == ["deck/foam", "spray", "wake"]
-            assert "next" not in found
-            first = found["channels"][0]
-            assert (first["leader"], first["state"], first["role"]) == ("n1", "ok", "replica")
-            assert sorted(first["isr"]) == ["n1", "n2", "n3"]
-            page = (await client.ask("/channels?limit=2")).json
-            assert (len(page["channels"]), page["next"]) == (2, "spray")
-            rest = (await client.ask("/channels?limit=2&after=spray")).json
-            assert [line["name"] for line in rest["channels"]] == ["wake"]
-            for wrong in ("limit=0", "limit=1001", "limit=ten", "limit=", "name=spray"):
-                assert (await client.ask(f"/channels?{wrong}")).status == 400, wrong
-
-    run(test)
+async def test_channels_are_listed_by_name_in_pages() -> None:
+    _, node = with_channels("spray", "deck/foam", "wake")
+    async with serving(served(node).server) as client:
+        found = (await client.ask("/channels")).json
+        assert [line["name"] for line in found["channels"]] == ["deck/foam", "spray", "wake"]
+        assert "next" not in found
+        first = found["channels"][0]
+        assert (first["leader"], first["state"], first["role"]) == ("n1", "ok", "replica")
+        assert sorted(first["isr"]) == ["n1", "n2", "n3"]
+        page = (await client.ask("/channels?limit=2")).json
+        assert (len(page["channels"]), page["next"]) == (2, "spray")
+        rest = (await client.ask("/channels?limit=2&after=spray")).json
+        assert [line["name"] for line in rest["channels"]] == ["wake"]
+        for wrong in ("limit=0", "limit=1001", "limit=ten", "limit=", "name=spray"):
+            assert (await client.ask(f"/channels?{wrong}")).status == 400, wrong
 
 
-def test_one_channel_has_its_epochs_its_offsets_and_its_problem() -> None:
-    async def test() -> None:
-        kit, node = with_channels("spray", "deck/foam")
-        async with serving(served(node).server) as client:
-            found = (await client.ask("/channels/spray")).json
-            record = kit.record()
-            assert (found["leader_epoch"], found["channel_epoch"]) == (record.leader_epoch, record.channel_epoch)
-            assert found["tag"] == "causal:0000000000000001"
-            assert found["holders"][0] == "n2"
-            assert found["config"]["factor"] == 3
-            here = found["here"]
-            assert (here["role"], here["log_end"], here["committed_end"], here["lag_records"]) == ("replica", 2, 2, 0)
-            assert (here["serves"], here["problem"]) == (True, "")
-            kit["n2"].replica().withdraw(WithdrawnByHand(channel="spray"), kit.now_ms)
-            here = (await client.ask("/channels/spray")).json["here"]
-            assert here["role"] == "idle"
-            assert "withdrawn by hand" in here["problem"]
-            assert (await client.ask("/channels/deck%2Ffoam")).json["name"] == "deck/foam"
-            missing = await client.ask("/channels/nothing")
-            assert missing.status == 404
-            assert "nothing" in missing.json["detail"]
-            client.key = None
-            assert (await client.ask("/channels")).status == 401
-            assert (await client.ask("/channels/spray")).status == 401
-
-    run(test)
+async def test_one_channel_has_its_epochs_its_offsets_and_its_problem() -> None:
+    kit, node = with_channels("spray", "deck/foam")
+    async with serving(served(node).server) as client:
+        found = (await client.ask("/channels/spray")).json
+        record = kit.record()
+        assert (found["leader_epoch"], found["channel_epoch"]) == (record.leader_epoch, record.channel_epoch)
+        assert found["tag"] == "causal:0000000000000001"
+        assert found["holders"][0] == "n2"
+        assert found["config"]["factor"] == 3
+        here = found["here"]
+        assert (here["role"], here["log_end"], here["committed_end"], here["lag_records"]) == ("replica", 2, 2, 0)
+        assert (here["serves"], here["problem"]) == (True, "")
+        kit["n2"].replica().withdraw(WithdrawnByHand(channel="spray"), kit.now_ms)
+        here = (await client.ask("/channels/spray")).json["here"]
+        assert here["role"] == "idle"
+        assert "withdrawn by hand" in here["problem"]
+        assert (await client.ask("/channels/deck%2Ffoam")).json["name"] == "deck/foam"
+        missing = await client.ask("/channels/nothing")
+        assert missing.status == 404
+        assert "nothing" in missing.json["detail"]
+        client.key = None
+        assert (await client.ask("/channels")).status == 401
+        assert (await client.ask("/channels/spray")).status == 401
 
 
-def test_metrics_hold_those_of_the_seed_with_lags_as_of_now() -> None:
-    async def test() -> None:
-        kit, node = with_channels("spray")
-        async with serving(served(node).server) as client:
-            found = await metrics_of(client)
-            labels = '{channel="spray"}'
-            assert found[f"dataforts_leader_changes_total{labels}"] == 0, "n2 never led"
-            assert found[f"dataforts_replication_witness_withdrawals_total{labels}"] == 0
-            lag = 'dataforts_replication_lag_seconds{channel="spray",role="replica"}'
-            before = found[lag]
-            kit["n1"].kill()
-            kit.controller_on = False
-            kit.run(3_000)
-            node.clock_ms = kit.now_ms
-            found = await metrics_of(client)
-            assert found[lag] >= before + 2.9
-            assert found[f"dataforts_replication_election_thrash_total{labels}"] == 1
-            body = (await client.ask("/metrics")).body.decode()
-            assert body.count("# TYPE dataforts_replication_lag_seconds gauge\n") == 1
-
-    run(test)
+async def test_metrics_hold_those_of_the_seed_with_lags_as_of_now() -> None:
+    kit, node = with_channels("spray")
+    async with serving(served(node).server) as client:
+        found = await metrics_of(client)
+        labels = '{channel="spray"}'
+        assert found[f"dataforts_leader_changes_total{labels}"] == 0, "n2 never led"
+        assert found[f"dataforts_replication_witness_withdrawals_total{labels}"] == 0
+        lag = 'dataforts_replication_lag_seconds{channel="spray",role="replica"}'
+        before = found[lag]
+        kit["n1"].kill()
+        kit.controller_on = False
+        kit.run(3_000)
+        node.clock_ms = kit.now_ms
+        found = await metrics_of(client)
+        assert found[lag] >= before + 2.9
+        assert found[f"dataforts_replication_election_thrash_total{labels}"] == 1
+        body = (await client.ask("/metrics")).body.decode()
+        assert body.count("# TYPE dataforts_replication_lag_seconds gauge\n") == 1
 
 
 # --- what a real node says ---------------------------------------------------------------------------
@@ -471,24 +441,21 @@ class LonelyNode:
         return self.clock_ms
 
 
-def test_the_status_of_a_real_core_fits_the_document_and_becomes_ready(tmp_path: Path) -> None:
-    async def test() -> None:
-        node = LonelyNode(tmp_path)
-        async with serving(served(node).server) as client:
-            assert (await client.ask("/status")).json["standing"] == "seeking"
-            assert (await client.ask("/readyz")).status == 503
-            node.live(3_000)
-            status = (await client.ask("/status")).json
-            assert (status["standing"], status["leader"]) == ("leader", "n1")
-            assert status["channels"]["total"] == 0
-            assert (await client.ask("/channels")).json == {"channels": []}
-            assert [node_of(member["member"]) for member in status["members"]] == ["n1"]
-            assert (await client.ask("/readyz")).status == 200
-            found = await metrics_of(client)
-            assert found['tidelog_raft_role{role="leader"}'] == 1
-            assert found["tidelog_raft_commit_index"] == status["metadata"]["commit"] > 0
-
-    run(test)
+async def test_the_status_of_a_real_core_fits_the_document_and_becomes_ready(tmp_path: Path) -> None:
+    node = LonelyNode(tmp_path)
+    async with serving(served(node).server) as client:
+        assert (await client.ask("/status")).json["standing"] == "seeking"
+        assert (await client.ask("/readyz")).status == 503
+        node.live(3_000)
+        status = (await client.ask("/status")).json
+        assert (status["standing"], status["leader"]) == ("leader", "n1")
+        assert status["channels"]["total"] == 0
+        assert (await client.ask("/channels")).json == {"channels": []}
+        assert [node_of(member["member"]) for member in status["members"]] == ["n1"]
+        assert (await client.ask("/readyz")).status == 200
+        found = await metrics_of(client)
+        assert found['tidelog_raft_role{role="leader"}'] == 1
+        assert found["tidelog_raft_commit_index"] == status["metadata"]["commit"] > 0
 
 
 def test_the_status_of_a_real_core_says_what_its_disk_forgot(tmp_path: Path) -> None:

@@ -72,55 +72,51 @@ def blocks() -> tuple[Block, ...]:
     [(SweepLog(channel_id=1, life=1, floor=RECORDS), "io"), (DeleteLog(channel_id=1, life=1), "full")],
     ids=["sweep", "delete"],
 )
-def test_files_that_cannot_be_removed_are_said_once_and_again_when_they_can(work: StorageOrder, kind: str) -> None:
-    async def scene() -> None:
-        world = World()
-        await world.open()
-        await world.order(
-            OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
-            AppendBlocks(channel_id=1, life=1, blocks=blocks()),
-        )
-        assert world.look() == []
-        world.disk.faults.fail_kind = kind  # type: ignore[assignment]
-        world.disk.faults.fail_after, world.disk.faults.fail_forever = 1, True
-        await world.order(work)
-        await world.order(work)
-        world.disk.faults.fail_after, world.disk.faults.fail_forever = None, False
-        (line,) = world.look()
-        assert line.startswith("the disk is not kept in order reason=")
-        assert world.storage.upkeep_problem is not None
-        assert world.look() == []
-        await world.order(work)
-        assert world.look() == ["the disk is kept in order again"]
-        assert world.storage.upkeep_problem is None
-        assert world.failures == []
-        await world.storage.close()
+async def test_files_that_cannot_be_removed_are_said_once_and_again_when_they_can(
+    work: StorageOrder, kind: str
+) -> None:
+    world = World()
+    await world.open()
+    await world.order(
+        OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
+        AppendBlocks(channel_id=1, life=1, blocks=blocks()),
+    )
+    assert world.look() == []
+    world.disk.faults.fail_kind = kind  # type: ignore[assignment]
+    world.disk.faults.fail_after, world.disk.faults.fail_forever = 1, True
+    await world.order(work)
+    await world.order(work)
+    world.disk.faults.fail_after, world.disk.faults.fail_forever = None, False
+    (line,) = world.look()
+    assert line.startswith("the disk is not kept in order reason=")
+    assert world.storage.upkeep_problem is not None
+    assert world.look() == []
+    await world.order(work)
+    assert world.look() == ["the disk is kept in order again"]
+    assert world.storage.upkeep_problem is None
+    assert world.failures == []
+    await world.storage.close()
 
-    asyncio.run(scene())
 
+async def test_a_segment_that_cannot_be_written_is_said_until_it_can() -> None:
+    world = World()
+    await world.open()
+    await world.order(
+        OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
+        AppendBlocks(channel_id=1, life=1, blocks=blocks()),
+    )
+    store = world.storage.logs._store
 
-def test_a_segment_that_cannot_be_written_is_said_until_it_can() -> None:
-    async def scene() -> None:
-        world = World()
-        await world.open()
-        await world.order(
-            OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
-            AppendBlocks(channel_id=1, life=1, blocks=blocks()),
-        )
-        store = world.storage.logs._store
+    async def checkpoint() -> None:
+        world.storage.writer.run_exclusive(store.checkpoint_or_keep)
+        await world.order()
 
-        async def checkpoint() -> None:
-            world.storage.writer.run_exclusive(store.checkpoint_or_keep)
-            await world.order()
-
-        faults = world.disk.faults
-        faults.fail_kind, faults.fail_after, faults.fail_forever = "full", 1, True
-        await checkpoint()
-        faults.fail_after, faults.fail_forever = None, False
-        (line,) = world.look()
-        assert line.startswith("the disk is not kept in order reason=")
-        await checkpoint()
-        assert world.look() == ["the disk is kept in order again"]
-        await world.storage.close()
-
-    asyncio.run(scene())
+    faults = world.disk.faults
+    faults.fail_kind, faults.fail_after, faults.fail_forever = "full", 1, True
+    await checkpoint()
+    faults.fail_after, faults.fail_forever = None, False
+    (line,) = world.look()
+    assert line.startswith("the disk is not kept in order reason=")
+    await checkpoint()
+    assert world.look() == ["the disk is kept in order again"]
+    await world.storage.close()

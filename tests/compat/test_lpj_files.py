@@ -32,12 +32,6 @@ def rows_of(count: int, *, start: int = 0) -> list[Row]:
     ]
 
 
-def write_file(path: Path, rows: list[Row], *, compression: CompressionName = "zstd", first_seq: int = 1) -> Path:
-    with LpjWriter(path, block_size=SMALL, compression=compression) as writer:
-        writer.append(FrameColumns.from_rows(rows), first_seq=first_seq)
-    return path
-
-
 def numbered_rows(blocks: list[LpjStoredBlock]) -> list[tuple[int, Row]]:
     """Every frame with its seq."""
     out: list[tuple[int, Row]] = []

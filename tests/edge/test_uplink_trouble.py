@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.patience import patient
-from tests.uplink.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, run, target, wait_until
+from tests.uplink.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, target, wait_until
 from tidelog.edge.uplink.target import UplinkTarget
 from tidelog.edge.uplink.trouble import own_trouble, probe
 from tidelog.pki.certificates import DAY_US
@@ -59,56 +59,52 @@ BAD: dict[str, tuple[Callable[[Fleet, Path], Credentials], str, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_certificate_is_named_once_with_what_to_do(tmp_path: Path, fleet: Fleet, what: str) -> None:
+async def test_a_bad_certificate_is_named_once_with_what_to_do(tmp_path: Path, fleet: Fleet, what: str) -> None:
     """gRPC said "Socket closed", at every dial."""
     make, words, remedy = BAD[what]
 
-    async def scenario() -> None:
-        boat = BoatParty(tmp_path / "boat")
-        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
-            credentials = make(fleet, tmp_path)
-            shown = [credentials]
-            boat.dial_as(lambda: target(fleet, cloud.port, NAME, shown[0]))
-            await wait_until(lambda: boat.uplink.statistics().dials >= 4, "it dials on")
-            (line,) = boat.downs
-            assert words in line
-            assert remedy in line
-            assert words in boat.uplink.statistics().trouble
-            assert remedy in boat.uplink.statistics().trouble
-            shown[0] = fleet.crafted(common_names=[NAME], uris=[URI])
-            boat.record(10)
-            await boat.wait_acked()
-            assert boat.ups[0].startswith("uplink up session=1 ")
-            assert boat.uplink.statistics().trouble == ""
-            await boat.close()
-
-    run(scenario())
+    boat = BoatParty(tmp_path / "boat")
+    async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+        credentials = make(fleet, tmp_path)
+        shown = [credentials]
+        boat.dial_as(lambda: target(fleet, cloud.port, NAME, shown[0]))
+        await wait_until(lambda: boat.uplink.statistics().dials >= 4, "it dials on")
+        (line,) = boat.downs
+        assert words in line
+        assert remedy in line
+        assert words in boat.uplink.statistics().trouble
+        assert remedy in boat.uplink.statistics().trouble
+        shown[0] = fleet.crafted(common_names=[NAME], uris=[URI])
+        boat.record(10)
+        await boat.wait_acked()
+        assert boat.ups[0].startswith("uplink up session=1 ")
+        assert boat.uplink.statistics().trouble == ""
+        await boat.close()
 
 
 @pytest.mark.parametrize("what", ["expired", "another cloud"])
-def test_a_boat_process_that_is_never_let_in_writes_one_line_about_it(tmp_path: Path, fleet: Fleet, what: str) -> None:
+async def test_a_boat_process_that_is_never_let_in_writes_one_line_about_it(
+    tmp_path: Path, fleet: Fleet, what: str
+) -> None:
     """However often it dials; gRPC's own lines, one for each handshake that it sees fail, stay out of it."""
     good = (lambda fleet, _: fleet.boat(NAME), "cloud_not_trusted: ", "must be the nodes' ca.crt")
     make, words, remedy = BAD.get(what, good)
 
-    async def scenario() -> None:
-        credentials = make(fleet, tmp_path)
-        known = fleet if what == "expired" else Fleet(tmp_path / "other")
-        trusted = (known.nodes.folder / "ca.crt").read_bytes()
-        flags = ["-simulate", "1", "-http-listen", f"{HOST}:0", "-http-anonymous=true"]
-        for name, data in (("cert", credentials.certificate), ("key", credentials.key), ("ca", trusted)):
-            (tmp_path / name).write_bytes(data)
-            (tmp_path / name).chmod(0o600)
-            flags += [f"-replication-tls-{name}", str(tmp_path / name)]
-        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
-            flags += ["-replication-target", f"{HOST}:{cloud.port}", "-replication-instance-id", NAME]
-            lines = await log_of_three_dials([*flags, "-journal-dir", str(tmp_path / "journal")])
-        assert all(re.match(r"20\d\d-\d\d-\d\dT\S+Z (boat|http|uplink) ", line) for line in lines), lines
-        (line,) = [line for line in lines if " uplink " in line]
-        assert words in line
-        assert remedy in line
-
-    run(scenario())
+    credentials = make(fleet, tmp_path)
+    known = fleet if what == "expired" else Fleet(tmp_path / "other")
+    trusted = (known.nodes.folder / "ca.crt").read_bytes()
+    flags = ["-simulate", "1", "-http-listen", f"{HOST}:0", "-http-anonymous=true"]
+    for name, data in (("cert", credentials.certificate), ("key", credentials.key), ("ca", trusted)):
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o600)
+        flags += [f"-replication-tls-{name}", str(tmp_path / name)]
+    async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+        flags += ["-replication-target", f"{HOST}:{cloud.port}", "-replication-instance-id", NAME]
+        lines = await log_of_three_dials([*flags, "-journal-dir", str(tmp_path / "journal")])
+    assert all(re.match(r"20\d\d-\d\d-\d\dT\S+Z (boat|http|uplink) ", line) for line in lines), lines
+    (line,) = [line for line in lines if " uplink " in line]
+    assert words in line
+    assert remedy in line
 
 
 async def log_of_three_dials(flags: list[str]) -> list[str]:
@@ -142,17 +138,14 @@ def _wait_dials(url: str, dials: int) -> None:
     raise AssertionError(f"no {dials} dials in time")
 
 
-def test_a_cloud_of_another_authority_is_named_too(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        other = Fleet(tmp_path / "other")
-        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
-            shown = target(other, cloud.port, NAME)
-            found = await asyncio.to_thread(probe, shown)
-            assert found is not None
-            assert found.code == "cloud_not_trusted"
-            assert "replication.tls.ca must be the nodes' ca.crt" in str(found)
-
-    run(scenario())
+async def test_a_cloud_of_another_authority_is_named_too(tmp_path: Path, fleet: Fleet) -> None:
+    other = Fleet(tmp_path / "other")
+    async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+        shown = target(other, cloud.port, NAME)
+        found = await asyncio.to_thread(probe, shown)
+        assert found is not None
+        assert found.code == "cloud_not_trusted"
+        assert "replication.tls.ca must be the nodes' ca.crt" in str(found)
 
 
 ALERTS = {
@@ -168,49 +161,40 @@ ALERTS = {
 
 
 @pytest.mark.parametrize("number", ALERTS)
-def test_each_tls_alert_about_the_certificate_has_its_remedy(fleet: Fleet, number: int) -> None:
+async def test_each_tls_alert_about_the_certificate_has_its_remedy(fleet: Fleet, number: int) -> None:
     """A proxy in front of the cloud, or another TLS library, sends the alerts that gRPC's server keeps to itself."""
 
-    async def scenario() -> None:
-        async with alerting(number) as port:
-            found: Any = await asyncio.to_thread(probe, target(fleet, port, NAME))
-        name, remedy = ALERTS[number]
-        assert found.code == "certificate_rejected"
-        assert found.alert.endswith(name)
-        assert f"the cloud refuses the certificate of {NAME}: " in str(found)
-        assert remedy in str(found)
-
-    run(scenario())
+    async with alerting(number) as port:
+        found: Any = await asyncio.to_thread(probe, target(fleet, port, NAME))
+    name, remedy = ALERTS[number]
+    assert found.code == "certificate_rejected"
+    assert found.alert.endswith(name)
+    assert f"the cloud refuses the certificate of {NAME}: " in str(found)
+    assert remedy in str(found)
 
 
-def test_an_alert_that_is_not_about_the_certificate_is_no_verdict_on_it(fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with alerting(40) as port:
-            assert await asyncio.to_thread(probe, target(fleet, port, NAME)) is None
-
-    run(scenario())
+async def test_an_alert_that_is_not_about_the_certificate_is_no_verdict_on_it(fleet: Fleet) -> None:
+    async with alerting(40) as port:
+        assert await asyncio.to_thread(probe, target(fleet, port, NAME)) is None
 
 
-def test_the_alert_of_a_server_that_knows_another_authority_is_understood(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        (tmp_path / "node.crt").write_bytes(fleet.node.certificate)
-        (tmp_path / "node.key").write_bytes(fleet.node.key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "node.crt", tmp_path / "node.key")
-        context.load_verify_locations(cadata=fleet.nodes.certificate_pem.decode())
-        context.verify_mode = ssl.CERT_REQUIRED
+async def test_the_alert_of_a_server_that_knows_another_authority_is_understood(tmp_path: Path, fleet: Fleet) -> None:
+    (tmp_path / "node.crt").write_bytes(fleet.node.certificate)
+    (tmp_path / "node.key").write_bytes(fleet.node.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "node.crt", tmp_path / "node.key")
+    context.load_verify_locations(cadata=fleet.nodes.certificate_pem.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
 
-        with socket.create_server((HOST, 0)) as listening:
-            shown = target(fleet, listening.getsockname()[1], NAME)
-            found: Any
-            found, _ = await asyncio.gather(
-                asyncio.to_thread(probe, shown), asyncio.to_thread(refuse_one, listening, context)
-            )
-        assert found.code == "certificate_rejected"
-        assert found.alert.endswith("UNKNOWN_CA")
-        assert "its authority is unknown there" in str(found)
-
-    run(scenario())
+    with socket.create_server((HOST, 0)) as listening:
+        shown = target(fleet, listening.getsockname()[1], NAME)
+        found: Any
+        found, _ = await asyncio.gather(
+            asyncio.to_thread(probe, shown), asyncio.to_thread(refuse_one, listening, context)
+        )
+    assert found.code == "certificate_rejected"
+    assert found.alert.endswith("UNKNOWN_CA")
+    assert "its authority is unknown there" in str(found)
 
 
 def refuse_one(listening: socket.socket, context: ssl.SSLContext) -> None:
@@ -235,16 +219,15 @@ async def alerting(number: int) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def test_nothing_is_wrong_with_a_good_certificate_and_a_cloud_that_is_not_there(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
-            good = target(fleet, cloud.port, NAME)
-            assert own_trouble(good, fleet.now_us) is None
-            assert await asyncio.to_thread(probe, good) is None
+async def test_nothing_is_wrong_with_a_good_certificate_and_a_cloud_that_is_not_there(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with CloudParty(tmp_path / "cloud", fleet).running() as cloud:
+        good = target(fleet, cloud.port, NAME)
+        assert own_trouble(good, fleet.now_us) is None
         assert await asyncio.to_thread(probe, good) is None
-        assert own_trouble(UplinkTarget(address=f"{HOST}:1", instance=NAME, insecure_dev=True), 0) is None
-
-    run(scenario())
+    assert await asyncio.to_thread(probe, good) is None
+    assert own_trouble(UplinkTarget(address=f"{HOST}:1", instance=NAME, insecure_dev=True), 0) is None
 
 
 def test_a_boat_whose_clock_says_1970_is_told_to_set_it(fleet: Fleet) -> None:

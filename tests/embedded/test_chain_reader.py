@@ -215,36 +215,33 @@ def test_a_deleted_channel_is_told_as_that(sea: Sea) -> None:
         play(sea.fetch())
 
 
-def test_a_tail_is_told_of_an_unclean_election_before_it_sees_what_came_after(sea: Sea) -> None:
-    async def story() -> None:
-        coordinator = SimpleNamespace(channel_id=1)
+async def test_a_tail_is_told_of_an_unclean_election_before_it_sees_what_came_after(sea: Sea) -> None:
+    coordinator = SimpleNamespace(channel_id=1)
 
-        async def close(_: str) -> None: ...
+    async def close(_: str) -> None: ...
 
-        file: LogFile = ReplicatedFile(
-            "spray",
-            FileConfig(),
-            node=sea,  # type: ignore[arg-type]
-            coordinator=coordinator,  # type: ignore[arg-type]
-            close=close,
-        )
-        assert isinstance(file, ReplicatedFile)
-        sea.reader = file.reader
-        sea.answers = {"n2": holding(b"a", b"b")}
-        tail = file.tail(0)
-        assert [(await anext(tail)).offset for _ in range(2)] == [0, 1]
-        lost = UncleanElection(
-            leader_epoch=9, leader="n1", cause=UncleanCause.OPERATOR, operator="operator:anna", at_ms=0, index=0
-        )
-        sea.board.shown = {"unclean": (lost,)}
-        sea.answers = {"n2": holding(b"other", first=1, epoch=9)}
-        with pytest.raises(CommittedLost) as refusal:
-            await anext(tail)
-        assert refusal.value.leader_epoch == 9
-        # Whoever begins now knows of it and reads on.
-        fresh = file.tail(1)
-        record: Any = await anext(fresh)
-        assert record.value == b"other"
-        await fresh.aclose()  # type: ignore[attr-defined]
-
-    play(story())
+    file: LogFile = ReplicatedFile(
+        "spray",
+        FileConfig(),
+        node=sea,  # type: ignore[arg-type]
+        coordinator=coordinator,  # type: ignore[arg-type]
+        close=close,
+    )
+    assert isinstance(file, ReplicatedFile)
+    sea.reader = file.reader
+    sea.answers = {"n2": holding(b"a", b"b")}
+    tail = file.tail(0)
+    assert [(await anext(tail)).offset for _ in range(2)] == [0, 1]
+    lost = UncleanElection(
+        leader_epoch=9, leader="n1", cause=UncleanCause.OPERATOR, operator="operator:anna", at_ms=0, index=0
+    )
+    sea.board.shown = {"unclean": (lost,)}
+    sea.answers = {"n2": holding(b"other", first=1, epoch=9)}
+    with pytest.raises(CommittedLost) as refusal:
+        await anext(tail)
+    assert refusal.value.leader_epoch == 9
+    # Whoever begins now knows of it and reads on.
+    fresh = file.tail(1)
+    record: Any = await anext(fresh)
+    assert record.value == b"other"
+    await fresh.aclose()  # type: ignore[attr-defined]

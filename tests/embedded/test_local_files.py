@@ -55,47 +55,41 @@ async def values(file: LogFile, start: int = 0, end: int = 1 << 40) -> list[byte
 # --- opening -------------------------------------------------------------------------------------
 
 
-def test_a_file_without_replication_needs_no_node_and_counts_from_0() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            assert [await file.append(b"%d" % number) for number in range(3)] == [0, 1, 2]
-            assert await file.append_batch([b"a", b"b"]) == 3
-            assert await values(file) == [b"0", b"1", b"2", b"a", b"b"]
-            assert (file.log_start, file.committed_end, file.log_end) == (0, 5, 5)
-            assert manager.replication_coordinator_for("spray") is None
-            assert manager.find_chain_holders("spray") == []
-            assert manager.metrics.snapshot().prometheus_text() == ""
-
-    play(story())
+async def test_a_file_without_replication_needs_no_node_and_counts_from_0() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        assert [await file.append(b"%d" % number) for number in range(3)] == [0, 1, 2]
+        assert await file.append_batch([b"a", b"b"]) == 3
+        assert await values(file) == [b"0", b"1", b"2", b"a", b"b"]
+        assert (file.log_start, file.committed_end, file.log_end) == (0, 5, 5)
+        assert manager.replication_coordinator_for("spray") is None
+        assert manager.find_chain_holders("spray") == []
+        assert manager.metrics.snapshot().prometheus_text() == ""
 
 
-def test_every_problem_of_a_config_is_told_at_once() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            wrong = FileConfig(retention_max_events=0, fsync_interval_ms=0).with_replication(
-                ReplicationConfig.new()
-                .with_factor(17)
-                .with_heartbeat_ms(99)
-                .with_replication_budget_fraction(0)
-                .with_placement(Pinned(["n1"]))
-                .with_leader_pinned("n2")
-            )
-            with pytest.raises(InvalidConfig) as refusal:
-                await manager.open_file("not a name", wrong)
-            told = " / ".join(refusal.value.problems)
-            for word in (
-                "name",
-                "max_events",
-                "fsync_interval_ms",
-                "factor",
-                "heartbeat_ms",
-                "budget",
-                "leader_pinned",
-            ):
-                assert word in told, told
-
-    play(story())
+async def test_every_problem_of_a_config_is_told_at_once() -> None:
+    async with LogManager() as manager:
+        wrong = FileConfig(retention_max_events=0, fsync_interval_ms=0).with_replication(
+            ReplicationConfig.new()
+            .with_factor(17)
+            .with_heartbeat_ms(99)
+            .with_replication_budget_fraction(0)
+            .with_placement(Pinned(["n1"]))
+            .with_leader_pinned("n2")
+        )
+        with pytest.raises(InvalidConfig) as refusal:
+            await manager.open_file("not a name", wrong)
+        told = " / ".join(refusal.value.problems)
+        for word in (
+            "name",
+            "max_events",
+            "fsync_interval_ms",
+            "factor",
+            "heartbeat_ms",
+            "budget",
+            "leader_pinned",
+        ):
+            assert word in told, told
 
 
 @pytest.mark.parametrize(
@@ -114,136 +108,110 @@ def test_every_problem_of_a_config_is_told_at_once() -> None:
         (ReplicationConfig.new().with_min_isr(4), "min_isr"),
     ],
 )
-def test_a_wrong_setting_of_replication_is_refused_before_anything_else(config: ReplicationConfig, word: str) -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            with pytest.raises(InvalidConfig, match=word):
-                await manager.open_file("spray", MEMORY.with_replication(config))
-
-    play(story())
-
-
-def test_replication_without_a_node_is_refused() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            with pytest.raises(ReplicationNotEnabled) as refusal:
-                await manager.open_file("spray", MEMORY.with_replication(ReplicationConfig.new()))
-            assert refusal.value.channel == "spray"
-            assert not refusal.value.retriable
-            assert refusal.value.definite
-            assert manager.file("spray") is None
-
-    play(story())
+async def test_a_wrong_setting_of_replication_is_refused_before_anything_else(
+    config: ReplicationConfig, word: str
+) -> None:
+    async with LogManager() as manager:
+        with pytest.raises(InvalidConfig, match=word):
+            await manager.open_file("spray", MEMORY.with_replication(config))
 
 
-def test_a_persistent_file_needs_a_folder() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            with pytest.raises(InvalidConfig, match="persistent_dir"):
-                await manager.open_file("spray")
-
-    play(story())
-
-
-def test_opening_again_gives_the_same_file_and_with_another_config_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            first = await manager.open_file("spray", FileConfig().with_retention_max_events(100))
-            assert await manager.open_file("spray", FileConfig().with_retention_max_events(100)) is first
-            for other, setting in (
-                (FileConfig(), "retention"),
-                (FileConfig().with_retention_max_events(100).with_fsync(FsyncPolicy.NEVER), "fsync"),
-                (FileConfig().with_retention_max_events(100).with_persistent(False), "persistent"),
-            ):
-                with pytest.raises(ConfigMismatch) as refusal:
-                    await manager.open_file("spray", other)
-                assert (refusal.value.channel, refusal.value.setting) == ("spray", setting)
-            both = await asyncio.gather(*(manager.open_file("foam") for _ in range(5)))
-            assert len(set(map(id, both))) == 1
-
-    play(story())
+async def test_replication_without_a_node_is_refused() -> None:
+    async with LogManager() as manager:
+        with pytest.raises(ReplicationNotEnabled) as refusal:
+            await manager.open_file("spray", MEMORY.with_replication(ReplicationConfig.new()))
+        assert refusal.value.channel == "spray"
+        assert not refusal.value.retriable
+        assert refusal.value.definite
+        assert manager.file("spray") is None
 
 
-def test_a_persistent_file_cannot_be_opened_again_as_one_in_memory(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            file = await manager.open_file("spray")
-            await file.append(b"kept")
-            await file.close()
-            with pytest.raises(ConfigMismatch, match="persistent"):
-                await manager.open_file("spray", MEMORY)
-
-    play(story())
-
-
-def test_two_managers_cannot_share_a_folder(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager, LogManager(tmp_path) as other:
+async def test_a_persistent_file_needs_a_folder() -> None:
+    async with LogManager() as manager:
+        with pytest.raises(InvalidConfig, match="persistent_dir"):
             await manager.open_file("spray")
-            with pytest.raises(FolderLocked):
-                await other.open_file("spray")
-
-    play(story())
 
 
-def test_disabling_what_is_off_changes_nothing() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            await manager.disable_replication()
-            await manager.disable_replication()
-            assert await file.append(b"on") == 0
+async def test_opening_again_gives_the_same_file_and_with_another_config_is_refused(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        first = await manager.open_file("spray", FileConfig().with_retention_max_events(100))
+        assert await manager.open_file("spray", FileConfig().with_retention_max_events(100)) is first
+        for other, setting in (
+            (FileConfig(), "retention"),
+            (FileConfig().with_retention_max_events(100).with_fsync(FsyncPolicy.NEVER), "fsync"),
+            (FileConfig().with_retention_max_events(100).with_persistent(False), "persistent"),
+        ):
+            with pytest.raises(ConfigMismatch) as refusal:
+                await manager.open_file("spray", other)
+            assert (refusal.value.channel, refusal.value.setting) == ("spray", setting)
+        both = await asyncio.gather(*(manager.open_file("foam") for _ in range(5)))
+        assert len(set(map(id, both))) == 1
 
-    play(story())
+
+async def test_a_persistent_file_cannot_be_opened_again_as_one_in_memory(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        file = await manager.open_file("spray")
+        await file.append(b"kept")
+        await file.close()
+        with pytest.raises(ConfigMismatch, match="persistent"):
+            await manager.open_file("spray", MEMORY)
+
+
+async def test_two_managers_cannot_share_a_folder(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager, LogManager(tmp_path) as other:
+        await manager.open_file("spray")
+        with pytest.raises(FolderLocked):
+            await other.open_file("spray")
+
+
+async def test_disabling_what_is_off_changes_nothing() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        await manager.disable_replication()
+        await manager.disable_replication()
+        assert await file.append(b"on") == 0
 
 
 # --- appending -----------------------------------------------------------------------------------
 
 
-def test_what_is_no_payload_is_refused() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            with pytest.raises(InvalidRecord, match="at least one"):
-                await file.append_batch([])
-            with pytest.raises(InvalidRecord, match="bytes, not str"):
-                await file.append("text")  # type: ignore[arg-type]
-            assert file.log_end == 0
-
-    play(story())
+async def test_what_is_no_payload_is_refused() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        with pytest.raises(InvalidRecord, match="at least one"):
+            await file.append_batch([])
+        with pytest.raises(InvalidRecord, match="bytes, not str"):
+            await file.append("text")  # type: ignore[arg-type]
+        assert file.log_end == 0
 
 
-def test_an_append_that_expects_another_offset_is_refused() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            assert await file.append_batch([b"a"], expected_offset=0) == 0
-            with pytest.raises(OffsetConflict) as refusal:
-                await file.append_batch([b"b"], expected_offset=0)
-            assert (refusal.value.expected, refusal.value.actual) == (0, 1)
-            both = await asyncio.gather(
-                *(file.append_batch([b"c"], expected_offset=1) for _ in range(4)), return_exceptions=True
-            )
-            assert sorted(map(type, both), key=str) == sorted([int, *[OffsetConflict] * 3], key=str)
-            assert file.log_end == 2
-
-    play(story())
+async def test_an_append_that_expects_another_offset_is_refused() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        assert await file.append_batch([b"a"], expected_offset=0) == 0
+        with pytest.raises(OffsetConflict) as refusal:
+            await file.append_batch([b"b"], expected_offset=0)
+        assert (refusal.value.expected, refusal.value.actual) == (0, 1)
+        both = await asyncio.gather(
+            *(file.append_batch([b"c"], expected_offset=1) for _ in range(4)), return_exceptions=True
+        )
+        assert sorted(map(type, both), key=str) == sorted([int, *[OffsetConflict] * 3], key=str)
+        assert file.log_end == 2
 
 
-def test_many_appends_at_once_each_have_an_offset_of_their_own(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            files = [await manager.open_file(name) for name in ("spray", "foam")]
-            offsets = await asyncio.gather(*(files[number % 2].append(b"%d" % number) for number in range(200)))
-            for place, file in enumerate(files):
-                assert sorted(offsets[place::2]) == list(range(100))
-                by_offset = {offset: b"%d" % number for number, offset in enumerate(offsets) if number % 2 == place}
-                assert await values(file) == [by_offset[offset] for offset in range(100)]
-
-    play(story())
+async def test_many_appends_at_once_each_have_an_offset_of_their_own(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        files = [await manager.open_file(name) for name in ("spray", "foam")]
+        offsets = await asyncio.gather(*(files[number % 2].append(b"%d" % number) for number in range(200)))
+        for place, file in enumerate(files):
+            assert sorted(offsets[place::2]) == list(range(100))
+            by_offset = {offset: b"%d" % number for number, offset in enumerate(offsets) if number % 2 == place}
+            assert await values(file) == [by_offset[offset] for offset in range(100)]
 
 
-def test_a_full_memory_refuses_one_append_and_not_the_small_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_memory_refuses_one_append_and_not_the_small_one_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = MemoryLog.__init__
 
     def small(self: MemoryLog, *arguments: Any, **named: Any) -> None:
@@ -251,17 +219,14 @@ def test_a_full_memory_refuses_one_append_and_not_the_small_one_beside_it(monkey
 
     monkeypatch.setattr(MemoryLog, "__init__", small)
 
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            outcomes = await asyncio.gather(
-                file.append(b"small"), file.append(bytes(100_000)), file.append(b"too"), return_exceptions=True
-            )
-            assert isinstance(outcomes[1], MemoryLogFull)
-            assert [outcomes[0], outcomes[2]] == [0, 1]
-            assert await values(file) == [b"small", b"too"]
-
-    play(story())
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        outcomes = await asyncio.gather(
+            file.append(b"small"), file.append(bytes(100_000)), file.append(b"too"), return_exceptions=True
+        )
+        assert isinstance(outcomes[1], MemoryLogFull)
+        assert [outcomes[0], outcomes[2]] == [0, 1]
+        assert await values(file) == [b"small", b"too"]
 
 
 def test_of_appends_that_ride_together_each_has_its_own_fate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,171 +260,144 @@ def test_of_appends_that_ride_together_each_has_its_own_fate(monkeypatch: pytest
         append(b"late")
 
 
-def test_more_than_the_queue_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_than_the_queue_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_logs_module, "QUEUE_BYTES_MAX", 5_000)
 
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            file = await manager.open_file("spray")
-            outcomes = await asyncio.gather(*(file.append(bytes(1_000)) for _ in range(200)), return_exceptions=True)
-            refused = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
-            taken = [outcome for outcome in outcomes if isinstance(outcome, int)]
-            assert refused
-            assert sorted(taken) == list(range(len(taken)))
-            assert len(await values(file)) == len(taken) == 200 - len(refused)
-
-    play(story())
+    async with LogManager(tmp_path) as manager:
+        file = await manager.open_file("spray")
+        outcomes = await asyncio.gather(*(file.append(bytes(1_000)) for _ in range(200)), return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
+        taken = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert refused
+        assert sorted(taken) == list(range(len(taken)))
+        assert len(await values(file)) == len(taken) == 200 - len(refused)
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_ranges_are_half_open_and_end_with_what_is_committed() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            await file.append_batch([b"%d" % number for number in range(6)])
-            await file.append_batch([b"%d" % number for number in range(6, 10)])
-            assert await values(file, 2, 5) == [b"2", b"3", b"4"]
-            assert await values(file, 4, 8) == [b"4", b"5", b"6", b"7"]
-            assert await values(file, 5, 5) == []
-            assert await values(file, 8, 100) == [b"8", b"9"]
-            assert await values(file, 50, 100) == []
-            with pytest.raises(OffsetOutOfRange):
-                await file.read_range(-1, 3)
-            records = await file.read_range(3, 4)
-            assert [record.offset for record in records] == [3]
-
-    play(story())
+async def test_ranges_are_half_open_and_end_with_what_is_committed() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        await file.append_batch([b"%d" % number for number in range(6)])
+        await file.append_batch([b"%d" % number for number in range(6, 10)])
+        assert await values(file, 2, 5) == [b"2", b"3", b"4"]
+        assert await values(file, 4, 8) == [b"4", b"5", b"6", b"7"]
+        assert await values(file, 5, 5) == []
+        assert await values(file, 8, 100) == [b"8", b"9"]
+        assert await values(file, 50, 100) == []
+        with pytest.raises(OffsetOutOfRange):
+            await file.read_range(-1, 3)
+        records = await file.read_range(3, 4)
+        assert [record.offset for record in records] == [3]
 
 
-def test_a_tail_gives_what_was_there_and_then_what_comes() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            await file.append_batch([b"0", b"1"])
-            seen: list[int] = []
-            reached = asyncio.Event()
+async def test_a_tail_gives_what_was_there_and_then_what_comes() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        await file.append_batch([b"0", b"1"])
+        seen: list[int] = []
+        reached = asyncio.Event()
 
-            async def follow() -> None:
-                async for record in file.tail(1):
-                    seen.append(record.offset)
-                    if record.offset == 5:
-                        reached.set()
+        async def follow() -> None:
+            async for record in file.tail(1):
+                seen.append(record.offset)
+                if record.offset == 5:
+                    reached.set()
 
-            following = asyncio.create_task(follow())
-            for number in range(2, 6):
-                await file.append(b"%d" % number)
-            await reached.wait()
-            await file.close()
-            await following
-            assert seen == [1, 2, 3, 4, 5]
-
-    play(story())
+        following = asyncio.create_task(follow())
+        for number in range(2, 6):
+            await file.append(b"%d" % number)
+        await reached.wait()
+        await file.close()
+        await following
+        assert seen == [1, 2, 3, 4, 5]
 
 
-def test_a_tail_without_a_start_begins_with_the_next_record() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            await file.append(b"old")
-            tail = file.tail()
-            first = asyncio.ensure_future(anext(tail))
-            await asyncio.sleep(0)
-            await file.append(b"new")
-            record = await first
-            assert isinstance(record, Record)
-            assert (record.offset, record.value) == (1, b"new")
-            await tail.aclose()  # type: ignore[attr-defined]
-
-    play(story())
+async def test_a_tail_without_a_start_begins_with_the_next_record() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        await file.append(b"old")
+        tail = file.tail()
+        first = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(0)
+        await file.append(b"new")
+        record = await first
+        assert isinstance(record, Record)
+        assert (record.offset, record.value) == (1, b"new")
+        await tail.aclose()  # type: ignore[attr-defined]
 
 
-def test_a_reader_that_retention_passed_is_told_where_to_go_on() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY.with_retention_max_events(10))
-            slow = file.tail(0)
-            await file.append(b"first")
-            record = await anext(slow)
-            assert record.offset == 0
-            for number in range(1, 100):
-                await file.append(b"%d" % number)
-            start = await file.sweep_retention()
-            assert 80 <= start <= 90
-            assert file.log_start == start
-            with pytest.raises(Lagged) as refusal:
-                await anext(slow)
-            assert (refusal.value.offset, refusal.value.log_start) == (1, start)
-            with pytest.raises(Lagged):
-                await file.read_range(0, 100)
-            assert await values(file, start, 100) == [b"%d" % number for number in range(start, 100)]
-            assert file.log_end == 100, "retention takes nothing from the end"
-
-    play(story())
+async def test_a_reader_that_retention_passed_is_told_where_to_go_on() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY.with_retention_max_events(10))
+        slow = file.tail(0)
+        await file.append(b"first")
+        record = await anext(slow)
+        assert record.offset == 0
+        for number in range(1, 100):
+            await file.append(b"%d" % number)
+        start = await file.sweep_retention()
+        assert 80 <= start <= 90
+        assert file.log_start == start
+        with pytest.raises(Lagged) as refusal:
+            await anext(slow)
+        assert (refusal.value.offset, refusal.value.log_start) == (1, start)
+        with pytest.raises(Lagged):
+            await file.read_range(0, 100)
+        assert await values(file, start, 100) == [b"%d" % number for number in range(start, 100)]
+        assert file.log_end == 100, "retention takes nothing from the end"
 
 
-def test_retention_without_limits_removes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            file = await manager.open_file("spray")
-            await file.append_batch([b"x"] * 50)
-            assert await file.sweep_retention() == 0
-
-    play(story())
+async def test_retention_without_limits_removes_nothing(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        file = await manager.open_file("spray")
+        await file.append_batch([b"x"] * 50)
+        assert await file.sweep_retention() == 0
 
 
-def test_a_persistent_file_keeps_about_as_many_events_as_it_may(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            file = await manager.open_file("spray", FileConfig().with_retention_max_events(256))
-            for number in range(20):
-                await file.append_batch([b"%d" % (64 * number + each) for each in range(64)])
-            start = await file.sweep_retention()
-            assert 20 * 64 - 256 - 128 <= start <= 20 * 64 - 256
-            assert (await values(file, start, start + 1)) == [b"%d" % start]
-
-    play(story())
+async def test_a_persistent_file_keeps_about_as_many_events_as_it_may(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        file = await manager.open_file("spray", FileConfig().with_retention_max_events(256))
+        for number in range(20):
+            await file.append_batch([b"%d" % (64 * number + each) for each in range(64)])
+        start = await file.sweep_retention()
+        assert 20 * 64 - 256 - 128 <= start <= 20 * 64 - 256
+        assert (await values(file, start, start + 1)) == [b"%d" % start]
 
 
 # --- closing and coming back ---------------------------------------------------------------------
 
 
-def test_a_closed_file_refuses_and_another_goes_on(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with LogManager(tmp_path) as manager:
-            file, other = await manager.open_file("spray"), await manager.open_file("foam")
-            await file.append(b"kept")
-            await manager.close_file("spray")
-            await manager.close_file("spray")
-            await manager.close_file("never opened")
-            assert file.is_closed
-            for use in (file.append(b"x"), file.read_range(0, 1), file.sync(), file.sweep_retention()):
-                with pytest.raises(LogClosed):
-                    await use
+async def test_a_closed_file_refuses_and_another_goes_on(tmp_path: Path) -> None:
+    async with LogManager(tmp_path) as manager:
+        file, other = await manager.open_file("spray"), await manager.open_file("foam")
+        await file.append(b"kept")
+        await manager.close_file("spray")
+        await manager.close_file("spray")
+        await manager.close_file("never opened")
+        assert file.is_closed
+        for use in (file.append(b"x"), file.read_range(0, 1), file.sync(), file.sweep_retention()):
             with pytest.raises(LogClosed):
-                await anext(file.tail(0))
-            assert await other.append(b"on") == 0
-            again = await manager.open_file("spray")
-            assert again is not file
-            assert await values(again) == [b"kept"]
-            assert await again.append(b"more") == 1
-
-    play(story())
-
-
-def test_a_closed_manager_refuses() -> None:
-    async def story() -> None:
-        manager = LogManager()
-        file = await manager.open_file("spray", MEMORY)
-        await manager.close()
-        await manager.close()
+                await use
         with pytest.raises(LogClosed):
-            await manager.open_file("spray", MEMORY)
-        with pytest.raises(LogClosed):
-            await file.append(b"x")
+            await anext(file.tail(0))
+        assert await other.append(b"on") == 0
+        again = await manager.open_file("spray")
+        assert again is not file
+        assert await values(again) == [b"kept"]
+        assert await again.append(b"more") == 1
 
-    play(story())
+
+async def test_a_closed_manager_refuses() -> None:
+    manager = LogManager()
+    file = await manager.open_file("spray", MEMORY)
+    await manager.close()
+    await manager.close()
+    with pytest.raises(LogClosed):
+        await manager.open_file("spray", MEMORY)
+    with pytest.raises(LogClosed):
+        await file.append(b"x")
 
 
 @pytest.mark.parametrize("fsync", list(FsyncPolicy))
@@ -496,13 +434,10 @@ def test_a_life_that_wrote_nothing_uses_its_epoch_up_all_the_same(tmp_path: Path
     assert len(set(epochs)) == 3
 
 
-def test_a_file_in_memory_is_gone_when_it_is_closed() -> None:
-    async def story() -> None:
-        async with LogManager() as manager:
-            file = await manager.open_file("spray", MEMORY)
-            await file.append(b"gone")
-            await file.close()
-            again = await manager.open_file("spray", MEMORY)
-            assert again.log_end == 0
-
-    play(story())
+async def test_a_file_in_memory_is_gone_when_it_is_closed() -> None:
+    async with LogManager() as manager:
+        file = await manager.open_file("spray", MEMORY)
+        await file.append(b"gone")
+        await file.close()
+        again = await manager.open_file("spray", MEMORY)
+        assert again.log_end == 0

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import HOST, Api, Cluster, run, wait_until
+from tests.gateways.gateway_kit import HOST, Api, Cluster, wait_until
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.catalog import AddGrant, RemoveGrant
 from tidelog.errors import InvalidConfig
@@ -85,121 +85,106 @@ async def grant(cluster: Cluster, who: str, scope: str, channels: str) -> None:
     await cluster.nodes["n1"].doors.propose(change, timeout_ms=10_000)
 
 
-def test_an_operator_may_everything_and_a_client_what_it_was_granted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tree = Tree(tmp_path)
-        operator, client = tree.issue("otto", "operator"), tree.issue("robot", "client")
-        async with (
-            secured(tmp_path, tree, tree.options()) as cluster,
-            shown(cluster, tree, operator) as all_mighty,
-            shown(cluster, tree, client) as robot,
+async def test_an_operator_may_everything_and_a_client_what_it_was_granted(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    operator, client = tree.issue("otto", "operator"), tree.issue("robot", "client")
+    async with (
+        secured(tmp_path, tree, tree.options()) as cluster,
+        shown(cluster, tree, operator) as all_mighty,
+        shown(cluster, tree, client) as robot,
+    ):
+        await all_mighty.create("foo")
+        await all_mighty.create("secret")
+        publish = pb.PublishRequest(stream="foo", value=b"x", ackPolicy=pb.ALL)
+        for request in (
+            publish,
+            pb.CreateStreamRequest(name="new", subject="new"),
+            pb.DeleteStreamRequest(name="foo"),
+            pb.PauseStreamRequest(name="foo"),
+            pb.SetStreamReadonlyRequest(name="foo", readonly=True),
+            pb.SetCursorRequest(stream="foo", cursorId="c"),
+            pb.FetchPartitionMetadataRequest(stream="foo"),
+            pb.PublishToSubjectRequest(subject="foo"),
         ):
-            await all_mighty.create("foo")
-            await all_mighty.create("secret")
-            publish = pb.PublishRequest(stream="foo", value=b"x", ackPolicy=pb.ALL)
-            for request in (
-                publish,
-                pb.CreateStreamRequest(name="new", subject="new"),
-                pb.DeleteStreamRequest(name="foo"),
-                pb.PauseStreamRequest(name="foo"),
-                pb.SetStreamReadonlyRequest(name="foo", readonly=True),
-                pb.SetCursorRequest(stream="foo", cursorId="c"),
-                pb.FetchPartitionMetadataRequest(stream="foo"),
-                pb.PublishToSubjectRequest(subject="foo"),
-            ):
-                assert (await robot.refusal(request)).code() is DENIED, type(request).__name__
-            _, ended = await robot.read("foo", stopPosition=pb.STOP_LATEST)
-            assert ended.code() is DENIED
-            await grant(cluster, "robot", "write:data", "foo")
-            await robot(publish)
-            call = robot.publish_async()
-            await call.write(pb.PublishRequest(stream="secret", correlationId="s"))
-            assert (await call.read()).asyncError.code == pb.PublishAsyncError.PERMISSION_DENIED
-            call.cancel()
-            seen = await robot(pb.FetchMetadataRequest())
-            assert [stream.name for stream in seen.streamMetadata] == ["foo", "__cursors"]
-            (hidden,) = (await robot(pb.FetchMetadataRequest(streams=["secret"]))).streamMetadata
-            assert hidden.error == pb.StreamMetadata.UNKNOWN_STREAM
-            await grant(cluster, "robot", "read:data", "*")
-            messages, _ = await robot.read("foo", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
-            assert [message.value for message in messages] == [b"x"]
-            await all_mighty(pb.PauseStreamRequest(name="foo"))
-            assert (await robot.refusal(publish)).code() is grpc.StatusCode.FAILED_PRECONDITION, "it may not resume"
-
-    run(scenario())
+            assert (await robot.refusal(request)).code() is DENIED, type(request).__name__
+        _, ended = await robot.read("foo", stopPosition=pb.STOP_LATEST)
+        assert ended.code() is DENIED
+        await grant(cluster, "robot", "write:data", "foo")
+        await robot(publish)
+        call = robot.publish_async()
+        await call.write(pb.PublishRequest(stream="secret", correlationId="s"))
+        assert (await call.read()).asyncError.code == pb.PublishAsyncError.PERMISSION_DENIED
+        call.cancel()
+        seen = await robot(pb.FetchMetadataRequest())
+        assert [stream.name for stream in seen.streamMetadata] == ["foo", "__cursors"]
+        (hidden,) = (await robot(pb.FetchMetadataRequest(streams=["secret"]))).streamMetadata
+        assert hidden.error == pb.StreamMetadata.UNKNOWN_STREAM
+        await grant(cluster, "robot", "read:data", "*")
+        messages, _ = await robot.read("foo", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
+        assert [message.value for message in messages] == [b"x"]
+        await all_mighty(pb.PauseStreamRequest(name="foo"))
+        assert (await robot.refusal(publish)).code() is grpc.StatusCode.FAILED_PRECONDITION, "it may not resume"
 
 
-def test_nobody_is_let_in_without_a_certificate_or_with_that_of_a_node(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tree = Tree(tmp_path)
-        node = tree.issue("n2", "node")
-        async with secured(tmp_path, tree, tree.options()) as cluster:
-            async with shown(cluster, tree, None) as nobody:
-                refusal = await nobody.refusal(pb.FetchMetadataRequest())
-                assert refusal.code() is grpc.StatusCode.UNAVAILABLE, "the handshake fails"
-            async with shown(cluster, tree, node) as stranger:
-                assert (await stranger.refusal(pb.FetchMetadataRequest())).code() is DENIED
-
-    run(scenario())
+async def test_nobody_is_let_in_without_a_certificate_or_with_that_of_a_node(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    node = tree.issue("n2", "node")
+    async with secured(tmp_path, tree, tree.options()) as cluster:
+        async with shown(cluster, tree, None) as nobody:
+            refusal = await nobody.refusal(pb.FetchMetadataRequest())
+            assert refusal.code() is grpc.StatusCode.UNAVAILABLE, "the handshake fails"
+        async with shown(cluster, tree, node) as stranger:
+            assert (await stranger.refusal(pb.FetchMetadataRequest())).code() is DENIED
 
 
-def test_a_revoked_certificate_opens_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tree = Tree(tmp_path)
-        client = tree.issue("robot", "client")
-        tree.authority.revoke("robot", now_us=wall_clock_us(), kind="client")
-        options = tree.options(revocations=tree.authority.folder / "revoked.txt")
-        async with secured(tmp_path, tree, options) as cluster, shown(cluster, tree, client) as robot:
-            assert (await robot.refusal(pb.FetchMetadataRequest())).code() is DENIED
-
-    run(scenario())
+async def test_a_revoked_certificate_opens_nothing(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    client = tree.issue("robot", "client")
+    tree.authority.revoke("robot", now_us=wall_clock_us(), kind="client")
+    options = tree.options(revocations=tree.authority.folder / "revoked.txt")
+    async with secured(tmp_path, tree, options) as cluster, shown(cluster, tree, client) as robot:
+        assert (await robot.refusal(pb.FetchMetadataRequest())).code() is DENIED
 
 
-def test_who_loses_a_grant_or_its_certificate_is_given_nothing_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tree = Tree(tmp_path)
-        robot, reader = tree.issue("robot", "client"), tree.issue("reader", "client")
-        tree.issue("gone", "client")
-        tree.authority.revoke("gone", now_us=wall_clock_us(), kind="client")
-        options = tree.options(revocations=tree.authority.folder / "revoked.txt")
-        async with (
-            secured(tmp_path, tree, options) as cluster,
-            shown(cluster, tree, robot) as first,
-            shown(cluster, tree, reader) as second,
-        ):
-            for who in ("robot", "reader"):
-                await grant(cluster, who, "admin:channels", "*")
-                await grant(cluster, who, "read:data", "*")
-            await first.create("foo")
-            calls = [api.subscribe("foo") for api in (first, second)]
-            for call in calls:
-                assert await call.read() == pb.Message()
-            change = RemoveGrant(principal="client:robot", scope="read:data", channels="*")
-            await cluster.nodes["n1"].doors.propose(change, timeout_ms=10_000)
-            tree.authority.revoke("reader", now_us=wall_clock_us(), kind="client")
-            for call in calls:
-                with pytest.raises(grpc.aio.AioRpcError) as ended:
-                    await call.read()
-                assert ended.value.code() is DENIED
-
-    run(scenario())
+async def test_who_loses_a_grant_or_its_certificate_is_given_nothing_more(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    robot, reader = tree.issue("robot", "client"), tree.issue("reader", "client")
+    tree.issue("gone", "client")
+    tree.authority.revoke("gone", now_us=wall_clock_us(), kind="client")
+    options = tree.options(revocations=tree.authority.folder / "revoked.txt")
+    async with (
+        secured(tmp_path, tree, options) as cluster,
+        shown(cluster, tree, robot) as first,
+        shown(cluster, tree, reader) as second,
+    ):
+        for who in ("robot", "reader"):
+            await grant(cluster, who, "admin:channels", "*")
+            await grant(cluster, who, "read:data", "*")
+        await first.create("foo")
+        calls = [api.subscribe("foo") for api in (first, second)]
+        for call in calls:
+            assert await call.read() == pb.Message()
+        change = RemoveGrant(principal="client:robot", scope="read:data", channels="*")
+        await cluster.nodes["n1"].doors.propose(change, timeout_ms=10_000)
+        tree.authority.revoke("reader", now_us=wall_clock_us(), kind="client")
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call.read()
+            assert ended.value.code() is DENIED
 
 
-def test_callers_without_certificates_are_whom_the_node_was_told(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tree = Tree(tmp_path)
-        async with (
-            secured(tmp_path, tree, tree.options(anonymous="guest")) as cluster,
-            shown(cluster, tree, None) as guest,
-        ):
-            create = pb.CreateStreamRequest(name="foo", subject="foo")
-            assert (await guest.refusal(create)).code() is DENIED
-            await grant(cluster, "guest", "admin:channels", "foo")
-            await grant(cluster, "guest", "write:data", "foo")
-            await guest(create)
-            await guest.publish("foo", b"x")
-
-    run(scenario())
+async def test_callers_without_certificates_are_whom_the_node_was_told(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    async with (
+        secured(tmp_path, tree, tree.options(anonymous="guest")) as cluster,
+        shown(cluster, tree, None) as guest,
+    ):
+        create = pb.CreateStreamRequest(name="foo", subject="foo")
+        assert (await guest.refusal(create)).code() is DENIED
+        await grant(cluster, "guest", "admin:channels", "foo")
+        await grant(cluster, "guest", "write:data", "foo")
+        await guest(create)
+        await guest.publish("foo", b"x")
 
 
 def test_a_door_without_certificates_is_refused_before_it_opens(tmp_path: Path) -> None:
@@ -207,13 +192,10 @@ def test_a_door_without_certificates_is_refused_before_it_opens(tmp_path: Path) 
         LiftbridgeOptions(listen=f"{HOST}:0")
 
 
-def test_a_port_that_is_taken_is_refused_in_words() -> None:
-    async def scenario() -> None:
-        first = LiftbridgeGateway(LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True))
-        first.bind()
-        second = LiftbridgeGateway(LiftbridgeOptions(listen=f"{HOST}:{first.port}", insecure_dev=True))
-        with pytest.raises(InvalidConfig, match="cannot listen"):
-            second.bind()
-        await first.stop()
-
-    run(scenario())
+async def test_a_port_that_is_taken_is_refused_in_words() -> None:
+    first = LiftbridgeGateway(LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True))
+    first.bind()
+    second = LiftbridgeGateway(LiftbridgeOptions(listen=f"{HOST}:{first.port}", insecure_dev=True))
+    with pytest.raises(InvalidConfig, match="cannot listen"):
+        second.bind()
+    await first.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened, run, wait_until
+from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened, wait_until
 from tests.patience import patient
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.gateways.liftbridge.gateway import LiftbridgeOptions
@@ -79,52 +79,43 @@ def without_id(event: pb.ActivityStreamEvent) -> pb.ActivityStreamEvent:
     return plain
 
 
-def test_what_happens_to_streams_and_groups_is_told_in_order(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path, 1)
-        try:
-            await cluster.start_node("n1", ACTIVE)
-            await wait_until(lambda: cluster.nodes["n1"].core.is_registered, "the node is there")
-            await wait_until(lambda: has_stream(cluster), "the stream is there")
-            async with dialled(cluster.port("n1")) as api:
-                await some_activity(api)
-            assert [without_id(event) for event in await events(cluster, len(SOME))] == SOME
-            catalog = cluster.nodes["n1"].doors.catalog
-            await wait_until(lambda: not catalog.activity(1), "what is published is forgotten")
-        finally:
-            await cluster.stop()
-
-    run(work())
+async def test_what_happens_to_streams_and_groups_is_told_in_order(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    try:
+        await cluster.start_node("n1", ACTIVE)
+        await wait_until(lambda: cluster.nodes["n1"].core.is_registered, "the node is there")
+        await wait_until(lambda: has_stream(cluster), "the stream is there")
+        async with dialled(cluster.port("n1")) as api:
+            await some_activity(api)
+        assert [without_id(event) for event in await events(cluster, len(SOME))] == SOME
+        catalog = cluster.nodes["n1"].doors.catalog
+        await wait_until(lambda: not catalog.activity(1), "what is published is forgotten")
+    finally:
+        await cluster.stop()
 
 
-def test_there_is_no_activity_stream_unless_it_is_asked_for(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
-            await api.create("foo")
-            assert not has_stream(cluster)
-            assert cluster.nodes["n1"].doors.catalog.activity(1) == []
-
-    run(work())
+async def test_there_is_no_activity_stream_unless_it_is_asked_for(tmp_path: Path) -> None:
+    async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
+        await api.create("foo")
+        assert not has_stream(cluster)
+        assert cluster.nodes["n1"].doors.catalog.activity(1) == []
 
 
 @pytest.mark.slow
-def test_a_new_metadata_leader_goes_on_publishing(tmp_path: Path) -> None:
-    async def work() -> None:
-        cluster = Cluster(tmp_path, 3)
-        try:
-            for name in cluster.peers:
-                await cluster.start_node(name, ACTIVE)
-            await wait_until(lambda: all(node.core.is_registered for node in cluster.nodes.values()), "they are there")
-            await wait_until(lambda: has_stream(cluster), "the stream is there")
-            leader = next(name for name, node in cluster.nodes.items() if node.core.is_leader)
-            other = next(name for name in cluster.nodes if name != leader)
-            async with dialled(cluster.port(other)) as api:
-                await api.create("before", replicationFactor=3)
-                await cluster.stop_node(leader)
-                await api.create("after", replicationFactor=2)
-            told = [event.createStreamOp.stream for event in await events(cluster, 2)]
-            assert told == ["before", "after"]
-        finally:
-            await cluster.stop()
-
-    run(work())
+async def test_a_new_metadata_leader_goes_on_publishing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    try:
+        for name in cluster.peers:
+            await cluster.start_node(name, ACTIVE)
+        await wait_until(lambda: all(node.core.is_registered for node in cluster.nodes.values()), "they are there")
+        await wait_until(lambda: has_stream(cluster), "the stream is there")
+        leader = next(name for name, node in cluster.nodes.items() if node.core.is_leader)
+        other = next(name for name in cluster.nodes if name != leader)
+        async with dialled(cluster.port(other)) as api:
+            await api.create("before", replicationFactor=3)
+            await cluster.stop_node(leader)
+            await api.create("after", replicationFactor=2)
+        told = [event.createStreamOp.stream for event in await events(cluster, 2)]
+        assert told == ["before", "after"]
+    finally:
+        await cluster.stop()

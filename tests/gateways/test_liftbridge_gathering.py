@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
-from tests.gateways.gateway_kit import HOST, dialled, opened, run
+from tests.gateways.gateway_kit import HOST, dialled, opened
 from tidelog.client.records import holds_data
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.gateways.liftbridge.producers import GatewayProducers
@@ -20,7 +20,7 @@ READS_MAX = 4
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 @pytest.mark.parametrize("partitions", [1, 6])
-def test_messages_of_all_shapes_for_all_partitions_become_few_blocks(
+async def test_messages_of_all_shapes_for_all_partitions_become_few_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool, partitions: int
 ) -> None:
     handed: list[int] = []
@@ -47,27 +47,22 @@ def test_messages_of_all_shapes_for_all_partitions_become_few_blocks(
         )
         return grpc_message(message.SerializeToString())
 
-    async def scenario() -> None:
-        async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
-            await api.create("foo", partitions=partitions)
-            for partition in range(partitions):
-                await api.publish(
-                    "foo", b"finds the leader and opens the producer", partition=partition, policy=pb.LEADER
-                )
-            handed.clear()
-            pump = await GrpcPump.dial(HOST, cluster.port("n1"), "/proto.API/PublishAsync")
-            await pump.send(b"".join(map(request, range(MESSAGES))))
-            while pump.answers < MESSAGES:
-                await pump.wait_changed()
-            pump.close()
-            assert sum(handed) == MESSAGES
-            assert partitions <= len(handed) <= READS_MAX * partitions
-            client = cluster.doors["n1"]._client
-            assert client is not None
-            for partition in range(partitions):
-                name = f"foo/{partition}" if partition else "foo"
-                end = (await client.offsets(name)).committed_end
-                blocks = [block async for block in client.fetch(name, range(end)) if holds_data(block)]
-                assert len(blocks) <= 1 + READS_MAX
-
-    run(scenario())
+    async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
+        await api.create("foo", partitions=partitions)
+        for partition in range(partitions):
+            await api.publish("foo", b"finds the leader and opens the producer", partition=partition, policy=pb.LEADER)
+        handed.clear()
+        pump = await GrpcPump.dial(HOST, cluster.port("n1"), "/proto.API/PublishAsync")
+        await pump.send(b"".join(map(request, range(MESSAGES))))
+        while pump.answers < MESSAGES:
+            await pump.wait_changed()
+        pump.close()
+        assert sum(handed) == MESSAGES
+        assert partitions <= len(handed) <= READS_MAX * partitions
+        client = cluster.doors["n1"]._client
+        assert client is not None
+        for partition in range(partitions):
+            name = f"foo/{partition}" if partition else "foo"
+            end = (await client.offsets(name)).committed_end
+            blocks = [block async for block in client.fetch(name, range(end)) if holds_data(block)]
+            assert len(blocks) <= 1 + READS_MAX

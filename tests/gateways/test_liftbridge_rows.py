@@ -28,7 +28,7 @@ import grpc
 import pytest
 
 from tests.blocks.crafted import stamped
-from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened, run
+from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened
 from tidelog.blocks.block import Block
 from tidelog.blocks.messages import encode_values
 from tidelog.codecs.proto import liftbridge_pb2 as pb
@@ -47,26 +47,20 @@ async def partitions_of(api: Api, stream: str) -> list[pb.PartitionMetadata]:
 # --- one node --------------------------------------------------------------------------------------------------
 
 
-def test_no_partitions_named_means_all_of_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with one_node(tmp_path) as api:
-            await api.create("foo", partitions=3)
-            await api(pb.SetStreamReadonlyRequest(name="foo", readonly=True))
-            assert [partition.readonly for partition in await partitions_of(api, "foo")] == [True] * 3
-            await api(pb.SetStreamReadonlyRequest(name="foo", partitions=[1]))
-            assert [partition.readonly for partition in await partitions_of(api, "foo")] == [True, False, True]
-            await api(pb.PauseStreamRequest(name="foo", resumeAll=True))
-            assert [partition.paused for partition in await partitions_of(api, "foo")] == [True] * 3
-
-    run(scenario())
+async def test_no_partitions_named_means_all_of_them(tmp_path: Path) -> None:
+    async with one_node(tmp_path) as api:
+        await api.create("foo", partitions=3)
+        await api(pb.SetStreamReadonlyRequest(name="foo", readonly=True))
+        assert [partition.readonly for partition in await partitions_of(api, "foo")] == [True] * 3
+        await api(pb.SetStreamReadonlyRequest(name="foo", partitions=[1]))
+        assert [partition.readonly for partition in await partitions_of(api, "foo")] == [True, False, True]
+        await api(pb.PauseStreamRequest(name="foo", resumeAll=True))
+        assert [partition.paused for partition in await partitions_of(api, "foo")] == [True] * 3
 
 
-def test_who_asks_for_no_groups_is_told_of_none(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with one_node(tmp_path) as api:
-            assert list((await api(pb.FetchMetadataRequest())).groupMetadata) == []
-
-    run(scenario())
+async def test_who_asks_for_no_groups_is_told_of_none(tmp_path: Path) -> None:
+    async with one_node(tmp_path) as api:
+        assert list((await api(pb.FetchMetadataRequest())).groupMetadata) == []
 
 
 class TrimmedLog:
@@ -106,43 +100,37 @@ class TrimmedLog:
     ],
     ids=str,
 )
-def test_a_start_below_the_oldest_is_the_oldest_and_new_is_what_the_replica_does_not_hold(
+async def test_a_start_below_the_oldest_is_the_oldest_and_new_is_what_the_replica_does_not_hold(
     wanted: dict[str, Any], span: tuple[int, int | None]
 ) -> None:
-    async def scenario() -> None:
-        assert await span_of(TrimmedLog(), TrimmedLog.STANDING, pb.SubscribeRequest(**wanted)) == span
-
-    run(scenario())
+    assert await span_of(TrimmedLog(), TrimmedLog.STANDING, pb.SubscribeRequest(**wanted)) == span
 
 
-def test_a_message_with_key_and_headers_may_expect_its_offset_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with one_node(tmp_path) as api:
-            await api.create("occ", optimisticConcurrencyControl=pb.NullableBool(value=True))
+async def test_a_message_with_key_and_headers_may_expect_its_offset_too(tmp_path: Path) -> None:
+    async with one_node(tmp_path) as api:
+        await api.create("occ", optimisticConcurrencyControl=pb.NullableBool(value=True))
 
-            def wanted(offset: int) -> pb.PublishRequest:
-                return pb.PublishRequest(
-                    stream="occ", key=b"k", value=b"v", headers={"h": b"1"}, expectedOffset=offset, ackPolicy=pb.ALL
-                )
+        def wanted(offset: int) -> pb.PublishRequest:
+            return pb.PublishRequest(
+                stream="occ", key=b"k", value=b"v", headers={"h": b"1"}, expectedOffset=offset, ackPolicy=pb.ALL
+            )
 
-            first = (await api(wanted(-1))).ack.offset
-            assert (await api(wanted(first + 1))).ack.offset == first + 1
-            assert (await api.refusal(wanted(first + 1))).code() is Status.UNKNOWN
-            call = api.publish_async()
-            for offset in (first + 2, first + 2, first + 3):
-                await call.write(wanted(offset))
-            await call.done_writing()
-            answers = [answer async for answer in call]
-            assert sorted(answer.ack.offset for answer in answers) == [0, first + 2, first + 3]
-            (refused,) = [answer.asyncError.code for answer in answers if answer.HasField("asyncError")]
-            assert refused == pb.PublishAsyncError.INCORRECT_OFFSET
-            messages, _ = await api.read("occ", **SPAN)
-            assert [(message.key, message.headers["h"]) for message in messages] == [(b"k", b"1")] * 4
-
-    run(scenario())
+        first = (await api(wanted(-1))).ack.offset
+        assert (await api(wanted(first + 1))).ack.offset == first + 1
+        assert (await api.refusal(wanted(first + 1))).code() is Status.UNKNOWN
+        call = api.publish_async()
+        for offset in (first + 2, first + 2, first + 3):
+            await call.write(wanted(offset))
+        await call.done_writing()
+        answers = [answer async for answer in call]
+        assert sorted(answer.ack.offset for answer in answers) == [0, first + 2, first + 3]
+        (refused,) = [answer.asyncError.code for answer in answers if answer.HasField("asyncError")]
+        assert refused == pb.PublishAsyncError.INCORRECT_OFFSET
+        messages, _ = await api.read("occ", **SPAN)
+        assert [(message.key, message.headers["h"]) for message in messages] == [(b"k", b"1")] * 4
 
 
-def test_async_messages_of_every_shape_keep_their_order_and_their_answers(tmp_path: Path) -> None:
+async def test_async_messages_of_every_shape_keep_their_order_and_their_answers(tmp_path: Path) -> None:
     """Runs of plain values, and others between them that go alone (LPA4)."""
     count = 400
 
@@ -159,54 +147,48 @@ def test_async_messages_of_every_shape_keep_their_order_and_their_answers(tmp_pa
             request.stream = "nothing"
         return request
 
-    async def scenario() -> None:
-        async with one_node(tmp_path) as api:
-            await api.create("foo", partitions=2)
-            call = api.publish_async()
-            requests = {f"c{number}": shaped(number) for number in range(count)}
-            for request in requests.values():
-                await call.write(request)
-            await call.done_writing()
-            answers = {answer.correlationId: answer async for answer in call}
-            assert answers.keys() == requests.keys(), "each is answered once"
-            for name, request in requests.items():
-                if request.stream == "nothing":
-                    assert answers[name].asyncError.code == pb.PublishAsyncError.NOT_FOUND
-                else:
-                    assert (answers[name].ack.ackInbox, answers[name].ack.correlationId) == (request.ackInbox, name)
-            for partition in range(2):
-                messages, _ = await api.read("foo", partition=partition, **SPAN)
-                sent = [one for one in requests.values() if one.partition == partition and one.stream == "foo"]
-                assert [message.value for message in messages] == [request.value for request in sent]
-                assert [message.key for message in messages] == [request.key for request in sent]
-                acked = [answers[request.correlationId].ack.offset for request in sent]
-                assert [message.offset for message in messages] == acked, "an ack names the message's own offset"
-
-    run(scenario())
+    async with one_node(tmp_path) as api:
+        await api.create("foo", partitions=2)
+        call = api.publish_async()
+        requests = {f"c{number}": shaped(number) for number in range(count)}
+        for request in requests.values():
+            await call.write(request)
+        await call.done_writing()
+        answers = {answer.correlationId: answer async for answer in call}
+        assert answers.keys() == requests.keys(), "each is answered once"
+        for name, request in requests.items():
+            if request.stream == "nothing":
+                assert answers[name].asyncError.code == pb.PublishAsyncError.NOT_FOUND
+            else:
+                assert (answers[name].ack.ackInbox, answers[name].ack.correlationId) == (request.ackInbox, name)
+        for partition in range(2):
+            messages, _ = await api.read("foo", partition=partition, **SPAN)
+            sent = [one for one in requests.values() if one.partition == partition and one.stream == "foo"]
+            assert [message.value for message in messages] == [request.value for request in sent]
+            assert [message.key for message in messages] == [request.key for request in sent]
+            acked = [answers[request.correlationId].ack.offset for request in sent]
+            assert [message.offset for message in messages] == acked, "an ack names the message's own offset"
 
 
 # --- three nodes -------------------------------------------------------------------------------------------------
 
 
-def test_any_node_answers_as_the_others_do(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, 3) as cluster, dialled(cluster.port("n1")) as first:
-            await first.create("foo")
-            leader = cluster.leader_of("foo")
-            for name in cluster.peers:
-                async with dialled(cluster.port(name)) as api:
-                    await _is_refused_everywhere_alike(api)
-                    request = pb.SetCursorRequest(stream="foo", cursorId="c", offset=len(name))
-                    await api(request)
-                    found = await first(pb.FetchCursorRequest(stream="foo", cursorId="c"))
-                    assert found.offset == len(name), "set anywhere, known everywhere"
-                    (partition,) = await partitions_of(api, "foo")
-                    assert partition.leader == leader
-                    is_known = partition.highWatermark >= 0
-                    assert is_known == (name == leader), "offsets are the answering node's own"
-            await _is_acked_in_time_or_not_at_all(cluster, first)
-
-    run(scenario())
+async def test_any_node_answers_as_the_others_do(tmp_path: Path) -> None:
+    async with opened(tmp_path, 3) as cluster, dialled(cluster.port("n1")) as first:
+        await first.create("foo")
+        leader = cluster.leader_of("foo")
+        for name in cluster.peers:
+            async with dialled(cluster.port(name)) as api:
+                await _is_refused_everywhere_alike(api)
+                request = pb.SetCursorRequest(stream="foo", cursorId="c", offset=len(name))
+                await api(request)
+                found = await first(pb.FetchCursorRequest(stream="foo", cursorId="c"))
+                assert found.offset == len(name), "set anywhere, known everywhere"
+                (partition,) = await partitions_of(api, "foo")
+                assert partition.leader == leader
+                is_known = partition.highWatermark >= 0
+                assert is_known == (name == leader), "offsets are the answering node's own"
+        await _is_acked_in_time_or_not_at_all(cluster, first)
 
 
 async def _is_refused_everywhere_alike(api: Api) -> None:

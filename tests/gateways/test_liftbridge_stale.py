@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, run, wait_until
+from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, wait_until
 from tests.gateways.test_liftbridge_access import DENIED, Tree, grant, secured, shown
 from tidelog.cluster.node.local_channels import LocalChannels
 from tidelog.cluster.node.process import Node
@@ -103,143 +103,125 @@ PUBLISH = pb.PublishRequest(stream="foo", value=b"x", ackPolicy=pb.ALL, expected
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
-def test_a_publish_is_taken_that_only_an_old_catalog_refuses(
+async def test_a_publish_is_taken_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
 ) -> None:
     """The caller may not resume: a pause of which it is told in vain is none that it could end itself."""
 
-    async def scenario() -> None:
-        settings = {"optimisticConcurrencyControl": pb.NullableBool(value=checked)}
-        async with late_door(tmp_path, monkeypatch, "write:data", **settings) as (robot, late):
-            for change in (late.paused, late.readonly, lambda: late.without("write:data")):
-                late.behind(change())
-                assert (await robot(PUBLISH)).ack.offset > 0, change
-                assert late.barriers == 1
-                late.behind(change())
-                call = robot.publish_async()
-                await call.write(PUBLISH)
-                assert not (await call.read()).HasField("asyncError"), change
-                call.cancel()
-            late.behind(late.without("write:data"))
-            (found,) = (await robot(pb.FetchMetadataRequest(streams=["foo"]))).streamMetadata
-            assert found.error == pb.StreamMetadata.OK
-
-    run(scenario())
+    settings = {"optimisticConcurrencyControl": pb.NullableBool(value=checked)}
+    async with late_door(tmp_path, monkeypatch, "write:data", **settings) as (robot, late):
+        for change in (late.paused, late.readonly, lambda: late.without("write:data")):
+            late.behind(change())
+            assert (await robot(PUBLISH)).ack.offset > 0, change
+            assert late.barriers == 1
+            late.behind(change())
+            call = robot.publish_async()
+            await call.write(PUBLISH)
+            assert not (await call.read()).HasField("asyncError"), change
+            call.cancel()
+        late.behind(late.without("write:data"))
+        (found,) = (await robot(pb.FetchMetadataRequest(streams=["foo"]))).streamMetadata
+        assert found.error == pb.StreamMetadata.OK
 
 
 @pytest.mark.parametrize("what", ["grant", "paused", "leader"])
-def test_a_subscription_begins_that_only_an_old_catalog_refuses(
+async def test_a_subscription_begins_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    async def scenario() -> None:
-        async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
-            await robot(PUBLISH)
-            changes: dict[str, Callable[[], Change | None]] = {
-                "grant": lambda: late.without("read:data"),
-                "paused": late.paused,
-                "leader": lambda: None,
-            }
-            late.behind(changes[what]())
-            call = robot.subscribe("foo", startPosition=pb.EARLIEST)
-            assert await call.read() == pb.Message()
-            assert (await call.read()).value == b"x"
-            assert late.barriers == 1
-            call.cancel()
-
-    run(scenario())
+    async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
+        await robot(PUBLISH)
+        changes: dict[str, Callable[[], Change | None]] = {
+            "grant": lambda: late.without("read:data"),
+            "paused": late.paused,
+            "leader": lambda: None,
+        }
+        late.behind(changes[what]())
+        call = robot.subscribe("foo", startPosition=pb.EARLIEST)
+        assert await call.read() == pb.Message()
+        assert (await call.read()).value == b"x"
+        assert late.barriers == 1
+        call.cancel()
 
 
-def test_a_subscription_at_the_end_of_a_partition_that_was_readonly_waits_for_more(
+async def test_a_subscription_at_the_end_of_a_partition_that_was_readonly_waits_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
-            await robot(PUBLISH)
-            late.behind(late.readonly())
-            call = robot.subscribe("foo", startPosition=pb.EARLIEST)
-            assert [(await call.read()).value for _ in range(2)] == [b"", b"x"]
-            await wait_until(lambda: late.barriers > 0 or call.done(), "it came to the end")
-            await robot(PUBLISH)
-            assert (await call.read()).value == b"x"
-            call.cancel()
-
-    run(scenario())
+    async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
+        await robot(PUBLISH)
+        late.behind(late.readonly())
+        call = robot.subscribe("foo", startPosition=pb.EARLIEST)
+        assert [(await call.read()).value for _ in range(2)] == [b"", b"x"]
+        await wait_until(lambda: late.barriers > 0 or call.done(), "it came to the end")
+        await robot(PUBLISH)
+        assert (await call.read()).value == b"x"
+        call.cancel()
 
 
-def test_cursors_and_metadata_are_given_that_only_an_old_catalog_refuses(
+async def test_cursors_and_metadata_are_given_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with late_door(tmp_path, monkeypatch, "read:data", "admin:channels") as (robot, late):
-            cursor = {"stream": "foo", "cursorId": "c"}
-            late.behind(late.without("read:data"))
-            await robot(pb.SetCursorRequest(offset=7, **cursor))
-            late.behind(late.without("read:data"))
-            assert (await robot(pb.FetchCursorRequest(**cursor))).offset == 7
-            late.behind(None)
-            found = (await robot(pb.FetchPartitionMetadataRequest(stream="foo"))).metadata
-            assert (found.leader, late.barriers) == ("n1", 1)
-            for request in (
-                pb.CreateStreamRequest(name="new", subject="new"),
-                pb.PauseStreamRequest(name="foo"),
-                pb.SetStreamReadonlyRequest(name="foo"),
-                pb.DeleteStreamRequest(name="new"),
-            ):
-                late.behind(late.without("admin:channels"))
-                await robot(request)
-
-    run(scenario())
+    async with late_door(tmp_path, monkeypatch, "read:data", "admin:channels") as (robot, late):
+        cursor = {"stream": "foo", "cursorId": "c"}
+        late.behind(late.without("read:data"))
+        await robot(pb.SetCursorRequest(offset=7, **cursor))
+        late.behind(late.without("read:data"))
+        assert (await robot(pb.FetchCursorRequest(**cursor))).offset == 7
+        late.behind(None)
+        found = (await robot(pb.FetchPartitionMetadataRequest(stream="foo"))).metadata
+        assert (found.leader, late.barriers) == ("n1", 1)
+        for request in (
+            pb.CreateStreamRequest(name="new", subject="new"),
+            pb.PauseStreamRequest(name="foo"),
+            pb.SetStreamReadonlyRequest(name="foo"),
+            pb.DeleteStreamRequest(name="new"),
+        ):
+            late.behind(late.without("admin:channels"))
+            await robot(request)
 
 
-def test_a_refusal_that_a_newer_catalog_confirms_is_given_and_many_at_once_look_at_most_twice(
+async def test_a_refusal_that_a_newer_catalog_confirms_is_given_and_many_at_once_look_at_most_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with late_door(tmp_path, monkeypatch) as (robot, late):
-            late.behind(late.paused())
-            refusals = await asyncio.gather(*(robot.refusal(PUBLISH) for _ in range(100)))
-            assert {refusal.code() for refusal in refusals} == {DENIED}
-            _, ended = await robot.read("foo")
-            assert ended.code() is DENIED
-            late.behind(late.paused())
-            gate = asyncio.Event()
-            read_barrier = late._node.doors.read_barrier
+    async with late_door(tmp_path, monkeypatch) as (robot, late):
+        late.behind(late.paused())
+        refusals = await asyncio.gather(*(robot.refusal(PUBLISH) for _ in range(100)))
+        assert {refusal.code() for refusal in refusals} == {DENIED}
+        _, ended = await robot.read("foo")
+        assert ended.code() is DENIED
+        late.behind(late.paused())
+        gate = asyncio.Event()
+        read_barrier = late._node.doors.read_barrier
 
-            async def slow() -> None:
-                await gate.wait()
-                await read_barrier()
+        async def slow() -> None:
+            await gate.wait()
+            await read_barrier()
 
-            monkeypatch.setattr(late._node.doors, "read_barrier", slow)
-            waiting = [asyncio.ensure_future(robot.refusal(PUBLISH)) for _ in range(100)]
-            subscriptions = late.door.subscriptions
-            assert subscriptions is not None
-            barrier = subscriptions._streams.barrier
-            await wait_until(lambda: barrier.waiting == 100, "all were refused once")
-            gate.set()
-            assert {refusal.code() for refusal in await asyncio.gather(*waiting)} == {DENIED}
-            assert late.barriers <= 2
-
-    run(scenario())
+        monkeypatch.setattr(late._node.doors, "read_barrier", slow)
+        waiting = [asyncio.ensure_future(robot.refusal(PUBLISH)) for _ in range(100)]
+        subscriptions = late.door.subscriptions
+        assert subscriptions is not None
+        barrier = subscriptions._streams.barrier
+        await wait_until(lambda: barrier.waiting == 100, "all were refused once")
+        gate.set()
+        assert {refusal.code() for refusal in await asyncio.gather(*waiting)} == {DENIED}
+        assert late.barriers <= 2
 
 
-def test_a_node_that_is_gone_and_not_fenced_yet_is_shown_at_the_node_that_was_asked(
+async def test_a_node_that_is_gone_and_not_fenced_yet_is_shown_at_the_node_that_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its death and the end of its session the catalog calls it active."""
 
-    async def scenario() -> None:
-        async with opened(tmp_path, 3) as cluster, dialled(cluster.port("n1")) as api:
-            late = Late(cluster.nodes["n1"], cluster.doors["n1"], monkeypatch)
-            old = copy.deepcopy(late.newest)
-            await wait_until(lambda: late._node.pool.link_to("n3") is not None, "n1 is linked with n3")
-            await cluster.stop_node("n3")
-            await wait_until(lambda: late._node.pool.link_to("n3") is None, "the link ends")
-            late.show(old)
-            brokers = (await api(pb.FetchMetadataRequest())).brokers
-            assert {broker.id: broker.port for broker in brokers}["n3"] == cluster.port("n1")
-            assert late.barriers == 0, "it was the old catalog that was shown"
-
-    run(scenario())
+    async with opened(tmp_path, 3) as cluster, dialled(cluster.port("n1")) as api:
+        late = Late(cluster.nodes["n1"], cluster.doors["n1"], monkeypatch)
+        old = copy.deepcopy(late.newest)
+        await wait_until(lambda: late._node.pool.link_to("n3") is not None, "n1 is linked with n3")
+        await cluster.stop_node("n3")
+        await wait_until(lambda: late._node.pool.link_to("n3") is None, "the link ends")
+        late.show(old)
+        brokers = (await api(pb.FetchMetadataRequest())).brokers
+        assert {broker.id: broker.port for broker in brokers}["n3"] == cluster.port("n1")
+        assert late.barriers == 0, "it was the old catalog that was shown"
 
 
 # --- pauses while messages are under way ---------------------------------------------------------------------------
@@ -265,88 +247,79 @@ class PausedAgain:
 
 @pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["publish", "async"])
-def test_a_message_that_meets_one_pause_after_the_other_is_sent_again_after_each(
+async def test_a_message_that_meets_one_pause_after_the_other_is_sent_again_after_each(
     tmp_path: Path, checked: bool, is_async: bool
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
-            await api.create("foo", optimisticConcurrencyControl=pb.NullableBool(value=checked))
-            await api.publish("foo", b"begin") if not checked else await api(PUBLISH)
-            pauses = PausedAgain(cluster, 5)
-            await api(pb.PauseStreamRequest(name="foo"))
-            if is_async:
-                call = api.publish_async()
-                await call.write(PUBLISH)
+    async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
+        await api.create("foo", optimisticConcurrencyControl=pb.NullableBool(value=checked))
+        await api.publish("foo", b"begin") if not checked else await api(PUBLISH)
+        pauses = PausedAgain(cluster, 5)
+        await api(pb.PauseStreamRequest(name="foo"))
+        if is_async:
+            call = api.publish_async()
+            await call.write(PUBLISH)
+            response = await call.read()
+            assert not response.HasField("asyncError"), response
+            call.cancel()
+        else:
+            assert (await api(PUBLISH)).ack.offset > 0
+        assert pauses.left == 0
+
+
+async def test_a_stream_that_is_paused_again_after_every_ack_takes_all_messages_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
+        await api.create("foo")
+        call = api.publish_async()
+        acked: set[str] = set()
+        news = asyncio.Event()
+
+        async def publish() -> None:
+            for number in range(200):
+                request = pb.PublishRequest(stream="foo", value=b"%d" % number, correlationId=str(number))
+                await call.write(request)
+                await asyncio.sleep(0)
+            await call.done_writing()
+
+        async def pause() -> None:
+            for _ in range(15):
+                news.clear()
+                await api(pb.PauseStreamRequest(name="foo"))
+                await news.wait()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publish())
+            pausing = group.create_task(pause())
+            while len(acked) < 200:
                 response = await call.read()
                 assert not response.HasField("asyncError"), response
-                call.cancel()
-            else:
-                assert (await api(PUBLISH)).ack.offset > 0
-            assert pauses.left == 0
-
-    run(scenario())
-
-
-def test_a_stream_that_is_paused_again_after_every_ack_takes_all_messages_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
-            await api.create("foo")
-            call = api.publish_async()
-            acked: set[str] = set()
-            news = asyncio.Event()
-
-            async def publish() -> None:
-                for number in range(200):
-                    request = pb.PublishRequest(stream="foo", value=b"%d" % number, correlationId=str(number))
-                    await call.write(request)
-                    await asyncio.sleep(0)
-                await call.done_writing()
-
-            async def pause() -> None:
-                for _ in range(15):
-                    news.clear()
-                    await api(pb.PauseStreamRequest(name="foo"))
-                    await news.wait()
-
-            async with asyncio.TaskGroup() as group:
-                group.create_task(publish())
-                pausing = group.create_task(pause())
-                while len(acked) < 200:
-                    response = await call.read()
-                    assert not response.HasField("asyncError"), response
-                    acked.add(response.correlationId)
-                    news.set()
-                pausing.cancel()
-            await api(pb.PauseStreamRequest(name="foo"))
-            found, _ = await api.read("foo", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST, resume=True)
-            assert sorted(int(message.value) for message in found) == list(range(200))
-
-    run(scenario())
+                acked.add(response.correlationId)
+                news.set()
+            pausing.cancel()
+        await api(pb.PauseStreamRequest(name="foo"))
+        found, _ = await api.read("foo", startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST, resume=True)
+        assert sorted(int(message.value) for message in found) == list(range(200))
 
 
-def test_what_happened_to_a_stream_while_its_messages_waited_for_a_resume_is_told_as_it_is(
+async def test_what_happened_to_a_stream_while_its_messages_waited_for_a_resume_is_told_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
-            await api.create("foo")
-            doors, client = cluster.nodes["n1"].doors, cluster.doors["n1"]._client
-            assert client is not None
-            pauses = PausedAgain(cluster, 1)
-            await api(pb.PauseStreamRequest(name="foo"))
-            read_barrier = doors.read_barrier
-            looks = 0
+    async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
+        await api.create("foo")
+        doors, client = cluster.nodes["n1"].doors, cluster.doors["n1"]._client
+        assert client is not None
+        pauses = PausedAgain(cluster, 1)
+        await api(pb.PauseStreamRequest(name="foo"))
+        read_barrier = doors.read_barrier
+        looks = 0
 
-            async def barrier() -> None:
-                nonlocal looks
-                if pauses.left == 0:
-                    looks += 1
-                    if looks == 2:  # the one after the message was refused for the second pause
-                        await client.delete("foo")
-                await read_barrier()
+        async def barrier() -> None:
+            nonlocal looks
+            if pauses.left == 0:
+                looks += 1
+                if looks == 2:  # the one after the message was refused for the second pause
+                    await client.delete("foo")
+            await read_barrier()
 
-            monkeypatch.setattr(doors, "read_barrier", barrier)
-            refusal = await api.refusal(PUBLISH)
-            assert (refusal.code(), looks >= 2) == (Status.NOT_FOUND, True), refusal
-
-    run(scenario())
+        monkeypatch.setattr(doors, "read_barrier", barrier)
+        refusal = await api.refusal(PUBLISH)
+        assert (refusal.code(), looks >= 2) == (Status.NOT_FOUND, True), refusal

@@ -164,14 +164,6 @@ async def serving(
         await server.stop()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(patient(60)):
-            await test()
-
-    asyncio.run(bounded())
-
-
 async def wait_until(condition: Callable[[], bool], what: str) -> None:
     async def holds() -> bool:
         return condition()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.http.parties import columns, run
+from tests.http.parties import columns
 from tidelog.http.feed import DeviceNews, Dropped, FeedBlock, FrameFeed
 from tidelog.nmea.devices import Device, DeviceChange
 
@@ -86,20 +86,17 @@ def test_device_events_have_the_clients_shape() -> None:
     assert DeviceNews(DeviceChange(source=7, device=None)).events() == b'data: {"type":"device_removed","src":7}\n\n'
 
 
-def test_waiting_ends_with_news_with_time_and_with_the_feed() -> None:
-    async def test() -> None:
-        feed = FrameFeed()
-        with feed.subscribe() as reader:
-            assert await reader.wait_item(0.01) is None
-            waiting = asyncio.ensure_future(reader.wait_item(30))
-            await asyncio.sleep(0)
-            publish(feed, range(1, 2))
-            assert isinstance(await waiting, FeedBlock)
-            publish(feed, range(2, 3))
-            feed.close()
-            # What waits can still be taken.
-            assert isinstance(await reader.wait_item(30), FeedBlock)
-            assert await reader.wait_item(30) is None
-            assert reader.ended
-
-    run(test)
+async def test_waiting_ends_with_news_with_time_and_with_the_feed() -> None:
+    feed = FrameFeed()
+    with feed.subscribe() as reader:
+        assert await reader.wait_item(0.01) is None
+        waiting = asyncio.ensure_future(reader.wait_item(30))
+        await asyncio.sleep(0)
+        publish(feed, range(1, 2))
+        assert isinstance(await waiting, FeedBlock)
+        publish(feed, range(2, 3))
+        feed.close()
+        # What waits can still be taken.
+        assert isinstance(await reader.wait_item(30), FeedBlock)
+        assert await reader.wait_item(30) is None
+        assert reader.ended

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.http.parties import Client, options, run, serving, wait_until_true
+from tests.http.parties import Client, options, serving, wait_until_true
 from tests.patience import patient
 from tests.pki.certificates import KEY as LEAF_KEY
 from tests.pki.certificates import NOW_US, Files, crafted
@@ -95,96 +95,87 @@ async def common_name(client: Client) -> str:
     return identity_of(shown).name
 
 
-def test_old_tls_and_plain_http_are_not_served(tmp_path: Path) -> None:
-    async def test() -> None:
-        nodes = authority("node")
-        async with serving(served(node_files(tmp_path, nodes, "a")), trusting=trusting(nodes)) as client:
-            assert (await client.ask("/livez")).json == {"status": "ok"}
-            assert (await client.ask("/counts", headers={})).status == 401
-            old = trusting(nodes)
-            old.minimum_version = ssl.TLSVersion.TLSv1_2
-            old.maximum_version = ssl.TLSVersion.TLSv1_2
-            async with client.session.get(client.url("/livez"), ssl=old) as response:
-                assert response.status == 200
-            reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-            async with asyncio.timeout(patient(10)):
-                assert await reader.read() == b""
-            writer.close()
-
-    run(test)
+async def test_old_tls_and_plain_http_are_not_served(tmp_path: Path) -> None:
+    nodes = authority("node")
+    async with serving(served(node_files(tmp_path, nodes, "a")), trusting=trusting(nodes)) as client:
+        assert (await client.ask("/livez")).json == {"status": "ok"}
+        assert (await client.ask("/counts", headers={})).status == 401
+        old = trusting(nodes)
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        async with client.session.get(client.url("/livez"), ssl=old) as response:
+            assert response.status == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(patient(10)):
+            assert await reader.read() == b""
+        writer.close()
 
 
-def test_a_certificate_speaks_for_its_holder(tmp_path: Path) -> None:
-    async def test() -> None:
-        nodes, boats = authority("node"), authority("boat")
-        ca = tmp_path / "clients.crt"
-        ca.write_bytes(certificate_pem(boats.certificate))
-        revoked = tmp_path / "revoked"
-        revoked.write_text("# nobody\n")
-        server = served(
-            node_files(tmp_path, nodes, "a"), tls_client_ca=ca, revocations=RevocationList(revoked, now_us=NOW_US)
-        )
-        async with serving(server, key=None, trusting=trusting(nodes)) as client:
-            # Showing one is optional: the rest is for who has a token.
-            assert (await client.ask("/livez")).status == 200
-            assert (await client.ask("/counts")).status == 401
-            boat = trusting(nodes, client_files(tmp_path, boats, "boat/tug"))
-            assert (await client.ask("/instances/tug/hello", ssl=boat)).status == 200
-            assert (await client.ask("/instances/other/hello", ssl=boat)).status == 404
-            answer = await client.ask("/counts", ssl=boat)
-            assert (answer.status, READ_METRICS in answer.json["detail"]) == (403, True)
-            operator = trusting(nodes, client_files(tmp_path, boats, "operator/alice"))
-            for path in ("/instances/tug/hello", "/instances/other/hello", "/counts"):
-                assert (await client.ask(path, ssl=operator)).status == 200
-            node = trusting(nodes, client_files(tmp_path, boats, "node/n1"))
-            assert (await client.ask("/instances/tug/hello", ssl=node)).status == 403
-            revoked.write_text("abcdef stolen\n")
+async def test_a_certificate_speaks_for_its_holder(tmp_path: Path) -> None:
+    nodes, boats = authority("node"), authority("boat")
+    ca = tmp_path / "clients.crt"
+    ca.write_bytes(certificate_pem(boats.certificate))
+    revoked = tmp_path / "revoked"
+    revoked.write_text("# nobody\n")
+    server = served(
+        node_files(tmp_path, nodes, "a"), tls_client_ca=ca, revocations=RevocationList(revoked, now_us=NOW_US)
+    )
+    async with serving(server, key=None, trusting=trusting(nodes)) as client:
+        # Showing one is optional: the rest is for who has a token.
+        assert (await client.ask("/livez")).status == 200
+        assert (await client.ask("/counts")).status == 401
+        boat = trusting(nodes, client_files(tmp_path, boats, "boat/tug"))
+        assert (await client.ask("/instances/tug/hello", ssl=boat)).status == 200
+        assert (await client.ask("/instances/other/hello", ssl=boat)).status == 404
+        answer = await client.ask("/counts", ssl=boat)
+        assert (answer.status, READ_METRICS in answer.json["detail"]) == (403, True)
+        operator = trusting(nodes, client_files(tmp_path, boats, "operator/alice"))
+        for path in ("/instances/tug/hello", "/instances/other/hello", "/counts"):
+            assert (await client.ask(path, ssl=operator)).status == 200
+        node = trusting(nodes, client_files(tmp_path, boats, "node/n1"))
+        assert (await client.ask("/instances/tug/hello", ssl=node)).status == 403
+        revoked.write_text("abcdef stolen\n")
 
-            async def is_refused() -> bool:
-                return (await client.ask("/counts", ssl=operator)).status != 200
+        async def is_refused() -> bool:
+            return (await client.ask("/counts", ssl=operator)).status != 200
 
-            await wait_until_true(is_refused, "the revoked certificate is refused")
-            answer = await client.ask("/counts", ssl=operator)
-            assert (answer.status, answer.json["error"]) == (401, "certificate_revoked")
-            # Of another authority: the handshake fails.
-            stranger = trusting(nodes, client_files(tmp_path, authority("boat"), "operator/mallory"))
-            with pytest.raises(aiohttp.ClientError):
-                await client.ask("/livez", ssl=stranger)
-
-    run(test)
+        await wait_until_true(is_refused, "the revoked certificate is refused")
+        answer = await client.ask("/counts", ssl=operator)
+        assert (answer.status, answer.json["error"]) == (401, "certificate_revoked")
+        # Of another authority: the handshake fails.
+        stranger = trusting(nodes, client_files(tmp_path, authority("boat"), "operator/mallory"))
+        with pytest.raises(aiohttp.ClientError):
+            await client.ask("/livez", ssl=stranger)
 
 
-def test_a_new_certificate_is_shown_without_a_restart_and_half_of_one_is_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        nodes = authority("node")
-        current = Files(tmp_path / "server.crt", tmp_path / "server.key")
-        first, second = node_files(tmp_path, nodes, "first"), node_files(tmp_path, nodes, "second")
-        current.certificate.write_bytes(first.certificate.read_bytes())
-        current.key.write_bytes(first.key.read_bytes())
-        server = served(current)
-        async with serving(server, trusting=trusting(nodes)) as client:
-            assert server.tls is not None
-            assert await common_name(client) == "first"
-            current.certificate.write_bytes(second.certificate.read_bytes())
-            assert not server.tls.refresh()
-            assert "belong together" in (server.problem or "")
-            assert await common_name(client) == "first"
-            current.key.write_bytes(second.key.read_bytes())
-            # Nobody tells the server: it looks by itself.
+async def test_a_new_certificate_is_shown_without_a_restart_and_half_of_one_is_not(tmp_path: Path) -> None:
+    nodes = authority("node")
+    current = Files(tmp_path / "server.crt", tmp_path / "server.key")
+    first, second = node_files(tmp_path, nodes, "first"), node_files(tmp_path, nodes, "second")
+    current.certificate.write_bytes(first.certificate.read_bytes())
+    current.key.write_bytes(first.key.read_bytes())
+    server = served(current)
+    async with serving(server, trusting=trusting(nodes)) as client:
+        assert server.tls is not None
+        assert await common_name(client) == "first"
+        current.certificate.write_bytes(second.certificate.read_bytes())
+        assert not server.tls.refresh()
+        assert "belong together" in (server.problem or "")
+        assert await common_name(client) == "first"
+        current.key.write_bytes(second.key.read_bytes())
+        # Nobody tells the server: it looks by itself.
 
-            async def is_new() -> bool:
-                return await common_name(client) != "first"
+        async def is_new() -> bool:
+            return await common_name(client) != "first"
 
-            await wait_until_true(is_new, "the new certificate is shown")
-            assert await common_name(client) == "second"
-            assert server.problem is None
-            current.key.unlink()
-            assert not server.tls.refresh()
-            assert await common_name(client) == "second"
-            assert (await client.ask("/livez")).status == 200
-
-    run(test)
+        await wait_until_true(is_new, "the new certificate is shown")
+        assert await common_name(client) == "second"
+        assert server.problem is None
+        current.key.unlink()
+        assert not server.tls.refresh()
+        assert await common_name(client) == "second"
+        assert (await client.ask("/livez")).status == 200
 
 
 def test_a_pair_that_does_not_belong_together_does_not_start(tmp_path: Path) -> None:

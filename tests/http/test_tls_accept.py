@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.parties import run, wait_until
+from tests.http.parties import wait_until
 from tests.http.test_tls import authority, node_files, trusting
 from tidelog.transports.grpc.tls_accept import TlsAccept
 from tidelog.units import KIB
@@ -62,30 +62,27 @@ async def listening(
         server.close()
 
 
-def test_callers_that_say_nothing_hold_no_buffers(tmp_path: Path) -> None:
+async def test_callers_that_say_nothing_hold_no_buffers(tmp_path: Path) -> None:
     """TA1."""
 
-    async def scenario() -> None:
-        async with listening(tmp_path) as house:
-            writers = [await house.silent()]
-            tracemalloc.start()
-            try:
-                before, _ = tracemalloc.get_traced_memory()
-                writers += [await house.silent() for _ in range(CROWD)]
-                await wait_until(lambda: house.accept.handshakes == len(writers), "all are accepted")
-                held_bytes = tracemalloc.get_traced_memory()[0] - before
-            finally:
-                tracemalloc.stop()
-            # Both ends are in this process; the caller's has no TLS.
-            assert held_bytes < CROWD * HELD_BYTES_MAX
-            for writer in writers:
-                writer.close()
-            await wait_until(lambda: house.accept.handshakes == 0, "their places are free")
-
-    run(scenario)
+    async with listening(tmp_path) as house:
+        writers = [await house.silent()]
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            writers += [await house.silent() for _ in range(CROWD)]
+            await wait_until(lambda: house.accept.handshakes == len(writers), "all are accepted")
+            held_bytes = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        # Both ends are in this process; the caller's has no TLS.
+        assert held_bytes < CROWD * HELD_BYTES_MAX
+        for writer in writers:
+            writer.close()
+        await wait_until(lambda: house.accept.handshakes == 0, "their places are free")
 
 
-def test_many_connections_at_once_get_back_exactly_what_they_sent(tmp_path: Path) -> None:
+async def test_many_connections_at_once_get_back_exactly_what_they_sent(tmp_path: Path) -> None:
     """The buffer is used by all in turn, and nobody sees another one's bytes."""
 
     async def talk(house: House, number: int) -> None:
@@ -97,51 +94,42 @@ def test_many_connections_at_once_get_back_exactly_what_they_sent(tmp_path: Path
             assert await reader.readexactly(len(data)) == data
         writer.close()
 
-    async def scenario() -> None:
-        async with listening(tmp_path) as house, asyncio.TaskGroup() as group:
-            for number in range(8):
-                group.create_task(talk(house, number))
-
-    run(scenario)
+    async with listening(tmp_path) as house, asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(talk(house, number))
 
 
-def test_too_many_handshakes_are_hung_up_on_and_places_come_back(tmp_path: Path) -> None:
+async def test_too_many_handshakes_are_hung_up_on_and_places_come_back(tmp_path: Path) -> None:
     """TA2: whoever holds a place and says nothing keeps it; who ended, well or not, gives it back."""
 
-    async def scenario() -> None:
-        async with listening(tmp_path, handshakes_max=2) as house:
-            first, second = await house.silent(), await house.silent()
-            await wait_until(lambda: house.accept.handshakes == 2, "both places are taken")
-            with pytest.raises(OSError):
-                await house.greeted()
-            assert house.accept.refused == 1
-            assert house.accept.handshakes == 2, "who was refused held no place"
-            first.close()
-            await wait_until(lambda: house.accept.handshakes == 1, "who left gave its place back")
-            for _ in range(3):
-                reader, writer = await house.greeted()
-                writer.write(b"hello")
-                assert await reader.readexactly(5) == b"hello"
-                assert house.accept.handshakes == 1, "an open connection holds no place"
-                writer.close()
-            stranger = await house.silent()
-            stranger.write(b"this is no TLS at all\r\n\r\n")
-            await wait_until(lambda: house.accept.handshakes == 1, "a handshake that failed gave its place back")
-            second.close()
-            stranger.close()
-
-    run(scenario)
+    async with listening(tmp_path, handshakes_max=2) as house:
+        first, second = await house.silent(), await house.silent()
+        await wait_until(lambda: house.accept.handshakes == 2, "both places are taken")
+        with pytest.raises(OSError):
+            await house.greeted()
+        assert house.accept.refused == 1
+        assert house.accept.handshakes == 2, "who was refused held no place"
+        first.close()
+        await wait_until(lambda: house.accept.handshakes == 1, "who left gave its place back")
+        for _ in range(3):
+            reader, writer = await house.greeted()
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            assert house.accept.handshakes == 1, "an open connection holds no place"
+            writer.close()
+        stranger = await house.silent()
+        stranger.write(b"this is no TLS at all\r\n\r\n")
+        await wait_until(lambda: house.accept.handshakes == 1, "a handshake that failed gave its place back")
+        second.close()
+        stranger.close()
 
 
-def test_a_caller_that_says_nothing_is_not_waited_for_longer_than_it_may(tmp_path: Path) -> None:
+async def test_a_caller_that_says_nothing_is_not_waited_for_longer_than_it_may(tmp_path: Path) -> None:
     """TA2."""
 
-    async def scenario() -> None:
-        async with listening(tmp_path, handshake_s=1) as house:
-            reader, writer = await asyncio.open_connection(HOST, house.port)
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
-            assert house.accept.handshakes == 0
-
-    run(scenario)
+    async with listening(tmp_path, handshake_s=1) as house:
+        reader, writer = await asyncio.open_connection(HOST, house.port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        assert house.accept.handshakes == 0

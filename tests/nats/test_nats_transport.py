@@ -103,10 +103,6 @@ async def running(
                 await trio.stop(name)
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, patient(3 * DEADLINE_S)))
-
-
 async def produce(client: Client, count: int, *, size: int = 100) -> None:
     """So many records, each acknowledged by all replicas."""
     async with client.producer("foo", acks="all") as producer:
@@ -167,89 +163,77 @@ async def subscriber(url: str) -> AsyncIterator[list[NatsMessage]]:
         await connection.close()
 
 
-def test_a_subscriber_on_the_server_sees_the_bytes_of_liftbridge(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as (trio, client):
-            leader = trio.leader_of("foo")
-            assert leader is not None
-            await produce(client, 1)
+async def test_a_subscriber_on_the_server_sees_the_bytes_of_liftbridge(tmp_path: Path) -> None:
+    async with running(tmp_path) as (trio, client):
+        leader = trio.leader_of("foo")
+        assert leader is not None
+        await produce(client, 1)
+        await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
+        record = trio.nodes[leader].core.channels.replicas.replicas()[0]
+        assert record.leading is not None
+        epoch, end = record.leading.epoch, record.log_end
+        async with subscriber(trio.server.url) as seen:
+            await produce(client, 3)
             await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-            record = trio.nodes[leader].core.channels.replicas.replicas()[0]
-            assert record.leading is not None
-            epoch, end = record.leading.epoch, record.log_end
-            async with subscriber(trio.server.url) as seen:
-                await produce(client, 3)
-                await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-                other = next(name for name in trio.nodes if name != leader)
-                trio.nodes[leader].ask_again()
-                begin = bytes.fromhex("b90e43b400080002") + fields(other, end, epoch)
-                notify = bytes.fromhex("b90e43b40008000e0a03666f6f")
+            other = next(name for name in trio.nodes if name != leader)
+            trio.nodes[leader].ask_again()
+            begin = bytes.fromhex("b90e43b400080002") + fields(other, end, epoch)
+            notify = bytes.fromhex("b90e43b40008000e0a03666f6f")
 
-                def has(subject: str, begins: bytes) -> bool:
-                    return any(one.subject == subject and one.payload.startswith(begins) for one in seen)
+            def has(subject: str, begins: bytes) -> bool:
+                return any(one.subject == subject and one.payload.startswith(begins) for one in seen)
 
-                await wait_until(lambda: has("tidelog-default.foo.0.replicate", begin), "a request")
-                await wait_until(lambda: has(f"tidelog-default.notify.{other}", notify), "a notification")
-                answer = bytes.fromhex("b90e43b400080003") + epoch.to_bytes(8, "big") + (end - 1).to_bytes(8, "big")
-                await wait_until(
-                    lambda: any(one.subject.startswith("_INBOX.") and one.payload.startswith(answer) for one in seen),
-                    "an answer",
-                )
-                assert all(one.reply.startswith("_INBOX.") for one in seen if one.subject.endswith(".replicate"))
-                await elect(trio, client, other)
-                question = bytes.fromhex("b90e43b40008000608") + varint(epoch)
-                await wait_until(lambda: has("tidelog-default.foo.0.offset", question), "where the last epoch ends")
-
-    play(story())
+            await wait_until(lambda: has("tidelog-default.foo.0.replicate", begin), "a request")
+            await wait_until(lambda: has(f"tidelog-default.notify.{other}", notify), "a notification")
+            answer = bytes.fromhex("b90e43b400080003") + epoch.to_bytes(8, "big") + (end - 1).to_bytes(8, "big")
+            await wait_until(
+                lambda: any(one.subject.startswith("_INBOX.") and one.payload.startswith(answer) for one in seen),
+                "an answer",
+            )
+            assert all(one.reply.startswith("_INBOX.") for one in seen if one.subject.endswith(".replicate"))
+            await elect(trio, client, other)
+            question = bytes.fromhex("b90e43b40008000608") + varint(epoch)
+            await wait_until(lambda: has("tidelog-default.foo.0.offset", question), "where the last epoch ends")
 
 
 # --- the server comes and goes -------------------------------------------------------------------------------
 
 
-def test_while_the_server_is_there_nothing_takes_the_link(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as (trio, client):
-            await until_over_nats(trio, client, 100)
-            assert not any(trio.says(name)["bad_messages"] for name in trio.nodes)
-            metrics = Metrics()
-            fill_node_metrics(metrics, trio.nodes["n1"])
-            assert "tidelog_nats_up 1\n" in metrics.text()
-            assert "tidelog_nats_fallbacks_total" in metrics.text()
-
-    play(story())
+async def test_while_the_server_is_there_nothing_takes_the_link(tmp_path: Path) -> None:
+    async with running(tmp_path) as (trio, client):
+        await until_over_nats(trio, client, 100)
+        assert not any(trio.says(name)["bad_messages"] for name in trio.nodes)
+        metrics = Metrics()
+        fill_node_metrics(metrics, trio.nodes["n1"])
+        assert "tidelog_nats_up 1\n" in metrics.text()
+        assert "tidelog_nats_fallbacks_total" in metrics.text()
 
 
-def test_a_server_that_dies_and_comes_back_stops_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as (trio, client):
-            await produce(client, 10)
-            before = trio.count("fallbacks")
-            trio.server.kill()
-            await produce(client, 20)
-            assert trio.count("fallbacks") > before
-            await wait_until(lambda: not any(map(trio.are_up, trio.nodes)), "the server is missed")
-            trio.server.start()
-            await wait_until(trio.are_up, "the server is found again")
-            await until_over_nats(trio, client, 10)
-            await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-
-    play(story())
+async def test_a_server_that_dies_and_comes_back_stops_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path) as (trio, client):
+        await produce(client, 10)
+        before = trio.count("fallbacks")
+        trio.server.kill()
+        await produce(client, 20)
+        assert trio.count("fallbacks") > before
+        await wait_until(lambda: not any(map(trio.are_up, trio.nodes)), "the server is missed")
+        trio.server.start()
+        await wait_until(trio.are_up, "the server is found again")
+        await until_over_nats(trio, client, 10)
+        await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
 
 
-def test_a_server_that_freezes_stops_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as (trio, client):
+async def test_a_server_that_freezes_stops_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path) as (trio, client):
+        await produce(client, 5)
+        before = trio.count("fallbacks")
+        trio.server.pause()
+        try:
             await produce(client, 5)
-            before = trio.count("fallbacks")
-            trio.server.pause()
-            try:
-                await produce(client, 5)
-            finally:
-                trio.server.resume()
-            assert trio.count("fallbacks") > before
-            await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-
-    play(story())
+        finally:
+            trio.server.resume()
+        assert trio.count("fallbacks") > before
+        await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
 
 
 # --- nodes that differ -----------------------------------------------------------------------------------------
@@ -263,7 +247,7 @@ async def elect(trio: NatsTrio, client: Client, leader: str) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_nodes_without_the_server_or_without_nats_take_part_by_link(tmp_path: Path) -> None:
+async def test_nodes_without_the_server_or_without_nats_take_part_by_link(tmp_path: Path) -> None:
     """As while the setting is changed, one node after the other; whoever leads."""
 
     async def start(trio: NatsTrio, name: str) -> None:
@@ -274,23 +258,17 @@ def test_nodes_without_the_server_or_without_nats_take_part_by_link(tmp_path: Pa
         else:
             await trio.start_over(name, transport="link")
 
-    async def story() -> None:
-        async with running(tmp_path, start=start) as (trio, client):
-            for leader in ("n1", "n2", "n3"):
-                await elect(trio, client, leader)
-                await produce(client, 10)
-                await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-            assert trio.says("n2") | {"fallbacks": 0} == trio.says("n2") | {"up": False, "sent": 0, "fallbacks": 0}
-            assert trio.says("n3") == {"transport": "link"}
-
-    play(story())
-
-
-def test_records_larger_than_a_payload_are_replicated_in_parts(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, config=f"max_payload: {64 * KIB}") as (trio, client):
-            await until_over_nats(trio, client, 2, size=MIB - 4 * KIB)
+    async with running(tmp_path, start=start) as (trio, client):
+        for leader in ("n1", "n2", "n3"):
+            await elect(trio, client, leader)
+            await produce(client, 10)
             await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
-            assert trio.count("parts_dropped") == 0
+        assert trio.says("n2") | {"fallbacks": 0} == trio.says("n2") | {"up": False, "sent": 0, "fallbacks": 0}
+        assert trio.says("n3") == {"transport": "link"}
 
-    play(story())
+
+async def test_records_larger_than_a_payload_are_replicated_in_parts(tmp_path: Path) -> None:
+    async with running(tmp_path, config=f"max_payload: {64 * KIB}") as (trio, client):
+        await until_over_nats(trio, client, 2, size=MIB - 4 * KIB)
+        await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
+        assert trio.count("parts_dropped") == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from tests.cluster.test_node import free_port
 from tests.nats.subject_kit import Publisher, enveloped, records_of, until
 from tests.nats.test_nats_transport import NatsTrio
-from tests.patience import patient
 from tests.transports.nats_server import NatsServer
 from tidelog.client import Client, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions
@@ -25,10 +23,6 @@ from tidelog.http.metrics import Metrics
 from tidelog.transports.nats.connection import NatsOptions
 
 DEADLINE_S = 120.0
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, patient(DEADLINE_S)))
 
 
 @contextlib.asynccontextmanager
@@ -74,96 +68,86 @@ def subjects(node: Node) -> dict[str, str]:
     return {one["channel"]: one["subject"] for one in node.attach.status()["channels"]}
 
 
-def test_plain_messages_and_envelopes_are_stored_in_order_and_acked_by_their_policy(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, _):
-            await attached(node, client, publisher, "foo", "sea.foo")
-            publisher.nats.publish("sea.foo", [b"plain"], reply="answers")
-            publisher.send("sea.foo", b"leader", token="1", policy=pb.LEADER, key=b"k", headers={"h": b"x"})
-            publisher.send("sea.foo", b"all", token="2")
-            publisher.send("sea.foo", b"none", token="3", policy=pb.NONE)
-            bad = enveloped(value=b"bad", ackInbox=publisher.inbox, correlationId="4", checksum=True)[:-1] + b"?"
-            publisher.nats.publish("sea.foo", [bad])
-            publisher.send("sea.foo", b"last", token="5")
-            acks = await publisher.acked("1", "2", "5")
-            records = await records_of(client, "foo", 6)
-            assert [record.value for record in records] == [b"plain", b"leader", b"all", b"none", bad, b"last"]
-            assert list(records[0].headers) == [("reply", b"answers")]
-            assert (records[1].key, list(records[1].headers)) == (b"k", [("h", b"x")])
-            assert [ack.offset for ack in acks] == [records[place].offset for place in (1, 2, 5)]
-            assert {(ack.stream, ack.msgSubject, ack.ackError) for ack in acks} == {("foo", "sea.foo", pb.Ack.OK)}
-            assert set(publisher.acks) == {"1", "2", "5"}
-            counts = node.attach.status()
-            assert (counts["messages_in"], counts["plain"], counts["appended"], counts["acked"]) == (6, 2, 6, 3)
-            metrics = Metrics()
-            fill_node_metrics(metrics, node)
-            assert "tidelog_attach_messages_in_total 6" in metrics.text()
-
-    play(story())
+async def test_plain_messages_and_envelopes_are_stored_in_order_and_acked_by_their_policy(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, publisher, _):
+        await attached(node, client, publisher, "foo", "sea.foo")
+        publisher.nats.publish("sea.foo", [b"plain"], reply="answers")
+        publisher.send("sea.foo", b"leader", token="1", policy=pb.LEADER, key=b"k", headers={"h": b"x"})
+        publisher.send("sea.foo", b"all", token="2")
+        publisher.send("sea.foo", b"none", token="3", policy=pb.NONE)
+        bad = enveloped(value=b"bad", ackInbox=publisher.inbox, correlationId="4", checksum=True)[:-1] + b"?"
+        publisher.nats.publish("sea.foo", [bad])
+        publisher.send("sea.foo", b"last", token="5")
+        acks = await publisher.acked("1", "2", "5")
+        records = await records_of(client, "foo", 6)
+        assert [record.value for record in records] == [b"plain", b"leader", b"all", b"none", bad, b"last"]
+        assert list(records[0].headers) == [("reply", b"answers")]
+        assert (records[1].key, list(records[1].headers)) == (b"k", [("h", b"x")])
+        assert [ack.offset for ack in acks] == [records[place].offset for place in (1, 2, 5)]
+        assert {(ack.stream, ack.msgSubject, ack.ackError) for ack in acks} == {("foo", "sea.foo", pb.Ack.OK)}
+        assert set(publisher.acks) == {"1", "2", "5"}
+        counts = node.attach.status()
+        assert (counts["messages_in"], counts["plain"], counts["appended"], counts["acked"]) == (6, 2, 6, 3)
+        metrics = Metrics()
+        fill_node_metrics(metrics, node)
+        assert "tidelog_attach_messages_in_total 6" in metrics.text()
 
 
-def test_messages_that_arrive_together_become_few_blocks(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, _):
-            await attached(node, client, publisher, "foo", "many")
-            for number in range(2_000):
-                publisher.send("many", b"%d" % number, token=str(number))
-            await publisher.acked(*map(str, range(2_000)))
-            blocks = 0
-            records = await records_of(client, "foo", 2_000)
-            assert [int(record.value or b"") for record in records] == list(range(2_000))
-            async with client.reader("foo", follow=False) as reader:
-                async for _block in reader.blocks():
-                    blocks += 1
-            assert blocks < 500
-
-    play(story())
+async def test_messages_that_arrive_together_become_few_blocks(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, publisher, _):
+        await attached(node, client, publisher, "foo", "many")
+        for number in range(2_000):
+            publisher.send("many", b"%d" % number, token=str(number))
+        await publisher.acked(*map(str, range(2_000)))
+        blocks = 0
+        records = await records_of(client, "foo", 2_000)
+        assert [int(record.value or b"") for record in records] == list(range(2_000))
+        async with client.reader("foo", follow=False) as reader:
+            async for _block in reader.blocks():
+                blocks += 1
+        assert blocks < 500
 
 
-def test_a_channel_is_attached_and_detached_by_altering_it_and_rests_while_it_takes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, _):
-            await client.create_channel("foo", factor=1)
-            await client.alter("foo", subject="late")
-            await listens(node, publisher, "foo", "late")
-            await client.set_readonly("foo", True)
-            await until(lambda: not subjects(node), "a read-only channel is not fed")
-            await client.set_readonly("foo", False)
-            await listens(node, publisher, "foo", "late")
-            await client.pause("foo")
-            await until(lambda: not subjects(node), "a paused channel is not fed")
-            await client.resume("foo")
-            await listens(node, publisher, "foo", "late")
-            await client.alter("foo", subject="later")
-            await listens(node, publisher, "foo", "later")
-            publisher.send("later", b"there", token="1")
-            await publisher.acked("1")
-            await client.alter("foo", subject=None)
-            await until(lambda: not subjects(node), "no subject")
-            await client.alter("foo", subject="later")
-            await listens(node, publisher, "foo", "later")
-            await client.delete("foo")
-            await until(lambda: not subjects(node), "a deleted channel is not fed")
+async def test_a_channel_is_attached_and_detached_by_altering_it_and_rests_while_it_takes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with lone(tmp_path) as (node, client, publisher, _):
+        await client.create_channel("foo", factor=1)
+        await client.alter("foo", subject="late")
+        await listens(node, publisher, "foo", "late")
+        await client.set_readonly("foo", True)
+        await until(lambda: not subjects(node), "a read-only channel is not fed")
+        await client.set_readonly("foo", False)
+        await listens(node, publisher, "foo", "late")
+        await client.pause("foo")
+        await until(lambda: not subjects(node), "a paused channel is not fed")
+        await client.resume("foo")
+        await listens(node, publisher, "foo", "late")
+        await client.alter("foo", subject="later")
+        await listens(node, publisher, "foo", "later")
+        publisher.send("later", b"there", token="1")
+        await publisher.acked("1")
+        await client.alter("foo", subject=None)
+        await until(lambda: not subjects(node), "no subject")
+        await client.alter("foo", subject="later")
+        await listens(node, publisher, "foo", "later")
+        await client.delete("foo")
+        await until(lambda: not subjects(node), "a deleted channel is not fed")
 
-    play(story())
 
-
-def test_channels_of_one_queue_group_share_and_others_get_everything(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, _):
-            for name in ("a", "b"):
-                await attached(node, client, publisher, name, "shared", queue_group="workers")
-            await attached(node, client, publisher, "c", "shared")
-            for number in range(100):
-                publisher.send("shared", b"%d" % number)
-            found = await records_of(client, "c", 100)
-            assert len(found) == 100
-            await until(lambda: node.attach.statistics().appended == 200, "every message twice")
-            shares = [one["appended"] for one in node.attach.status()["channels"]]
-            assert sum(shares) == 200
-            assert all(0 < share <= 100 for share in shares)
-
-    play(story())
+async def test_channels_of_one_queue_group_share_and_others_get_everything(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, publisher, _):
+        for name in ("a", "b"):
+            await attached(node, client, publisher, name, "shared", queue_group="workers")
+        await attached(node, client, publisher, "c", "shared")
+        for number in range(100):
+            publisher.send("shared", b"%d" % number)
+        found = await records_of(client, "c", 100)
+        assert len(found) == 100
+        await until(lambda: node.attach.statistics().appended == 200, "every message twice")
+        shares = [one["appended"] for one in node.attach.status()["channels"]]
+        assert sum(shares) == 200
+        assert all(0 < share <= 100 for share in shares)
 
 
 @pytest.mark.parametrize(
@@ -184,55 +168,46 @@ def test_subjects_that_cannot_be_are_refused_in_words_before_anything_happens(
         ChannelConfig(**settings).validate()
 
 
-def test_a_subject_of_the_cluster_itself_is_refused_where_it_would_be_listened_to(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, _, _):
-            await client.create_channel("foo", factor=1, subject="tidelog-default.foo.0.replicate")
-            await until(lambda: bool(node.attach.status()["refused_subjects"]), "the refusal")
-            (words,) = node.attach.status()["refused_subjects"]
-            assert "foo" in words
-            assert "choose another" in words
-            assert not subjects(node)
-            await client.alter("foo", subject="good")
-            await until(lambda: subjects(node) == {"foo": "good"}, "another subject")
-            assert not node.attach.status()["refused_subjects"]
-
-    play(story())
+async def test_a_subject_of_the_cluster_itself_is_refused_where_it_would_be_listened_to(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, _, _):
+        await client.create_channel("foo", factor=1, subject="tidelog-default.foo.0.replicate")
+        await until(lambda: bool(node.attach.status()["refused_subjects"]), "the refusal")
+        (words,) = node.attach.status()["refused_subjects"]
+        assert "foo" in words
+        assert "choose another" in words
+        assert not subjects(node)
+        await client.alter("foo", subject="good")
+        await until(lambda: subjects(node) == {"foo": "good"}, "another subject")
+        assert not node.attach.status()["refused_subjects"]
 
 
-def test_a_stream_that_checks_offsets_refuses_others_with_liftbridges_code(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, _):
-            await attached(node, client, publisher, "foo", "occ", placement_metadata=[["liftbridge.occ", "1"]])
-            publisher.send("occ", b"any", token="1", offset=-1)
-            (first,) = await publisher.acked("1")
-            publisher.send("occ", b"right", token="2", offset=first.offset + 1)
-            publisher.send("occ", b"wrong", token="3", offset=first.offset + 1)
-            second, third = await publisher.acked("2", "3")
-            assert (second.ackError, second.offset) == (pb.Ack.OK, first.offset + 1)
-            assert third.ackError == pb.Ack.INCORRECT_OFFSET
-            assert [record.value for record in await records_of(client, "foo", 2)] == [b"any", b"right"]
-
-    play(story())
+async def test_a_stream_that_checks_offsets_refuses_others_with_liftbridges_code(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, publisher, _):
+        await attached(node, client, publisher, "foo", "occ", placement_metadata=[["liftbridge.occ", "1"]])
+        publisher.send("occ", b"any", token="1", offset=-1)
+        (first,) = await publisher.acked("1")
+        publisher.send("occ", b"right", token="2", offset=first.offset + 1)
+        publisher.send("occ", b"wrong", token="3", offset=first.offset + 1)
+        second, third = await publisher.acked("2", "3")
+        assert (second.ackError, second.offset) == (pb.Ack.OK, first.offset + 1)
+        assert third.ackError == pb.Ack.INCORRECT_OFFSET
+        assert [record.value for record in await records_of(client, "foo", 2)] == [b"any", b"right"]
 
 
-def test_a_server_that_was_killed_is_listened_to_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with lone(tmp_path) as (node, client, publisher, server):
-            await attached(node, client, publisher, "foo", "again")
-            publisher.send("again", b"before", token="1")
-            await publisher.acked("1")
-            server.kill()
-            assert node.nats is not None
-            nats = node.nats
-            await until(lambda: not nats.is_up and not publisher.nats.is_up, "the server is missed")
-            server.start()
-            await until(lambda: nats.is_up and publisher.nats.is_up, "the server is found")
-            publisher.send("again", b"after", token="2")
-            await publisher.acked("2")
-            assert [record.value for record in await records_of(client, "foo", 2)] == [b"before", b"after"]
-
-    play(story())
+async def test_a_server_that_was_killed_is_listened_to_again(tmp_path: Path) -> None:
+    async with lone(tmp_path) as (node, client, publisher, server):
+        await attached(node, client, publisher, "foo", "again")
+        publisher.send("again", b"before", token="1")
+        await publisher.acked("1")
+        server.kill()
+        assert node.nats is not None
+        nats = node.nats
+        await until(lambda: not nats.is_up and not publisher.nats.is_up, "the server is missed")
+        server.start()
+        await until(lambda: nats.is_up and publisher.nats.is_up, "the server is found")
+        publisher.send("again", b"after", token="2")
+        await publisher.acked("2")
+        assert [record.value for record in await records_of(client, "foo", 2)] == [b"before", b"after"]
 
 
 @contextlib.asynccontextmanager
@@ -254,53 +229,47 @@ async def three(folder: Path) -> AsyncIterator[tuple[NatsTrio, Client, Publisher
                 await trio.stop(name)
 
 
-def test_only_the_leader_listens_and_the_next_one_takes_over(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with three(tmp_path) as (trio, client, publisher):
-            await client.create_channel("foo", factor=3, subject="moving")
-            await until(lambda: trio.is_whole("foo"), "all replicas are in sync")
-            targets = ("n1", "n2", "n3", "n1")
-            for number, target in enumerate(targets):
-                await client.elect("foo", target)
-                await until(lambda target=target: listeners(trio) == [target], f"{target} alone listens")
-                nats = trio.nodes[target].nats
-                assert nats is not None
-                await publisher.hears(nats)
-                publisher.send("moving", b"%d" % number, token=str(number))
-                await publisher.acked(str(number))
-            offsets = {publisher.acks[str(number)].offset: b"%d" % number for number in range(len(targets))}
-            found = {record.offset: record.value for record in await records_of(client, "foo", len(targets))}
-            assert found == offsets
-
-    play(story())
+async def test_only_the_leader_listens_and_the_next_one_takes_over(tmp_path: Path) -> None:
+    async with three(tmp_path) as (trio, client, publisher):
+        await client.create_channel("foo", factor=3, subject="moving")
+        await until(lambda: trio.is_whole("foo"), "all replicas are in sync")
+        targets = ("n1", "n2", "n3", "n1")
+        for number, target in enumerate(targets):
+            await client.elect("foo", target)
+            await until(lambda target=target: listeners(trio) == [target], f"{target} alone listens")
+            nats = trio.nodes[target].nats
+            assert nats is not None
+            await publisher.hears(nats)
+            publisher.send("moving", b"%d" % number, token=str(number))
+            await publisher.acked(str(number))
+        offsets = {publisher.acks[str(number)].offset: b"%d" % number for number in range(len(targets))}
+        found = {record.offset: record.value for record in await records_of(client, "foo", len(targets))}
+        assert found == offsets
 
 
-def test_messages_wait_while_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with three(tmp_path) as (trio, client, publisher):
-            settings = {"placement": "pinned", "pinned_nodes": ["n1", "n2"], "leader_pinned": "n1", "min_isr": 2}
-            await client.create_channel("foo", subject="waiting", **settings)
-            await until(lambda: listeners(trio) == ["n1"], "n1 listens")
-            node = trio.nodes["n1"]
-            await listens(node, publisher, "foo", "waiting")
-            publisher.send("waiting", b"before", token="0")
-            await publisher.acked("0")
-            await trio.stop("n2")
-            await until(lambda: is_alone(node), "n2 is missed")
-            for number in range(1, 51):
-                publisher.send("waiting", b"%d" % number, token=str(number))
-            await until(lambda: node.attach.status()["held_bytes"] > 0, "they wait")
-            assert node.attach.status()["channels"][0]["problem"] == "not_enough_replicas"
-            assert set(publisher.acks) == {"0"}
-            await trio.start_over("n2", transport="link")
-            await publisher.acked(*map(str, range(1, 51)))
-            found = await records_of(client, "foo", 51)
-            assert [record.value for record in found] == [b"before", *(b"%d" % number for number in range(1, 51))]
-            counts = node.attach.statistics()
-            assert (counts.dropped, counts.refused) == (0, 0)
-            assert node.attach.status()["held_bytes"] == 0
-
-    play(story())
+async def test_messages_wait_while_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
+    async with three(tmp_path) as (trio, client, publisher):
+        settings = {"placement": "pinned", "pinned_nodes": ["n1", "n2"], "leader_pinned": "n1", "min_isr": 2}
+        await client.create_channel("foo", subject="waiting", **settings)
+        await until(lambda: listeners(trio) == ["n1"], "n1 listens")
+        node = trio.nodes["n1"]
+        await listens(node, publisher, "foo", "waiting")
+        publisher.send("waiting", b"before", token="0")
+        await publisher.acked("0")
+        await trio.stop("n2")
+        await until(lambda: is_alone(node), "n2 is missed")
+        for number in range(1, 51):
+            publisher.send("waiting", b"%d" % number, token=str(number))
+        await until(lambda: node.attach.status()["held_bytes"] > 0, "they wait")
+        assert node.attach.status()["channels"][0]["problem"] == "not_enough_replicas"
+        assert set(publisher.acks) == {"0"}
+        await trio.start_over("n2", transport="link")
+        await publisher.acked(*map(str, range(1, 51)))
+        found = await records_of(client, "foo", 51)
+        assert [record.value for record in found] == [b"before", *(b"%d" % number for number in range(1, 51))]
+        counts = node.attach.statistics()
+        assert (counts.dropped, counts.refused) == (0, 0)
+        assert node.attach.status()["held_bytes"] == 0
 
 
 def is_alone(node: Node) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.client.group_kit import created, opened
-from tests.client.running import run
 from tests.core.catalog_kit import three
 from tests.replication.replica_kit import TO_METADATA, Kit
 from tests.sim.mutations import Edit, plant
@@ -253,42 +252,36 @@ def test_cd4_a_node_that_does_not_lead_the_channel_closes_nobodys_producer() -> 
 # --- on nodes ------------------------------------------------------------------------------------------
 
 
-def test_clients_close_what_has_no_name_and_operators_what_has_one(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with opened(tmp_path) as nodes:
-            client = await nodes.client()
-            await created(client, ["a"], 1)
-            for number in range(3):
-                async with client.producer("a") as unnamed:
-                    await unnamed.send(b"%d" % number)
-            assert await client.producers("a") == []
-            async with client.producer("a", name="mine") as named:
-                await named.send(b"x")
-            (found,) = await client.producers("a")
-            assert (found["name"], found["epoch"], found["owner"]) == ("mine", 1, "client:client")
-            assert found["used_at_ms"] >= found["opened_at_ms"] - 5_000
-            assert await client.remove_producer("a", "mine")
-            assert not await client.remove_producer("a", "mine")
-            assert await client.producers("a") == []
-            await client.close()
-
-    run(work())
+async def test_clients_close_what_has_no_name_and_operators_what_has_one(tmp_path: Path) -> None:
+    async with opened(tmp_path) as nodes:
+        client = await nodes.client()
+        await created(client, ["a"], 1)
+        for number in range(3):
+            async with client.producer("a") as unnamed:
+                await unnamed.send(b"%d" % number)
+        assert await client.producers("a") == []
+        async with client.producer("a", name="mine") as named:
+            await named.send(b"x")
+        (found,) = await client.producers("a")
+        assert (found["name"], found["epoch"], found["owner"]) == ("mine", 1, "client:client")
+        assert found["used_at_ms"] >= found["opened_at_ms"] - 5_000
+        assert await client.remove_producer("a", "mine")
+        assert not await client.remove_producer("a", "mine")
+        assert await client.producers("a") == []
+        await client.close()
 
 
-def test_a_producer_that_was_closed_opens_itself_anew(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with opened(tmp_path) as nodes:
-            client = await nodes.client()
-            await created(client, ["a"], 1)
-            producer = client.producer("a", name="mine")
-            assert await producer.send(b"0") == 1
-            assert await client.remove_producer("a", "mine")
-            assert await producer.send(b"1") == 2
-            (found,) = await client.producers("a")
-            assert found["name"] == "mine"
-            await client.close()
-
-    run(work())
+async def test_a_producer_that_was_closed_opens_itself_anew(tmp_path: Path) -> None:
+    async with opened(tmp_path) as nodes:
+        client = await nodes.client()
+        await created(client, ["a"], 1)
+        producer = client.producer("a", name="mine")
+        assert await producer.send(b"0") == 1
+        assert await client.remove_producer("a", "mine")
+        assert await producer.send(b"1") == 2
+        (found,) = await client.producers("a")
+        assert found["name"] == "mine"
+        await client.close()
 
 
 def test_channels_beyond_the_limits_are_refused_in_words() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,3 @@ def oracle_fields(pgn: int, payload: bytes) -> tuple[str | None, dict[tuple[str,
         else:
             fields[field.id, 0] = field
     return message.id, fields
-
-
-def frames_of(pgn: int, payloads: Iterable[bytes], *, source: int = 1) -> list[Frame]:
-    return [(pgn, source, payload) for payload in payloads]

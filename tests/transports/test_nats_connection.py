@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,8 +63,10 @@ def options_of(server: NatsServer, **more: object) -> NatsOptions:
     return NatsOptions(servers=(server.url,), **more)  # type: ignore[arg-type]
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(work())
+def tasks_of_the_connection() -> list[Any]:
+    """Tasks that still run code of Tidelog; the test is a task as well."""
+    running: list[Any] = [task.get_coro() for task in asyncio.all_tasks()]
+    return [coro for coro in running if coro.cr_frame.f_globals["__name__"].startswith("tidelog.")]
 
 
 def payloads(messages: list[NatsMessage]) -> list[bytes]:
@@ -73,108 +76,87 @@ def payloads(messages: list[NatsMessage]) -> list[bytes]:
 # --- messages -----------------------------------------------------------------------------------------
 
 
-def test_messages_keep_their_order_and_those_of_one_read_come_in_one_call(server: NatsServer) -> None:
-    async def work() -> None:
-        calls: list[list[NatsMessage]] = []
-        async with connected(options_of(server)) as (nats, _):
-            nats.subscribe("order", calls.append)
-            for number in range(2_000):
-                assert nats.publish("order", [b"number ", memoryview(b"%d" % number)], reply="back.here")
-            await until(lambda: sum(map(len, calls)) == 2_000)
-        messages = [message for call in calls for message in call]
-        assert payloads(messages) == [b"number %d" % number for number in range(2_000)]
-        assert messages[0] == NatsMessage("order", "back.here", False, b"number 0")
-        assert len(calls) < 1_000
-
-    run(work)
+async def test_messages_keep_their_order_and_those_of_one_read_come_in_one_call(server: NatsServer) -> None:
+    calls: list[list[NatsMessage]] = []
+    async with connected(options_of(server)) as (nats, _):
+        nats.subscribe("order", calls.append)
+        for number in range(2_000):
+            assert nats.publish("order", [b"number ", memoryview(b"%d" % number)], reply="back.here")
+        await until(lambda: sum(map(len, calls)) == 2_000)
+    messages = [message for call in calls for message in call]
+    assert payloads(messages) == [b"number %d" % number for number in range(2_000)]
+    assert messages[0] == NatsMessage("order", "back.here", False, b"number 0")
+    assert len(calls) < 1_000
 
 
-def test_a_request_that_nobody_listens_to_is_answered_by_the_server(server: NatsServer) -> None:
-    async def work() -> None:
-        answers: list[NatsMessage] = []
-        async with connected(options_of(server)) as (nats, _):
-            nats.subscribe(f"{nats.inbox}.>", answers.extend)
-            nats.publish("nobody.here", [b"question"], reply=f"{nats.inbox}.7.1")
-            await until(lambda: bool(answers))
-            assert answers == [NatsMessage(f"{nats.inbox}.7.1", "", True, b"")]
-
-    run(work)
+async def test_a_request_that_nobody_listens_to_is_answered_by_the_server(server: NatsServer) -> None:
+    answers: list[NatsMessage] = []
+    async with connected(options_of(server)) as (nats, _):
+        nats.subscribe(f"{nats.inbox}.>", answers.extend)
+        nats.publish("nobody.here", [b"question"], reply=f"{nats.inbox}.7.1")
+        await until(lambda: bool(answers))
+        assert answers == [NatsMessage(f"{nats.inbox}.7.1", "", True, b"")]
 
 
-def test_an_empty_message_of_a_publisher_is_no_word_of_the_server(server: NatsServer) -> None:
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        async with connected(options_of(server)) as (nats, _):
-            nats.subscribe("empty", got.extend)
-            nats.publish("empty", [])
-            await until(lambda: bool(got))
-            assert got == [NatsMessage("empty", "", False, b"")]
-
-    run(work)
+async def test_an_empty_message_of_a_publisher_is_no_word_of_the_server(server: NatsServer) -> None:
+    got: list[NatsMessage] = []
+    async with connected(options_of(server)) as (nats, _):
+        nats.subscribe("empty", got.extend)
+        nats.publish("empty", [])
+        await until(lambda: bool(got))
+        assert got == [NatsMessage("empty", "", False, b"")]
 
 
-def test_after_unsubscribing_nothing_more_comes_and_the_server_forgets_it(server: NatsServer) -> None:
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        nobody: list[NatsMessage] = []
-        async with connected(options_of(server)) as (nats, _):
-            nats.subscribe(f"{nats.inbox}.>", nobody.extend)
-            number = nats.subscribe("left", got.extend)
-            nats.publish("left", [b"1"])
-            nats.unsubscribe(number)
-            nats.publish("left", [b"2"], reply=f"{nats.inbox}.1.1")
-            await until(lambda: bool(nobody))
-        assert got == []
-
-    run(work)
+async def test_after_unsubscribing_nothing_more_comes_and_the_server_forgets_it(server: NatsServer) -> None:
+    got: list[NatsMessage] = []
+    nobody: list[NatsMessage] = []
+    async with connected(options_of(server)) as (nats, _):
+        nats.subscribe(f"{nats.inbox}.>", nobody.extend)
+        number = nats.subscribe("left", got.extend)
+        nats.publish("left", [b"1"])
+        nats.unsubscribe(number)
+        nats.publish("left", [b"2"], reply=f"{nats.inbox}.1.1")
+        await until(lambda: bool(nobody))
+    assert got == []
 
 
-def test_members_of_a_queue_group_share_the_messages(server: NatsServer) -> None:
-    async def work() -> None:
-        got: tuple[list[NatsMessage], list[NatsMessage]] = ([], [])
-        async with connected(options_of(server)) as (nats, _):
-            for share in got:
-                nats.subscribe("shared", share.extend, queue="workers")
-            for number in range(200):
-                nats.publish("shared", [b"%d" % number])
-            await until(lambda: sum(map(len, got)) == 200)
-        assert all(got)
-        assert sorted(int(text) for share in got for text in payloads(share)) == list(range(200))
-
-    run(work)
+async def test_members_of_a_queue_group_share_the_messages(server: NatsServer) -> None:
+    got: tuple[list[NatsMessage], list[NatsMessage]] = ([], [])
+    async with connected(options_of(server)) as (nats, _):
+        for share in got:
+            nats.subscribe("shared", share.extend, queue="workers")
+        for number in range(200):
+            nats.publish("shared", [b"%d" % number])
+        await until(lambda: sum(map(len, got)) == 200)
+    assert all(got)
+    assert sorted(int(text) for share in got for text in payloads(share)) == list(range(200))
 
 
 # --- limits -------------------------------------------------------------------------------------------
 
 
-def test_what_may_wait_has_a_limit_and_what_is_too_large_is_refused(server: NatsServer) -> None:
-    async def work() -> None:
-        async with connected(options_of(server), pending_bytes_max=100 * KIB) as (nats, told):
-            assert nats.publish("limit", [bytes(60 * KIB)])
-            assert not nats.publish("limit", [bytes(60 * KIB)])
-            await until(lambda: nats.statistics().pending_bytes == 0)
-            assert nats.publish("limit", [bytes(60 * KIB)])
-        async with connected(options_of(server)) as (nats, told):
-            assert not nats.publish("limit", [bytes(nats.max_payload), b"1"])
-            assert nats.statistics().dropped == 1
-            assert "larger than the server takes" in told.lines[-1]
-
-    run(work)
+async def test_what_may_wait_has_a_limit_and_what_is_too_large_is_refused(server: NatsServer) -> None:
+    async with connected(options_of(server), pending_bytes_max=100 * KIB) as (nats, told):
+        assert nats.publish("limit", [bytes(60 * KIB)])
+        assert not nats.publish("limit", [bytes(60 * KIB)])
+        await until(lambda: nats.statistics().pending_bytes == 0)
+        assert nats.publish("limit", [bytes(60 * KIB)])
+    async with connected(options_of(server)) as (nats, told):
+        assert not nats.publish("limit", [bytes(nats.max_payload), b"1"])
+        assert nats.statistics().dropped == 1
+        assert "larger than the server takes" in told.lines[-1]
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0", "a..b", ".a", "a."])
-def test_a_subject_that_could_be_a_command_is_never_sent(server: NatsServer, subject: str) -> None:
-    async def work() -> None:
-        async with connected(options_of(server)) as (nats, _):
+async def test_a_subject_that_could_be_a_command_is_never_sent(server: NatsServer, subject: str) -> None:
+    async with connected(options_of(server)) as (nats, _):
+        with pytest.raises(BadSubject):
+            nats.publish(subject, [b""])
+        with pytest.raises(BadSubject):
+            nats.subscribe(subject, lambda _: None)
+        if subject:
             with pytest.raises(BadSubject):
-                nats.publish(subject, [b""])
-            with pytest.raises(BadSubject):
-                nats.subscribe(subject, lambda _: None)
-            if subject:
-                with pytest.raises(BadSubject):
-                    nats.publish("good", [b""], reply=subject)
-
-    run(work)
+                nats.publish("good", [b""], reply=subject)
 
 
 @given(st.text(max_size=20))
@@ -193,120 +175,108 @@ def test_whatever_the_catalog_and_acks_let_through_can_be_sent(text: str) -> Non
 # --- servers that come and go ------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_away_at_the_start_is_found_when_it_comes(tmp_path: Path) -> None:
+async def test_a_server_that_is_away_at_the_start_is_found_when_it_comes(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
 
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        async with connected(options_of(server), waits=False) as (nats, told):
-            nats.subscribe("early", got.extend)
-            await until(lambda: nats.statistics().failures >= 2)
-            assert not nats.is_up
-            assert not nats.publish("early", [b"lost"])
-            assert len(told.lines) == 1, told.lines
-            with server:
-                await until(lambda: nats.is_up)
-                nats.publish("early", [b"there"])
-                await until(lambda: bool(got))
-        assert payloads(got) == [b"there"]
-        assert told.downs == []
-
-    run(work)
+    got: list[NatsMessage] = []
+    async with connected(options_of(server), waits=False) as (nats, told):
+        nats.subscribe("early", got.extend)
+        await until(lambda: nats.statistics().failures >= 2)
+        assert not nats.is_up
+        assert not nats.publish("early", [b"lost"])
+        assert len(told.lines) == 1, told.lines
+        with server:
+            await until(lambda: nats.is_up)
+            nats.publish("early", [b"there"])
+            await until(lambda: bool(got))
+    assert payloads(got) == [b"there"]
+    assert told.downs == []
 
 
-def test_subscriptions_stand_again_before_on_up_when_the_server_was_killed(tmp_path: Path) -> None:
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        with NatsServer(tmp_path) as server:
-            told = Told()
+async def test_subscriptions_stand_again_before_on_up_when_the_server_was_killed(tmp_path: Path) -> None:
+    got: list[NatsMessage] = []
+    with NatsServer(tmp_path) as server:
+        told = Told()
 
-            def on_up() -> None:
-                told.up()
-                nats.publish("again", [b"%d" % told.ups])
+        def on_up() -> None:
+            told.up()
+            nats.publish("again", [b"%d" % told.ups])
 
-            nats = NatsConnection(options_of(server), on_up=on_up, on_down=told.downs.append, log=told.lines.append)
-            nats.subscribe("again", got.extend)
-            await nats.start()
-            await until(lambda: len(got) == 1)
-            inboxes = {nats.inbox}
-            for kills in (1, 2):
-                # Something is on its way when it dies.
-                for _ in range(50):
-                    nats.publish("elsewhere", [bytes(100 * KIB)])
-                server.kill()
-                await until(lambda kills=kills: len(told.downs) == kills)
-                assert not nats.is_up
-                server.start()
-                await until(lambda kills=kills: len(got) == kills + 1)
-                inboxes.add(nats.inbox)
-            await nats.close()
-        assert payloads(got) == [b"1", b"2", b"3"]
-        assert len(inboxes) == 3
-        assert nats.statistics().connections == 3
-        assert len(asyncio.all_tasks()) == 1
-
-    run(work)
-
-
-def test_nx3_what_comes_with_a_subscription_is_delivered_after_on_up_and_not_lost() -> None:
-    async def work() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
-            while data := await reader.read(1_000):
-                writer.write(b"MSG early 1 1\r\n1\r\n" * data.count(b"SUB early"))
-                await writer.drain()
-                await asyncio.sleep(0.05)  # the confirmation comes in a later read
-                writer.write(b"PONG\r\n" * data.count(b"PING"))
-            writer.close()
-
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        seen: list[object] = []
-        nats = NatsConnection(
-            NatsOptions(servers=(f"nats://127.0.0.1:{port}",)),
-            on_up=lambda: seen.append("up"),
-            on_down=lambda _: None,
-            log=lambda _: None,
-        )
-        nats.subscribe("early", lambda messages: seen.append(payloads(messages)))
+        nats = NatsConnection(options_of(server), on_up=on_up, on_down=told.downs.append, log=told.lines.append)
+        nats.subscribe("again", got.extend)
         await nats.start()
-        await until(lambda: len(seen) == 2)
+        await until(lambda: len(got) == 1)
+        inboxes = {nats.inbox}
+        for kills in (1, 2):
+            # Something is on its way when it dies.
+            for _ in range(50):
+                nats.publish("elsewhere", [bytes(100 * KIB)])
+            server.kill()
+            await until(lambda kills=kills: len(told.downs) == kills)
+            assert not nats.is_up
+            server.start()
+            await until(lambda kills=kills: len(got) == kills + 1)
+            inboxes.add(nats.inbox)
         await nats.close()
-        listener.close()
-        await listener.wait_closed()
-        assert seen == ["up", [b"1"]]
+    assert payloads(got) == [b"1", b"2", b"3"]
+    assert len(inboxes) == 3
+    assert nats.statistics().connections == 3
+    assert not tasks_of_the_connection()
 
-    run(work)
+
+async def test_nx3_what_comes_with_a_subscription_is_delivered_after_on_up_and_not_lost() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
+        while data := await reader.read(1_000):
+            writer.write(b"MSG early 1 1\r\n1\r\n" * data.count(b"SUB early"))
+            await writer.drain()
+            await asyncio.sleep(0.05)  # the confirmation comes in a later read
+            writer.write(b"PONG\r\n" * data.count(b"PING"))
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    seen: list[object] = []
+    nats = NatsConnection(
+        NatsOptions(servers=(f"nats://127.0.0.1:{port}",)),
+        on_up=lambda: seen.append("up"),
+        on_down=lambda _: None,
+        log=lambda _: None,
+    )
+    nats.subscribe("early", lambda messages: seen.append(payloads(messages)))
+    await nats.start()
+    await until(lambda: len(seen) == 2)
+    await nats.close()
+    listener.close()
+    await listener.wait_closed()
+    assert seen == ["up", [b"1"]]
 
 
-def test_nx7_a_server_that_lets_us_in_and_breaks_is_dialed_ever_more_seldom() -> None:
+async def test_nx7_a_server_that_lets_us_in_and_breaks_is_dialed_ever_more_seldom() -> None:
     """It was dialed 13 to 40 times a second: each connection that came up started the waits over."""
 
-    async def work() -> None:
-        dialed_s: list[float] = []
+    dialed_s: list[float] = []
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialed_s.append(time.monotonic())
-            writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
-            while data := await reader.read(1_000):
-                if b"PING" in data:
-                    writer.write(b"PONG\r\n")
-                    await writer.drain()
-                    break
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialed_s.append(time.monotonic())
+        writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
+        while data := await reader.read(1_000):
+            if b"PING" in data:
+                writer.write(b"PONG\r\n")
+                await writer.drain()
+                break
+        writer.close()
 
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        options = NatsOptions(servers=(f"nats://127.0.0.1:{port}",))
-        async with connected(options, waits=False) as (_, told):
-            await until(lambda: len(dialed_s) == 6, deadline_s=30)
-        assert told.ups >= 5, "each of them came up"
-        # At least half of 0.1, 0.2, 0.4, 0.8 and 1 s.
-        assert dialed_s[-1] - dialed_s[0] >= 1.25
-        listener.close()
-        await listener.wait_closed()
-
-    run(work)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    options = NatsOptions(servers=(f"nats://127.0.0.1:{port}",))
+    async with connected(options, waits=False) as (_, told):
+        await until(lambda: len(dialed_s) == 6, deadline_s=30)
+    assert told.ups >= 5, "each of them came up"
+    # At least half of 0.1, 0.2, 0.4, 0.8 and 1 s.
+    assert dialed_s[-1] - dialed_s[0] >= 1.25
+    listener.close()
+    await listener.wait_closed()
 
 
 def test_nx7_the_waits_start_over_after_a_connection_that_lasted() -> None:
@@ -317,89 +287,74 @@ def test_nx7_the_waits_start_over_after_a_connection_that_lasted() -> None:
     assert waits == [0.1, 0.2, 0.4, 0.05, 0.1]
 
 
-def test_the_next_server_is_taken_when_one_is_gone(tmp_path: Path) -> None:
-    async def work() -> None:
-        with NatsServer(tmp_path / "one") as one, NatsServer(tmp_path / "two") as two:
-            async with connected(NatsOptions(servers=(one.url, two.url))) as (_, told):
-                at_one = f":{one.port} " in told.lines[0]
-                (one if at_one else two).kill()
-                await until(lambda: told.ups == 2)
-                assert f":{(two if at_one else one).port} " in told.lines[-1]
-
-    run(work)
+async def test_the_next_server_is_taken_when_one_is_gone(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "one") as one, NatsServer(tmp_path / "two") as two:
+        async with connected(NatsOptions(servers=(one.url, two.url))) as (_, told):
+            at_one = f":{one.port} " in told.lines[0]
+            (one if at_one else two).kill()
+            await until(lambda: told.ups == 2)
+            assert f":{(two if at_one else one).port} " in told.lines[-1]
 
 
-def test_closing_sends_what_waits_and_leaves_no_task(server: NatsServer) -> None:
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        async with connected(options_of(server)) as (listener, _):
-            listener.subscribe("closing", got.extend)
-            async with connected(options_of(server)) as (nats, _):
-                for number in range(500):
-                    nats.publish("closing", [b"%d" % number])
-            await until(lambda: len(got) == 500)
-        assert len(asyncio.all_tasks()) == 1
-
-    run(work)
+async def test_closing_sends_what_waits_and_leaves_no_task(server: NatsServer) -> None:
+    got: list[NatsMessage] = []
+    async with connected(options_of(server)) as (listener, _):
+        listener.subscribe("closing", got.extend)
+        async with connected(options_of(server)) as (nats, _):
+            for number in range(500):
+                nats.publish("closing", [b"%d" % number])
+        await until(lambda: len(got) == 500)
+    assert not tasks_of_the_connection()
 
 
 # --- who we are, who they are --------------------------------------------------------------------------------
 
 
-def test_user_and_password_are_taken_and_a_wrong_one_is_told_once(tmp_path: Path) -> None:
+async def test_user_and_password_are_taken_and_a_wrong_one_is_told_once(tmp_path: Path) -> None:
     config = f'authorization {{ user: sea, password: "{SECRET}" }}'
 
-    async def work() -> None:
-        with NatsServer(tmp_path / "server", config=config) as server:
-            file = tmp_path / "password"
-            file.write_text("wrong\n")
-            async with connected(options_of(server, user="sea", password_file=file), waits=False) as (nats, told):
-                await until(lambda: nats.statistics().failures >= 3)
-                assert len(told.lines) == 1
-                assert "uthorization" in told.lines[0]
-                # It is read again each time.
-                file.write_text(f"{SECRET}\n")
-                await until(lambda: nats.is_up)
-
-    run(work)
+    with NatsServer(tmp_path / "server", config=config) as server:
+        file = tmp_path / "password"
+        file.write_text("wrong\n")
+        async with connected(options_of(server, user="sea", password_file=file), waits=False) as (nats, told):
+            await until(lambda: nats.statistics().failures >= 3)
+            assert len(told.lines) == 1
+            assert "uthorization" in told.lines[0]
+            # It is read again each time.
+            file.write_text(f"{SECRET}\n")
+            await until(lambda: nats.is_up)
 
 
-def test_what_we_may_not_do_is_told_once_and_the_connection_stays(tmp_path: Path) -> None:
+async def test_what_we_may_not_do_is_told_once_and_the_connection_stays(tmp_path: Path) -> None:
     may = "permissions: { publish: allowed, subscribe: allowed }"
     config = f'authorization {{ users: [ {{ user: sea, password: "{SECRET}", {may} }} ] }}'
 
-    async def work() -> None:
-        file = tmp_path / "password"
-        file.write_text(SECRET)
-        got: list[NatsMessage] = []
-        with NatsServer(tmp_path / "server", config=config) as server:
-            async with connected(options_of(server, user="sea", password_file=file)) as (nats, told):
-                for _ in range(3):
-                    nats.publish("forbidden", [b""])
-                nats.subscribe("allowed", got.extend)
-                nats.publish("allowed", [b"yes"])
-                await until(lambda: bool(got) and nats.statistics().failures == 3)
-                assert told.downs == []
-                assert sum("ermissions violation" in line for line in told.lines) == 1
-
-    run(work)
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    got: list[NatsMessage] = []
+    with NatsServer(tmp_path / "server", config=config) as server:
+        async with connected(options_of(server, user="sea", password_file=file)) as (nats, told):
+            for _ in range(3):
+                nats.publish("forbidden", [b""])
+            nats.subscribe("allowed", got.extend)
+            nats.publish("allowed", [b"yes"])
+            await until(lambda: bool(got) and nats.statistics().failures == 3)
+            assert told.downs == []
+            assert sum("ermissions violation" in line for line in told.lines) == 1
 
 
-def test_a_credentials_file_opens_a_server_that_trusts_signed_users(tmp_path: Path) -> None:
+async def test_a_credentials_file_opens_a_server_that_trusts_signed_users(tmp_path: Path) -> None:
     config, credentials = trust(tmp_path, user="boat")
 
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        with NatsServer(tmp_path / "server", config=config) as server:
-            async with connected(options_of(server, credentials=credentials)) as (nats, _):
-                nats.subscribe("signed", got.extend)
-                nats.publish("signed", [b"yes"])
-                await until(lambda: bool(got))
-            async with connected(options_of(server), waits=False) as (stranger, told):
-                await until(lambda: stranger.statistics().failures >= 1)
-                assert "uthorization" in told.lines[0]
-
-    run(work)
+    got: list[NatsMessage] = []
+    with NatsServer(tmp_path / "server", config=config) as server:
+        async with connected(options_of(server, credentials=credentials)) as (nats, _):
+            nats.subscribe("signed", got.extend)
+            nats.publish("signed", [b"yes"])
+            await until(lambda: bool(got))
+        async with connected(options_of(server), waits=False) as (stranger, told):
+            await until(lambda: stranger.statistics().failures >= 1)
+            assert "uthorization" in told.lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +362,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return Tree.make(tmp_path_factory.mktemp("trees") / "nodes")
 
 
-def test_tls_both_ways_and_a_server_of_another_authority_is_not_believed(tmp_path: Path, tree: Tree) -> None:
+async def test_tls_both_ways_and_a_server_of_another_authority_is_not_believed(tmp_path: Path, tree: Tree) -> None:
     tree.issue("nats1", server_names=("127.0.0.1", "localhost"))
     tree.issue("n1")
     theirs, ours = tree.files("nats1"), tree.files("n1")
@@ -415,45 +370,39 @@ def test_tls_both_ways_and_a_server_of_another_authority_is_not_believed(tmp_pat
     pair = f'cert_file: "{theirs.certificate}", key_file: "{theirs.key}"'
     config = f'tls {{ {pair}, ca_file: "{theirs.authority}", verify: true }}'
 
-    async def work() -> None:
-        got: list[NatsMessage] = []
-        with NatsServer(tmp_path / "server", config=config, scheme="tls") as server:
-            good = options_of(server, tls_ca=ours.authority, tls_cert=ours.certificate, tls_key=ours.key)
-            async with connected(good) as (nats, _):
-                nats.subscribe("secret", got.extend)
-                nats.publish("secret", [b"yes"])
-                await until(lambda: bool(got))
-            bad = options_of(server, tls_ca=other, tls_cert=ours.certificate, tls_key=ours.key)
-            async with connected(bad, waits=False) as (nats, told):
-                await until(lambda: nats.statistics().failures >= 1)
-                assert "certificate" in told.lines[0].lower()
-
-    run(work)
-
-
-def test_no_password_goes_to_a_server_without_tls_where_tls_is_asked_for(tmp_path: Path) -> None:
-    async def work() -> None:
-        heard = bytearray()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'INFO {"auth_required":true,"headers":true,"max_payload":1048576}\r\n')
-            while data := await reader.read(1_000):
-                heard.extend(data)
-            writer.close()
-
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        file = tmp_path / "password"
-        file.write_text(SECRET)
-        options = NatsOptions(servers=(f"tls://127.0.0.1:{port}",), user="sea", password_file=file)
-        async with connected(options, waits=False) as (nats, told):
+    got: list[NatsMessage] = []
+    with NatsServer(tmp_path / "server", config=config, scheme="tls") as server:
+        good = options_of(server, tls_ca=ours.authority, tls_cert=ours.certificate, tls_key=ours.key)
+        async with connected(good) as (nats, _):
+            nats.subscribe("secret", got.extend)
+            nats.publish("secret", [b"yes"])
+            await until(lambda: bool(got))
+        bad = options_of(server, tls_ca=other, tls_cert=ours.certificate, tls_key=ours.key)
+        async with connected(bad, waits=False) as (nats, told):
             await until(lambda: nats.statistics().failures >= 1)
-            assert "TLS is asked for" in told.lines[0]
-        listener.close()
-        await listener.wait_closed()
-        assert not heard
+            assert "certificate" in told.lines[0].lower()
 
-    run(work)
+
+async def test_no_password_goes_to_a_server_without_tls_where_tls_is_asked_for(tmp_path: Path) -> None:
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"auth_required":true,"headers":true,"max_payload":1048576}\r\n')
+        while data := await reader.read(1_000):
+            heard.extend(data)
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    options = NatsOptions(servers=(f"tls://127.0.0.1:{port}",), user="sea", password_file=file)
+    async with connected(options, waits=False) as (nats, told):
+        await until(lambda: nats.statistics().failures >= 1)
+        assert "TLS is asked for" in told.lines[0]
+    listener.close()
+    await listener.wait_closed()
+    assert not heard
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -485,26 +434,23 @@ def test_without_nats_py_the_error_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_left() -> None:
+async def test_a_server_that_falls_silent_is_left() -> None:
     """It takes our bytes and answers nothing: found by pings, and tried again."""
 
-    async def work() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
-            pongs = 0
-            while data := await reader.read(1_000):
-                for _ in range(data.count(b"PING")):
-                    pongs += 1
-                    if pongs <= 2:
-                        writer.write(b"PONG\r\n")
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"headers":true,"max_payload":1048576}\r\n')
+        pongs = 0
+        while data := await reader.read(1_000):
+            for _ in range(data.count(b"PING")):
+                pongs += 1
+                if pongs <= 2:
+                    writer.write(b"PONG\r\n")
+        writer.close()
 
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        async with connected(NatsOptions(servers=(f"nats://127.0.0.1:{port}",))) as (_, told):
-            await until(lambda: told.ups == 2, deadline_s=30)
-        assert len(told.downs) == 1
-        listener.close()
-        await listener.wait_closed()
-
-    run(work)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with connected(NatsOptions(servers=(f"nats://127.0.0.1:{port}",))) as (_, told):
+        await until(lambda: told.ups == 2, deadline_s=30)
+    assert len(told.downs) == 1
+    listener.close()
+    await listener.wait_closed()

@@ -163,12 +163,6 @@ def kill(process: Process) -> None:
     process.wait()
 
 
-def resident_mib(process: Process) -> float:
-    """What the process holds in memory now."""
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def open_files(process: Process) -> int:
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 

@@ -56,35 +56,29 @@ def test_state_file_shows_the_boat_as_the_seed_says(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tidelog", NAME], "internals have their own folder"
 
 
-def test_state_file_is_written_at_the_handshake(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_cloud(tmp_path) as house, dialed(house.port) as channel:
-            await LplexBoat(channel, NAME).handshake(7, journal_bytes=123)
-            await wait_until(lambda: (tmp_path / NAME / "state.json").exists(), "the file is there")
-            state = saved(tmp_path, NAME)
-            assert (state["cursor"], state["boat_head_seq"], state["boat_journal_bytes"]) == (0, 7, 123)
-            assert state["holes"] == [{"start": 1, "end": 7}]
-
-    run(scenario())
+async def test_state_file_is_written_at_the_handshake(tmp_path: Path) -> None:
+    async with running_cloud(tmp_path) as house, dialed(house.port) as channel:
+        await LplexBoat(channel, NAME).handshake(7, journal_bytes=123)
+        await wait_until(lambda: (tmp_path / NAME / "state.json").exists(), "the file is there")
+        state = saved(tmp_path, NAME)
+        assert (state["cursor"], state["boat_head_seq"], state["boat_journal_bytes"]) == (0, 7, 123)
+        assert state["holes"] == [{"start": 1, "end": 7}]
 
 
-def test_state_file_is_written_at_the_stop_and_fits_the_log(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_cloud(tmp_path) as house:
-            await sail(house.port)
-            await wait_until(lambda: not house.status(NAME).connected, "the boat has hung up")
-            before = house.status(NAME)
-        assert saved(tmp_path, NAME)["log_end"] == log_end_on_disk(tmp_path, NAME)
-        async with running_cloud(tmp_path) as house:
-            await house.wait_ready()
-            after = house.status(NAME)
-            assert [status.id for status in house.view.instances()] == [NAME]
-            for field in ("cursor", "head", "holes", "lost", "void", "lineage", "session", "journal_bytes"):
-                assert getattr(after, field) == getattr(before, field), field
-            assert after.last_seen_us == before.last_seen_us
-            assert not after.connected
-
-    run(scenario())
+async def test_state_file_is_written_at_the_stop_and_fits_the_log(tmp_path: Path) -> None:
+    async with running_cloud(tmp_path) as house:
+        await sail(house.port)
+        await wait_until(lambda: not house.status(NAME).connected, "the boat has hung up")
+        before = house.status(NAME)
+    assert saved(tmp_path, NAME)["log_end"] == log_end_on_disk(tmp_path, NAME)
+    async with running_cloud(tmp_path) as house:
+        await house.wait_ready()
+        after = house.status(NAME)
+        assert [status.id for status in house.view.instances()] == [NAME]
+        for field in ("cursor", "head", "holes", "lost", "void", "lineage", "session", "journal_bytes"):
+            assert getattr(after, field) == getattr(before, field), field
+        assert after.last_seen_us == before.last_seen_us
+        assert not after.connected
 
 
 def _lie(path: Path) -> None:
@@ -111,77 +105,70 @@ def _age(path: Path) -> None:
         pytest.param(_age, id="older"),
     ],
 )
-def test_a_state_file_never_changes_what_the_cloud_answers(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    async def scenario() -> None:
-        async with running_cloud(tmp_path) as house:
-            await sail(house.port)
-            await wait_until(lambda: not house.status(NAME).connected, "the boat has hung up")
-            before = house.status(NAME)
-        damage(tmp_path / NAME / "state.json")
-        async with running_cloud(tmp_path) as house:
-            await house.wait_ready()
-            await wait_until(lambda: house.status(NAME).session == 2, "the log has been read")
-            after = house.status(NAME)
-            for field in ("cursor", "head", "holes", "lost", "void", "lineage", "session"):
-                assert getattr(after, field) == getattr(before, field), field
-            async with dialed(house.port) as channel:
-                welcome = await LplexBoat(channel, NAME).handshake(210)
-                assert (welcome.cursor, holes(welcome), welcome.session) == (100, [(101, 200)], 3)
+async def test_a_state_file_never_changes_what_the_cloud_answers(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    async with running_cloud(tmp_path) as house:
+        await sail(house.port)
+        await wait_until(lambda: not house.status(NAME).connected, "the boat has hung up")
+        before = house.status(NAME)
+    damage(tmp_path / NAME / "state.json")
+    async with running_cloud(tmp_path) as house:
+        await house.wait_ready()
+        await wait_until(lambda: house.status(NAME).session == 2, "the log has been read")
+        after = house.status(NAME)
+        for field in ("cursor", "head", "holes", "lost", "void", "lineage", "session"):
+            assert getattr(after, field) == getattr(before, field), field
+        async with dialed(house.port) as channel:
+            welcome = await LplexBoat(channel, NAME).handshake(210)
+            assert (welcome.cursor, holes(welcome), welcome.session) == (100, [(101, 200)], 3)
 
-                def is_rebuilt() -> bool:
-                    found = read_state(OsDisk(tmp_path), NAME)
-                    return found is not None and found.status.session == 3
+            def is_rebuilt() -> bool:
+                found = read_state(OsDisk(tmp_path), NAME)
+                return found is not None and found.status.session == 3
 
-                await wait_until(is_rebuilt, "the file is written anew")
-                assert saved(tmp_path, NAME)["cursor"] == 100
-
-    run(scenario())
+            await wait_until(is_rebuilt, "the file is written anew")
+            assert saved(tmp_path, NAME)["cursor"] == 100
 
 
-def test_boats_that_have_not_spoken_since_the_start_are_listed_by_id(tmp_path: Path) -> None:
+async def test_boats_that_have_not_spoken_since_the_start_are_listed_by_id(tmp_path: Path) -> None:
     names = ["boat-010", "boat-002", "Zephyr", "a.b_c"]
 
-    async def scenario() -> None:
-        async with running_cloud(tmp_path) as house:
-            for place, name in enumerate(names):
-                async with dialed(house.port) as channel:
-                    boat = LplexBoat(channel, name)
-                    await boat.handshake(1)
-                    await send_frames(boat.live(), range(1, 10 + place))
-        (tmp_path / "boat-002" / "state.json").unlink()
-        async with running_cloud(tmp_path) as house:
-            await house.wait_ready()
-            assert [status.id for status in house.view.instances()] == sorted(names)
-            assert {status.id: status.cursor for status in house.view.instances()} == {
-                name: 9 + place for place, name in enumerate(names)
-            }
-            assert house.view.instance("nobody") is None
-
-    run(scenario())
+    async with running_cloud(tmp_path) as house:
+        for place, name in enumerate(names):
+            async with dialed(house.port) as channel:
+                boat = LplexBoat(channel, name)
+                await boat.handshake(1)
+                await send_frames(boat.live(), range(1, 10 + place))
+    (tmp_path / "boat-002" / "state.json").unlink()
+    async with running_cloud(tmp_path) as house:
+        await house.wait_ready()
+        assert [status.id for status in house.view.instances()] == sorted(names)
+        assert {status.id: status.cursor for status in house.view.instances()} == {
+            name: 9 + place for place, name in enumerate(names)
+        }
+        assert house.view.instance("nobody") is None
 
 
-def test_connected_is_true_exactly_while_a_live_stream_of_the_newest_session_runs(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_cloud(tmp_path) as house, dialed(house.port) as channel:
-            boat = LplexBoat(channel, NAME)
-            await boat.handshake(1)
-            assert not house.status(NAME).connected, "a Handshake alone is no stream"
-            live = boat.live()
-            await send_frames(live, range(1, 4))
-            assert house.status(NAME).connected
-            backfill = boat.backfill()
-            await backfill.write(backfill_block(range(1, 4), lpj_block(range(1, 4))))
-            await backfill.done_writing()
-            await wait_until(lambda: house.events(NAME)[-1][0] == "backfill_stop", "Backfill has ended")
-            assert house.status(NAME).connected, "Live goes on"
-            await live.done_writing()
-            await wait_until(lambda: not house.status(NAME).connected, "Live has ended")
-            assert house.instance(NAME).channel.wake_at_ms() is None, "no acks for nobody"
-            seen_us = house.status(NAME).last_seen_us
-            await boat.handshake(3)
-            assert house.status(NAME).last_seen_us > seen_us
-
-    run(scenario())
+async def test_connected_is_true_exactly_while_a_live_stream_of_the_newest_session_runs(tmp_path: Path) -> None:
+    async with running_cloud(tmp_path) as house, dialed(house.port) as channel:
+        boat = LplexBoat(channel, NAME)
+        await boat.handshake(1)
+        assert not house.status(NAME).connected, "a Handshake alone is no stream"
+        live = boat.live()
+        await send_frames(live, range(1, 4))
+        assert house.status(NAME).connected
+        backfill = boat.backfill()
+        await backfill.write(backfill_block(range(1, 4), lpj_block(range(1, 4))))
+        await backfill.done_writing()
+        await wait_until(lambda: house.events(NAME)[-1][0] == "backfill_stop", "Backfill has ended")
+        assert house.status(NAME).connected, "Live goes on"
+        await live.done_writing()
+        await wait_until(lambda: not house.status(NAME).connected, "Live has ended")
+        assert house.instance(NAME).channel.wake_at_ms() is None, "no acks for nobody"
+        seen_us = house.status(NAME).last_seen_us
+        await boat.handshake(3)
+        assert house.status(NAME).last_seen_us > seen_us
 
 
 def test_state_is_read_back_as_it_was_written(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from tests.uplink.parties import (
     live_frame,
     lpj_block,
     row,
-    run,
     send_frames,
     target,
     wait_until,
@@ -96,114 +95,95 @@ async def backfill_ack(stream: Any) -> pb.BackfillDownstream:
     return pb.BackfillDownstream.FromString(await answer(stream))
 
 
-def test_a_new_boat_is_at_zero_and_its_frames_are_readable_in_order(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            welcome = await boat.handshake(0)
-            assert (welcome.cursor, holes(welcome), welcome.live_start_from, welcome.known) == (0, [], 1, False)
-            assert await send_frames(boat.live(), range(1, 11)) == 10
-            assert cloud.held(NAME) == [(seq, row(seq)) for seq in range(1, 11)]
-
-    run(scenario())
+async def test_a_new_boat_is_at_zero_and_its_frames_are_readable_in_order(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        welcome = await boat.handshake(0)
+        assert (welcome.cursor, holes(welcome), welcome.live_start_from, welcome.known) == (0, [], 1, False)
+        assert await send_frames(boat.live(), range(1, 11)) == 10
+        assert cloud.held(NAME) == [(seq, row(seq)) for seq in range(1, 11)]
 
 
-def test_b_c_hole_after_a_reconnect_is_filled_by_a_block(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
-            backfill = await with_a_hole(boat)
-            seqs = range(101, 151)
-            await backfill.write(backfill_block(seqs, lpj_block(seqs)))
-            ack = await backfill_ack(backfill)
-            assert (ack.continuous_through, holes(ack)) == (150, [(151, 180)])
-            assert sorted(cloud.held(NAME)) == [(seq, row(seq)) for seq in (*range(1, 151), *range(180, 201))]
-
-    run(scenario())
+async def test_b_c_hole_after_a_reconnect_is_filled_by_a_block(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
+        backfill = await with_a_hole(boat)
+        seqs = range(101, 151)
+        await backfill.write(backfill_block(seqs, lpj_block(seqs)))
+        ack = await backfill_ack(backfill)
+        assert (ack.continuous_through, holes(ack)) == (150, [(151, 180)])
+        assert sorted(cloud.held(NAME)) == [(seq, row(seq)) for seq in (*range(1, 151), *range(180, 201))]
 
 
-def test_zstd_block_and_overlapping_block_fill_the_rest_each_once(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
-            backfill = await with_a_hole(boat)
-            squeezed = zstandard.ZstdCompressor().compress(lpj_block(range(141, 231), 8192))
-            message = backfill_block(range(141, 231), squeezed, block_size=8192, compressed=True)
-            await backfill.write(message)
-            await backfill.write(backfill_block(range(91, 171), lpj_block(range(91, 171))))
-            await backfill.write(b"")  # lplex skips a message without a block
-            await backfill.done_writing()
-            while (ack := await backfill_ack(backfill)).continuous_through < 230:
-                pass
-            assert not holes(ack)
-            assert await code_of(backfill) is grpc.StatusCode.OK
-            assert sorted(cloud.held(NAME)) == [(seq, row(seq)) for seq in range(1, 231)]
-
-    run(scenario())
+async def test_zstd_block_and_overlapping_block_fill_the_rest_each_once(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
+        backfill = await with_a_hole(boat)
+        squeezed = zstandard.ZstdCompressor().compress(lpj_block(range(141, 231), 8192))
+        message = backfill_block(range(141, 231), squeezed, block_size=8192, compressed=True)
+        await backfill.write(message)
+        await backfill.write(backfill_block(range(91, 171), lpj_block(range(91, 171))))
+        await backfill.write(b"")  # lplex skips a message without a block
+        await backfill.done_writing()
+        while (ack := await backfill_ack(backfill)).continuous_through < 230:
+            pass
+        assert not holes(ack)
+        assert await code_of(backfill) is grpc.StatusCode.OK
+        assert sorted(cloud.held(NAME)) == [(seq, row(seq)) for seq in range(1, 231)]
 
 
-def test_g_2501_frames_at_once_exhaust_the_rate_and_the_boat_may_come_back(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        # A lower rate than the seed's, or it would depend on how fast this machine can send.
-        limits = ReceiverLimits(rate_frames_per_s=100, burst_frames=500)
-        cloud = CloudParty(tmp_path / "cloud", fleet, limits=limits)
-        async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
-            boat = LplexBoat(channel, NAME)
-            await boat.handshake(0)
-            code, details = await asyncio.to_thread(blast, fleet, cloud.port, NAME, range(1, 2_502))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert details.startswith("rate_exceeded")
-            welcome = await boat.handshake(2_501)
-            there = [seq for seq, _ in cloud.held(NAME)]
-            assert there == list(range(1, len(there) + 1)), "what was taken is whole"
-            assert 500 <= len(there) < 2_501, "the burst is allowed, and no more"
-            assert welcome.cursor == len(there)
-            assert (holes(welcome), welcome.live_start_from) == ([], len(there) + 1 - 16), "its ring has the rest"
-
-    run(scenario())
+async def test_g_2501_frames_at_once_exhaust_the_rate_and_the_boat_may_come_back(tmp_path: Path, fleet: Fleet) -> None:
+    # A lower rate than the seed's, or it would depend on how fast this machine can send.
+    limits = ReceiverLimits(rate_frames_per_s=100, burst_frames=500)
+    cloud = CloudParty(tmp_path / "cloud", fleet, limits=limits)
+    async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
+        boat = LplexBoat(channel, NAME)
+        await boat.handshake(0)
+        code, details = await asyncio.to_thread(blast, fleet, cloud.port, NAME, range(1, 2_502))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details.startswith("rate_exceeded")
+        welcome = await boat.handshake(2_501)
+        there = [seq for seq, _ in cloud.held(NAME)]
+        assert there == list(range(1, len(there) + 1)), "what was taken is whole"
+        assert 500 <= len(there) < 2_501, "the burst is allowed, and no more"
+        assert welcome.cursor == len(there)
+        assert (holes(welcome), welcome.live_start_from) == ([], len(there) + 1 - 16), "its ring has the rest"
 
 
-def test_device_seeds_are_not_logged(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            await boat.handshake(0)
-            live = boat.live()
-            for _ in range(5):
-                await live.write(live_frame(0))
-            assert await send_frames(live, range(1, 6)) == 5
-            assert [seq for seq, _ in cloud.held(NAME)] == [1, 2, 3, 4, 5]
-
-    run(scenario())
+async def test_device_seeds_are_not_logged(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        await boat.handshake(0)
+        live = boat.live()
+        for _ in range(5):
+            await live.write(live_frame(0))
+        assert await send_frames(live, range(1, 6)) == 5
+        assert [seq for seq, _ in cloud.held(NAME)] == [1, 2, 3, 4, 5]
 
 
-def test_restarted_boat_begins_a_new_lineage(tmp_path: Path, fleet: Fleet) -> None:
+async def test_restarted_boat_begins_a_new_lineage(tmp_path: Path, fleet: Fleet) -> None:
     """lplex counts from 1 again after every restart; no seq may mean two frames."""
 
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            await boat.handshake(0)
-            await send_frames(boat.live(), range(1, 51))
-            welcome = await boat.handshake(0)
-            assert welcome.cursor == 0
-            assert await send_frames(boat.live(), range(1, 21)) == 20
-            assert [seq for seq, _ in cloud.held(NAME)] == [*range(1, 51), *range(1, 21)]
-            assert len(cloud.service.instances[NAME].channel.receiver.fold.lineages) == 2
-
-    run(scenario())
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        await boat.handshake(0)
+        await send_frames(boat.live(), range(1, 51))
+        welcome = await boat.handshake(0)
+        assert welcome.cursor == 0
+        assert await send_frames(boat.live(), range(1, 21)) == 20
+        assert [seq for seq, _ in cloud.held(NAME)] == [*range(1, 51), *range(1, 21)]
+        assert len(cloud.service.instances[NAME].channel.receiver.fold.lineages) == 2
 
 
-def test_boat_without_a_journal_has_lost_at_once_what_its_ring_is_not_asked_for(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (_, boat):
-            await boat.handshake(0)
-            await send_frames(boat.live(), range(1, 11))
-            welcome = await boat.handshake(50, journal_bytes=0)
-            assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (10, [], 1)
-            await send_frames(boat.live(), range(1, 6))  # its run goes on; then it leaves for its lag
-            welcome = await boat.handshake(50, journal_bytes=0)
-            assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (29, [], 30)
+async def test_boat_without_a_journal_has_lost_at_once_what_its_ring_is_not_asked_for(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (_, boat):
+        await boat.handshake(0)
+        await send_frames(boat.live(), range(1, 11))
+        welcome = await boat.handshake(50, journal_bytes=0)
+        assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (10, [], 1)
+        await send_frames(boat.live(), range(1, 6))  # its run goes on; then it leaves for its lag
+        welcome = await boat.handshake(50, journal_bytes=0)
+        assert (welcome.cursor, holes(welcome), welcome.live_start_from) == (29, [], 30)
 
-    run(scenario())
 
-
-def test_hole_is_lost_after_two_passes_that_the_boat_finished(tmp_path: Path, fleet: Fleet) -> None:
+async def test_hole_is_lost_after_two_passes_that_the_boat_finished(tmp_path: Path, fleet: Fleet) -> None:
     """A pass that broke off does not count (F5)."""
 
     async def one_pass(boat: LplexBoat, *, finished: bool) -> None:
@@ -216,37 +196,31 @@ def test_hole_is_lost_after_two_passes_that_the_boat_finished(tmp_path: Path, fl
         else:
             backfill.cancel()
 
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
-            await with_a_hole(boat)
-            receiver = cloud.service.instances[NAME].channel.receiver
-            for finished in (False, False, True):
-                await hang_up(cloud, boat)
-                await boat.handshake(200)
-                await send_frames(boat.live(), range(185, 201))
-                await one_pass(boat, finished=finished)
+    async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
+        await with_a_hole(boat)
+        receiver = cloud.service.instances[NAME].channel.receiver
+        for finished in (False, False, True):
             await hang_up(cloud, boat)
-            assert holes(await boat.handshake(200)) == [(101, 151)], "one finished pass is not enough"
+            await boat.handshake(200)
             await send_frames(boat.live(), range(185, 201))
-            await one_pass(boat, finished=True)
-            await wait_until(lambda: receiver.cursor == 200, "the cursor passes what is lost")
-            await hang_up(cloud, boat)
-            assert (await boat.handshake(200)).cursor == 200
+            await one_pass(boat, finished=finished)
+        await hang_up(cloud, boat)
+        assert holes(await boat.handshake(200)) == [(101, 151)], "one finished pass is not enough"
+        await send_frames(boat.live(), range(185, 201))
+        await one_pass(boat, finished=True)
+        await wait_until(lambda: receiver.cursor == 200, "the cursor passes what is lost")
+        await hang_up(cloud, boat)
+        assert (await boat.handshake(200)).cursor == 200
 
-    run(scenario())
 
-
-def test_quiet_boat_still_hears_acks(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        cloud = CloudParty(tmp_path / "cloud", fleet, limits=ReceiverLimits(ack_interval_ms=100))
-        async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
-            boat = LplexBoat(channel, NAME)
-            await boat.handshake(0)
-            live = boat.live()
-            for _ in range(3):
-                assert pb.LiveDownstream.FromString(await answer(live)).acked_through == 0
-
-    run(scenario())
+async def test_quiet_boat_still_hears_acks(tmp_path: Path, fleet: Fleet) -> None:
+    cloud = CloudParty(tmp_path / "cloud", fleet, limits=ReceiverLimits(ack_interval_ms=100))
+    async with cloud.running(), dialed(cloud.port, fleet, fleet.boat(NAME)) as channel:
+        boat = LplexBoat(channel, NAME)
+        await boat.handshake(0)
+        live = boat.live()
+        for _ in range(3):
+            assert pb.LiveDownstream.FromString(await answer(live)).acked_through == 0
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -318,38 +292,35 @@ def bad_backfills() -> dict[str, tuple[bytes, grpc.StatusCode]]:
     }
 
 
-def test_bad_backfill_fills_nothing_and_is_skipped_or_refused_by_type(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        honest = BoatParty(tmp_path / "boat")
-        async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
-            honest.dial(target(fleet, cloud.port, "boat-002"))
-            await with_a_hole(boat)
-            for what, (message, code) in bad_backfills().items():
-                honest.record(5)
-                await hang_up(cloud, boat)
-                assert holes(await boat.handshake(200)) == [(101, 180)], f"after {what}"
-                live = boat.live()
-                await send_frames(live, range(185, 201))
-                backfill = boat.backfill()
-                await backfill.write(message)
-                if code is grpc.StatusCode.OK:
-                    await send_frames(live, range(185, 201))
-                    backfill.cancel()  # a pass that broke off
-                else:
-                    assert await code_of(backfill) is code, what
+async def test_bad_backfill_fills_nothing_and_is_skipped_or_refused_by_type(tmp_path: Path, fleet: Fleet) -> None:
+    honest = BoatParty(tmp_path / "boat")
+    async with cloud_and_boat(tmp_path, fleet, limits=SHORT_LAG) as (cloud, boat):
+        honest.dial(target(fleet, cloud.port, "boat-002"))
+        await with_a_hole(boat)
+        for what, (message, code) in bad_backfills().items():
+            honest.record(5)
             await hang_up(cloud, boat)
-            await boat.handshake(200)
-            await send_frames(boat.live(), range(185, 201))
+            assert holes(await boat.handshake(200)) == [(101, 180)], f"after {what}"
+            live = boat.live()
+            await send_frames(live, range(185, 201))
             backfill = boat.backfill()
-            await backfill.write(backfill_block(range(101, 151), lpj_block(range(101, 151))))
-            assert (await backfill_ack(backfill)).continuous_through == 150, "the service goes on"
-            await honest.wait_acked()
-            assert not honest.downs, "the other boat noticed nothing"
-            assert_equal_logs(honest, cloud, "boat-002")
-            assert sorted(seq for seq, _ in cloud.held(NAME)) == [*range(1, 151), *range(180, 201)]
-            await honest.close()
-
-    run(scenario())
+            await backfill.write(message)
+            if code is grpc.StatusCode.OK:
+                await send_frames(live, range(185, 201))
+                backfill.cancel()  # a pass that broke off
+            else:
+                assert await code_of(backfill) is code, what
+        await hang_up(cloud, boat)
+        await boat.handshake(200)
+        await send_frames(boat.live(), range(185, 201))
+        backfill = boat.backfill()
+        await backfill.write(backfill_block(range(101, 151), lpj_block(range(101, 151))))
+        assert (await backfill_ack(backfill)).continuous_through == 150, "the service goes on"
+        await honest.wait_acked()
+        assert not honest.downs, "the other boat noticed nothing"
+        assert_equal_logs(honest, cloud, "boat-002")
+        assert sorted(seq for seq, _ in cloud.held(NAME)) == [*range(1, 151), *range(180, 201)]
+        await honest.close()
 
 
 def bad_lives() -> dict[str, bytes]:
@@ -367,83 +338,68 @@ def bad_lives() -> dict[str, bytes]:
     }
 
 
-def test_bad_live_message_is_refused_by_type_and_nothing_is_logged(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            for what, message in bad_lives().items():
-                await boat.handshake(0)
-                live, backfill = boat.live(), boat.backfill()
-                await live.write(message)
-                assert await code_of(live) is INVALID, what
-                assert await code_of(backfill) is INVALID, f"{what}: the session is over on both streams"
-            assert not cloud.held(NAME)
+async def test_bad_live_message_is_refused_by_type_and_nothing_is_logged(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        for what, message in bad_lives().items():
             await boat.handshake(0)
-            assert await send_frames(boat.live(), range(1, 4)) == 3
-
-    run(scenario())
-
-
-def test_bad_handshake_is_refused_and_the_running_session_goes_on(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        many = [pb.SeqRange(start=3 * place + 1, end=3 * place + 2) for place in range(100_001)]
-        bad = {
-            "garbage": b"\xff" * 50,
-            "head": pb.HandshakeRequest(instance_id=NAME, head_seq=2**64 - 1).SerializeToString(),
-            "lineage": pb.HandshakeRequest(instance_id=NAME, lineage=b"short").SerializeToString(),
-            "void beyond the head": pb.HandshakeRequest(
-                instance_id=NAME, lineage=bytes(15) + b"1", void=[pb.SeqRange(start=1, end=9)]
-            ).SerializeToString(),
-            "too many ranges": pb.HandshakeRequest(instance_id=NAME, head_seq=10**6, lost=many).SerializeToString(),
-        }
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            await boat.handshake(0)
-            live = boat.live()
-            await send_frames(live, range(1, 4))
-            for what, message in bad.items():
-                with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                    await boat.handshake_raw(message)
-                assert refusal.value.code() is INVALID, what
-            assert await send_frames(live, range(4, 7)) == 6, "what was refused changed nothing (UR4)"
-            assert cloud.session(NAME) == 1
-
-    run(scenario())
+            live, backfill = boat.live(), boat.backfill()
+            await live.write(message)
+            assert await code_of(live) is INVALID, what
+            assert await code_of(backfill) is INVALID, f"{what}: the session is over on both streams"
+        assert not cloud.held(NAME)
+        await boat.handshake(0)
+        assert await send_frames(boat.live(), range(1, 4)) == 3
 
 
-def test_second_stream_of_a_kind_is_refused(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (_, boat):
-            await boat.handshake(0)
-            live = boat.live()
-            await send_frames(live, range(1, 4))
-            assert await code_of(boat.live()) is INVALID
-            assert await send_frames(live, range(4, 7)) == 6
-
-    run(scenario())
-
-
-def test_two_handshakes_at_once_leave_one_session(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-            await boat.handshake(0)
-            answers = await asyncio.gather(*(boat.handshake(0) for _ in range(20)), return_exceptions=True)
-            won = [found.session for found in answers if isinstance(found, pb.HandshakeResponse)]
-            lost = [found.code() for found in answers if isinstance(found, grpc.aio.AioRpcError)]
-            assert len(won) + len(lost) == 20
-            assert max(won) == cloud.session(NAME) == 21
-            assert set(lost) <= {grpc.StatusCode.FAILED_PRECONDITION}
-
-    run(scenario())
+async def test_bad_handshake_is_refused_and_the_running_session_goes_on(tmp_path: Path, fleet: Fleet) -> None:
+    many = [pb.SeqRange(start=3 * place + 1, end=3 * place + 2) for place in range(100_001)]
+    bad = {
+        "garbage": b"\xff" * 50,
+        "head": pb.HandshakeRequest(instance_id=NAME, head_seq=2**64 - 1).SerializeToString(),
+        "lineage": pb.HandshakeRequest(instance_id=NAME, lineage=b"short").SerializeToString(),
+        "void beyond the head": pb.HandshakeRequest(
+            instance_id=NAME, lineage=bytes(15) + b"1", void=[pb.SeqRange(start=1, end=9)]
+        ).SerializeToString(),
+        "too many ranges": pb.HandshakeRequest(instance_id=NAME, head_seq=10**6, lost=many).SerializeToString(),
+    }
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        await boat.handshake(0)
+        live = boat.live()
+        await send_frames(live, range(1, 4))
+        for what, message in bad.items():
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await boat.handshake_raw(message)
+            assert refusal.value.code() is INVALID, what
+        assert await send_frames(live, range(4, 7)) == 6, "what was refused changed nothing (UR4)"
+        assert cloud.session(NAME) == 1
 
 
-def test_lplex_boat_in_plaintext_is_who_it_says(tmp_path: Path) -> None:
+async def test_second_stream_of_a_kind_is_refused(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet) as (_, boat):
+        await boat.handshake(0)
+        live = boat.live()
+        await send_frames(live, range(1, 4))
+        assert await code_of(boat.live()) is INVALID
+        assert await send_frames(live, range(4, 7)) == 6
+
+
+async def test_two_handshakes_at_once_leave_one_session(tmp_path: Path, fleet: Fleet) -> None:
+    async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
+        await boat.handshake(0)
+        answers = await asyncio.gather(*(boat.handshake(0) for _ in range(20)), return_exceptions=True)
+        won = [found.session for found in answers if isinstance(found, pb.HandshakeResponse)]
+        lost = [found.code() for found in answers if isinstance(found, grpc.aio.AioRpcError)]
+        assert len(won) + len(lost) == 20
+        assert max(won) == cloud.session(NAME) == 21
+        assert set(lost) <= {grpc.StatusCode.FAILED_PRECONDITION}
+
+
+async def test_lplex_boat_in_plaintext_is_who_it_says(tmp_path: Path) -> None:
     """Development only: lplex sends no metadata with its Handshake, and x-instance-id with its streams."""
 
-    async def scenario() -> None:
-        async with CloudParty(tmp_path / "cloud", None).running() as cloud, dialed(cloud.port) as channel:
-            boat = LplexBoat(channel, NAME)
-            await boat.handshake(0)
-            assert await send_frames(boat.live(), range(1, 4)) == 3
-            assert await code_of(boat.live((("x-instance-id", "boat-009"),))) is grpc.StatusCode.FAILED_PRECONDITION
-            assert await code_of(boat.live((("x-instance-id", "../x"),))) is grpc.StatusCode.PERMISSION_DENIED
-
-    run(scenario())
+    async with CloudParty(tmp_path / "cloud", None).running() as cloud, dialed(cloud.port) as channel:
+        boat = LplexBoat(channel, NAME)
+        await boat.handshake(0)
+        assert await send_frames(boat.live(), range(1, 4)) == 3
+        assert await code_of(boat.live((("x-instance-id", "boat-009"),))) is grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(boat.live((("x-instance-id", "../x"),))) is grpc.StatusCode.PERMISSION_DENIED

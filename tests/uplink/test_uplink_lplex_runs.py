@@ -24,7 +24,6 @@ from tests.uplink.parties import (
     answer,
     code_of,
     dialed,
-    run,
     wait_until,
 )
 from tidelog.blocks.columns import FrameColumns
@@ -164,165 +163,145 @@ def lost(cloud: CloudParty) -> list[range]:
     return list(receiver.fold.lineages[receiver.lineage or b""].lost)
 
 
-def test_boat_that_restarts_with_its_old_files_has_every_frame_of_both_runs_there_once(
+async def test_boat_that_restarts_with_its_old_files_has_every_frame_of_both_runs_there_once(
     tmp_path: Path, fleet: Fleet
 ) -> None:
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=2_000) as (cloud, boat):
-            voyage.record(100)
-            await voyage.connect(boat)  # from its ring
-            await voyage.hang_up()
-            voyage.record(400)  # nobody hears of these
-            voyage.restart()
-            voyage.record(130)  # its bus speaks before the Handshake
-            for _ in range(6):
-                await voyage.connect(boat)
-                voyage.record(10)
-                await voyage.send_live()
-                await voyage.hang_up()
-            assert held_by_run(cloud) == {1: list(range(1, 501)), 2: list(range(1, voyage.head + 1))}
-            receiver = cloud.service.instances[NAME].channel.receiver
-            assert (receiver.cursor, receiver.holes()) == (voyage.head, [])
-            assert len(receiver.fold.lineages) == 2
-
-    run(scenario())
-
-
-def test_boat_that_restarted_and_counted_past_what_is_known_keeps_its_session(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet) as (cloud, boat):
-            voyage.record(100)
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=2_000) as (cloud, boat):
+        voyage.record(100)
+        await voyage.connect(boat)  # from its ring
+        await voyage.hang_up()
+        voyage.record(400)  # nobody hears of these
+        voyage.restart()
+        voyage.record(130)  # its bus speaks before the Handshake
+        for _ in range(6):
             await voyage.connect(boat)
-            await voyage.hang_up()
-            voyage.restart(clean=False)
-            voyage.record(150)
-            assert (await voyage.connect(boat)).live_start_from == 85
-            assert held_by_run(cloud) == {1: list(range(1, 101)), 2: list(range(85, 151))}
-            await voyage.told_to_come_again()
-            assert (await voyage.connect(boat)).live_start_from == 1
-            assert held_by_run(cloud) == {1: list(range(1, 101)), 2: list(range(1, 151))}
-
-    run(scenario())
-
-
-def test_a_boat_that_is_to_come_again_for_what_is_missing_was_not_refused(tmp_path: Path, fleet: Fleet) -> None:
-    """Every few minutes, as long as something is missing: `refused`, `recovered`, and an event for each."""
-
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet) as (cloud, boat):
-            voyage.record(100)
-            await voyage.connect(boat)
-            await voyage.hang_up()
-            voyage.restart(clean=False)
-            voyage.record(150)
-            await voyage.connect(boat)
-            await voyage.told_to_come_again()
-            await voyage.connect(boat)
-            events = cloud.service.instances[NAME].watch.events.newest(100)
-            ends = [event.detail.get("reason") for event in events if event.type == "live_stop"]
-            assert ends[0] == "holes_left"
-            assert not [event for event in events if event.type == "refused"]
-            assert [line.split()[1] for line in cloud.lines] == ["connected"] * 3
-
-    run(scenario())
-
-
-def test_one_odd_block_costs_its_bad_records_only_and_live_goes_on(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=60) as (cloud, boat):
-            voyage.record(20)
-            await voyage.connect(boat)
-            await voyage.hang_up()
-            voyage.record(40)
-            voyage.spoil_next = 2
-            voyage.record(140)
-            assert [hole.start for hole in (await voyage.connect(boat)).holes] == [21], "is it the same run?"
-            await voyage.told_to_come_again()
-            await voyage.connect(boat)  # the odd block comes
             voyage.record(10)
             await voyage.send_live()
-            receiver = cloud.service.instances[NAME].channel.receiver
-            await wait_until(lambda: receiver.cursor == 210, "the cursor passes what is lost")
-            assert held_by_run(cloud)[1] == [*range(1, 79), *range(81, 211)]
-            assert lost(cloud) == [range(79, 81)]
-
-    run(scenario())
-
-
-def test_clock_that_was_set_back_uploads_nothing_twice(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet, max_live_lag=50) as (cloud, boat):
-            voyage.record(30)
-            await voyage.connect(boat)
             await voyage.hang_up()
-            voyage.record(20)
-            voyage.clock_us -= 3_600 * SECOND_US  # within a block: the journal tells the rest of it an hour too late
-            voyage.record(150)
-            for _ in range(3):
-                await voyage.connect(boat)
-                voyage.record(5)
-                await voyage.send_live()
-                await voyage.hang_up()
-            assert held_by_run(cloud) == {1: list(range(1, voyage.head + 1))}
-            assert len(cloud.service.instances[NAME].channel.receiver.fold.lineages) == 1
-
-    run(scenario())
+        assert held_by_run(cloud) == {1: list(range(1, 501)), 2: list(range(1, voyage.head + 1))}
+        receiver = cloud.service.instances[NAME].channel.receiver
+        assert (receiver.cursor, receiver.holes()) == (voyage.head, [])
+        assert len(receiver.fold.lineages) == 2
 
 
-def test_newest_part_of_a_gap_comes_in_the_same_session_from_the_boat_s_ring(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        voyage = Voyage()
-        async with at_sea(tmp_path, fleet) as (cloud, boat):
-            voyage.record(100)
-            await voyage.connect(boat)
-            await voyage.hang_up()
-            voyage.record(6_950)  # as fast as it can: far above the rate limit, and asked for
-            welcome = await voyage.connect(boat)
-            assert (welcome.live_start_from, list(welcome.holes)) == (85, [])
-            assert cloud.service.instances[NAME].channel.receiver.cursor == 7_050
-            assert held_by_run(cloud) == {1: list(range(1, 7_051))}
-
-    run(scenario())
-
-
-def test_boat_without_a_journal_loses_nothing_that_its_ring_holds(tmp_path: Path, fleet: Fleet) -> None:
-    async def scenario() -> None:
-        voyage = Voyage(journal="none")
-        async with at_sea(tmp_path, fleet) as (cloud, boat):
-            for count in (3_000, 6_926, 500):
-                voyage.record(count)
-                await voyage.connect(boat)
-                await voyage.hang_up()
-            assert held_by_run(cloud) == {1: list(range(1, voyage.head + 1))}
-            assert lost(cloud) == []
-
-    run(scenario())
-
-
-def test_blocks_with_dictionaries_end_no_session_and_what_only_they_hold_is_lost_in_the_end(
+async def test_boat_that_restarted_and_counted_past_what_is_known_keeps_its_session(
     tmp_path: Path, fleet: Fleet
 ) -> None:
-    async def scenario() -> None:
-        voyage = Voyage(journal="dictionaries")
-        async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=60) as (cloud, boat):
-            voyage.record(20)
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet) as (cloud, boat):
+        voyage.record(100)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.restart(clean=False)
+        voyage.record(150)
+        assert (await voyage.connect(boat)).live_start_from == 85
+        assert held_by_run(cloud) == {1: list(range(1, 101)), 2: list(range(85, 151))}
+        await voyage.told_to_come_again()
+        assert (await voyage.connect(boat)).live_start_from == 1
+        assert held_by_run(cloud) == {1: list(range(1, 101)), 2: list(range(1, 151))}
+
+
+async def test_a_boat_that_is_to_come_again_for_what_is_missing_was_not_refused(tmp_path: Path, fleet: Fleet) -> None:
+    """Every few minutes, as long as something is missing: `refused`, `recovered`, and an event for each."""
+
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet) as (cloud, boat):
+        voyage.record(100)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.restart(clean=False)
+        voyage.record(150)
+        await voyage.connect(boat)
+        await voyage.told_to_come_again()
+        await voyage.connect(boat)
+        events = cloud.service.instances[NAME].watch.events.newest(100)
+        ends = [event.detail.get("reason") for event in events if event.type == "live_stop"]
+        assert ends[0] == "holes_left"
+        assert not [event for event in events if event.type == "refused"]
+        assert [line.split()[1] for line in cloud.lines] == ["connected"] * 3
+
+
+async def test_one_odd_block_costs_its_bad_records_only_and_live_goes_on(tmp_path: Path, fleet: Fleet) -> None:
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=60) as (cloud, boat):
+        voyage.record(20)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.record(40)
+        voyage.spoil_next = 2
+        voyage.record(140)
+        assert [hole.start for hole in (await voyage.connect(boat)).holes] == [21], "is it the same run?"
+        await voyage.told_to_come_again()
+        await voyage.connect(boat)  # the odd block comes
+        voyage.record(10)
+        await voyage.send_live()
+        receiver = cloud.service.instances[NAME].channel.receiver
+        await wait_until(lambda: receiver.cursor == 210, "the cursor passes what is lost")
+        assert held_by_run(cloud)[1] == [*range(1, 79), *range(81, 211)]
+        assert lost(cloud) == [range(79, 81)]
+
+
+async def test_clock_that_was_set_back_uploads_nothing_twice(tmp_path: Path, fleet: Fleet) -> None:
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet, max_live_lag=50) as (cloud, boat):
+        voyage.record(30)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.record(20)
+        voyage.clock_us -= 3_600 * SECOND_US  # within a block: the journal tells the rest of it an hour too late
+        voyage.record(150)
+        for _ in range(3):
+            await voyage.connect(boat)
+            voyage.record(5)
+            await voyage.send_live()
+            await voyage.hang_up()
+        assert held_by_run(cloud) == {1: list(range(1, voyage.head + 1))}
+        assert len(cloud.service.instances[NAME].channel.receiver.fold.lineages) == 1
+
+
+async def test_newest_part_of_a_gap_comes_in_the_same_session_from_the_boat_s_ring(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    voyage = Voyage()
+    async with at_sea(tmp_path, fleet) as (cloud, boat):
+        voyage.record(100)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.record(6_950)  # as fast as it can: far above the rate limit, and asked for
+        welcome = await voyage.connect(boat)
+        assert (welcome.live_start_from, list(welcome.holes)) == (85, [])
+        assert cloud.service.instances[NAME].channel.receiver.cursor == 7_050
+        assert held_by_run(cloud) == {1: list(range(1, 7_051))}
+
+
+async def test_boat_without_a_journal_loses_nothing_that_its_ring_holds(tmp_path: Path, fleet: Fleet) -> None:
+    voyage = Voyage(journal="none")
+    async with at_sea(tmp_path, fleet) as (cloud, boat):
+        for count in (3_000, 6_926, 500):
+            voyage.record(count)
             await voyage.connect(boat)
             await voyage.hang_up()
-            voyage.record(300)
-            for _ in range(4):
-                await voyage.connect(boat)
-                voyage.record(5)
-                await voyage.send_live()
-                await voyage.hang_up()
-            receiver = cloud.service.instances[NAME].channel.receiver
-            await wait_until(lambda: receiver.cursor == voyage.head, "the cursor passes what is lost")
-            (gone,) = lost(cloud)
-            assert held_by_run(cloud)[1] == [*range(1, gone.start), *range(gone.stop, voyage.head + 1)]
-            assert (gone.start, gone.stop >= 250) == (21, True)
+        assert held_by_run(cloud) == {1: list(range(1, voyage.head + 1))}
+        assert lost(cloud) == []
 
-    run(scenario())
+
+async def test_blocks_with_dictionaries_end_no_session_and_what_only_they_hold_is_lost_in_the_end(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    voyage = Voyage(journal="dictionaries")
+    async with at_sea(tmp_path, fleet, max_live_lag=50, ring_frames=60) as (cloud, boat):
+        voyage.record(20)
+        await voyage.connect(boat)
+        await voyage.hang_up()
+        voyage.record(300)
+        for _ in range(4):
+            await voyage.connect(boat)
+            voyage.record(5)
+            await voyage.send_live()
+            await voyage.hang_up()
+        receiver = cloud.service.instances[NAME].channel.receiver
+        await wait_until(lambda: receiver.cursor == voyage.head, "the cursor passes what is lost")
+        (gone,) = lost(cloud)
+        assert held_by_run(cloud)[1] == [*range(1, gone.start), *range(gone.stop, voyage.head + 1)]
+        assert (gone.start, gone.stop >= 250) == (21, True)
