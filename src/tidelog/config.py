@@ -15,7 +15,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,19 +129,21 @@ def one_of(*choices: str) -> ValueKind:
     return ValueKind("one of " + ", ".join(choices), parse)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. Durations are milliseconds once parsed, sizes bytes, lists tuples."""
+    """One setting: everything that is said about it, in one place. Durations are milliseconds once parsed, sizes
+    bytes, lists tuples."""
 
-    flag: str
-    """Without dashes; also its name in the result."""
     key: str
     """Where it stands in a HOCON file; empty for what only a command line may say."""
-    aliases: tuple[str, ...] = ()
-    """Further keys that mean the same."""
+    help: str = ""
     kind: ValueKind = TEXT
     default: Any = None
-    help: str = ""
+    _: KW_ONLY
+    flag: str = ""
+    """Without dashes; also its name in the result. The key with dashes for dots, unless another one is given."""
+    aliases: tuple[str, ...] = ()
+    """Further keys that mean the same."""
     group: str = ""
     """The heading under which help lists it."""
     at_least: float | None = None
@@ -159,6 +161,10 @@ class Setting:
     refused: str = ""
     """What to do instead, where any value but the default is refused."""
 
+    def __post_init__(self) -> None:
+        if not self.flag:
+            object.__setattr__(self, "flag", self.key.replace(".", "-"))
+
     @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.flag.upper().replace("-", "_")
@@ -166,6 +172,12 @@ class Setting:
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.key, *self.aliases) if self.key else ()
+
+
+def under(group: str, *settings: Setting, section: str = "") -> tuple[Setting, ...]:
+    """Settings under one heading of the help. With `section` their keys are in that section of the file."""
+    prefix = f"{section}." if section else ""
+    return tuple(replace(setting, group=group, key=prefix + setting.key) for setting in settings)
 
 
 @dataclass(slots=True, kw_only=True)

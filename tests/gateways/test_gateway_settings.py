@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidelog.cli.settings.gateway import liftbridge_options, with_door
+from tidelog.cli.settings.gateway import liftbridge_options, with_gateway
 from tidelog.cli.settings.node import NODE_SETTINGS, check_node, node_options
 from tidelog.config import Loaded, load_settings
 
@@ -23,7 +23,7 @@ def test_the_door_is_shut_by_default(tmp_path: Path) -> None:
     assert found.problems == []
     assert liftbridge_options(found.values) is None
     options = node_options(found.values)
-    assert with_door(found.values, options, print) == (options, None)
+    assert with_gateway(found.values, options, print) == (options, None)
 
 
 def test_a_door_tells_the_catalog_where_it_is(tmp_path: Path) -> None:

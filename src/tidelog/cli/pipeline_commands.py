@@ -41,30 +41,26 @@ _HELP: Final = {"-h", "-help", "--help"}
 _TELL_S: Final = 10.0
 _DIFFERENCES_SHOWN: Final = 40
 _CONTROLS: Final = tuple(setting for setting in CONTROL_SETTINGS if setting.flag in ("config", "help"))
-_JSON: Final = Setting(flag="json", key="", kind=SWITCH, default=False, group=GENERAL, help="Print one JSON object.")
+_JSON: Final = Setting("", "Print one JSON object.", SWITCH, False, flag="json", group=GENERAL)
 _JOURNALS: Final = Setting(
+    "",
+    "Compare boats' journals with the log too: CHANNEL=FOLDER of each, by commas.",
+    NAMES,
+    (),
     flag="journals",
-    key="",
-    kind=NAMES,
-    default=(),
     group=GENERAL,
-    help="Compare boats' journals with the log too: CHANNEL=FOLDER of each, by commas.",
 )
 _REPLICAS: Final = Setting(
+    "",
+    "Compare replicas with each other too: NODE=DATA-FOLDER of each, by commas.",
+    NAMES,
+    (),
     flag="replicas",
-    key="",
-    kind=NAMES,
-    default=(),
     group=GENERAL,
-    help="Compare replicas with each other too: NODE=DATA-FOLDER of each, by commas.",
 )
-_OUT: Final = Setting(flag="out", key="", kind=FILE, default="report.html", group=GENERAL, help="The page to write.")
-_DRY_RUN: Final = Setting(
-    flag="dry-run", key="", kind=SWITCH, default=False, group=GENERAL, help="Only say what would be removed."
-)
-_YES: Final = Setting(
-    flag="yes", key="", kind=SWITCH, default=False, group=GENERAL, help="Delete them; else they are only shown."
-)
+_OUT: Final = Setting("", "The page to write.", FILE, "report.html", flag="out", group=GENERAL)
+_DRY_RUN: Final = Setting("", "Only say what would be removed.", SWITCH, False, flag="dry-run", group=GENERAL)
+_YES: Final = Setting("", "Delete them; else they are only shown.", SWITCH, False, flag="yes", group=GENERAL)
 
 
 @click.group()

@@ -28,7 +28,7 @@ from tidelog.cli.settings.boat import BOAT_FILES, BOAT_SETTINGS, boat_options, c
 from tidelog.cli.settings.checks import require_free
 from tidelog.cli.settings.cloud import CLOUD_FILES, CLOUD_SETTINGS, check_cloud, cloud_options
 from tidelog.cli.settings.common import http_options
-from tidelog.cli.settings.gateway import with_door
+from tidelog.cli.settings.gateway import with_gateway
 from tidelog.cli.settings.node import NODE_FILES, NODE_SETTINGS, check_node, node_options
 from tidelog.cli.settings.page import render_help
 from tidelog.config import Loaded, Setting, load_settings, read_flags
@@ -241,7 +241,7 @@ async def _run_node(values: dict[str, Any]) -> Run:
     for flag in ("listen", "grpc-listen", "http-listen", "liftbridge-listen"):
         if values[flag]:
             require_free(values[flag], flag)
-    options, door = with_door(values, node_options(values), _say)
+    options, gateway = with_gateway(values, node_options(values), _say)
     running = Node(options, log=_say)
     stopping = asyncio.Event()
 
@@ -249,13 +249,13 @@ async def _run_node(values: dict[str, Any]) -> Run:
         try:
             # A start may take its time, and ends at once when it is told to.
             await _first_of(stopping.wait(), running.start())
-            if door is not None and not stopping.is_set():
-                await door.start(running)
+            if gateway is not None and not stopping.is_set():
+                await gateway.start(running)
             if not stopping.is_set():
                 await _first_of(stopping.wait(), running.wait_stopped())
         finally:
-            if door is not None:
-                await door.stop()
+            if gateway is not None:
+                await gateway.stop()
             await running.stop()
         _require_clean(running)
 

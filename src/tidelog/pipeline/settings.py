@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tidelog.config import DURATION, FILE, FOLDER, INTEGER, NAMES, SIZE, SWITCH, Loaded, Setting, load_settings, one_of
+from tidelog.config import (
+    DURATION,
+    FILE,
+    FOLDER,
+    INTEGER,
+    NAMES,
+    SIZE,
+    SWITCH,
+    Loaded,
+    Setting,
+    load_settings,
+    one_of,
+    under,
+)
 from tidelog.errors import InvalidConfig
 from tidelog.pipeline.jobs.frames_job import ACCEPT, FramesOptions
 from tidelog.pipeline.jobs.signals_job import SignalsOptions
@@ -27,172 +40,91 @@ RUNNING: Final = "Running"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 PIPELINE_SETTINGS: Final = (
-    Setting(
-        flag="name",
-        key="pipeline.name",
-        default="main",
-        group=SOURCE,
-        help="Whose positions the tables keep; also names the cursor that holds the log.",
+    *under(
+        SOURCE,
+        Setting("name", "Whose positions the tables keep; also names the cursor that holds the log.", default="main"),
+        Setting("cluster", "host:port of some nodes.", NAMES, ()),
+        Setting("tls.cert", "Certificate to show the nodes.", FILE),
+        Setting("tls.key", "Its key.", FILE),
+        Setting("tls.ca", "The nodes' authority.", FILE),
+        Setting("insecure-dev", "The nodes run with -insecure-dev.", SWITCH, False),
+        Setting("path", "A folder of logs, a journal or lplex files, instead of a cluster.", FOLDER),
+        Setting("channels", "Names or patterns; channels that fit and appear later are taken too.", NAMES, ("*",)),
+        Setting("cursor", "Hold the log with a named cursor until the table has it.", SWITCH, True),
+        Setting(
+            "on-trimmed", "What retention took before it was read: stop, or go on without it.", one_of(FAIL, SKIP), FAIL
+        ),
+        Setting("on-damaged", "What no replica can give: stop, or go on without it.", one_of(FAIL, SKIP), FAIL),
+        Setting(
+            "on-recreated",
+            "A channel that was deleted and made again: stop, or add the new one's records.",
+            one_of(FAIL, ACCEPT),
+            FAIL,
+        ),
+        section="pipeline",
     ),
-    Setting(
-        flag="cluster", key="pipeline.cluster", kind=NAMES, default=(), group=SOURCE, help="host:port of some nodes."
+    *under(
+        TABLES,
+        Setting("tables", "The tables' folder.", FOLDER, "tables"),
+        Setting("format", "Table format.", one_of(*FORMATS), DELTA),
+        Setting(
+            "checkpoints",
+            "Spark's checkpoints; without it a folder `_checkpoints` beside the tables. May be deleted at any time.",
+            FOLDER,
+        ),
+        Setting(
+            "file-size", "`optimize` makes files of about this size out of smaller ones.", SIZE, 128 * MIB, at_least=MIB
+        ),
+        Setting(
+            "keep-files",
+            "`vacuum` keeps files that no table names for so long; longer than any batch, reader or stage lags.",
+            DURATION,
+            24 * 3_600_000,
+            at_least=60_000,
+            at_most=7 * 24 * 3_600_000,
+        ),
+        Setting(
+            "optimize-every",
+            "How often a running pipeline rewrites small files and sweeps; 0 never does.",
+            DURATION,
+            3_600_000,
+            at_least=60_000,
+            zero_is_off=True,
+        ),
+        section="pipeline",
     ),
-    Setting(flag="tls-cert", key="pipeline.tls.cert", kind=FILE, group=SOURCE, help="Certificate to show the nodes."),
-    Setting(flag="tls-key", key="pipeline.tls.key", kind=FILE, group=SOURCE, help="Its key."),
-    Setting(flag="tls-ca", key="pipeline.tls.ca", kind=FILE, group=SOURCE, help="The nodes' authority."),
-    Setting(
-        flag="insecure-dev",
-        key="pipeline.insecure-dev",
-        kind=SWITCH,
-        default=False,
-        group=SOURCE,
-        help="The nodes run with -insecure-dev.",
-    ),
-    Setting(
-        flag="path",
-        key="pipeline.path",
-        kind=FOLDER,
-        group=SOURCE,
-        help="A folder of logs, a journal or lplex files, instead of a cluster.",
-    ),
-    Setting(
-        flag="channels",
-        key="pipeline.channels",
-        kind=NAMES,
-        default=("*",),
-        group=SOURCE,
-        help="Names or patterns; channels that fit and appear later are taken too.",
-    ),
-    Setting(
-        flag="cursor",
-        key="pipeline.cursor",
-        kind=SWITCH,
-        default=True,
-        group=SOURCE,
-        help="Hold the log with a named cursor until the table has it.",
-    ),
-    Setting(
-        flag="on-trimmed",
-        key="pipeline.on-trimmed",
-        kind=one_of(FAIL, SKIP),
-        default=FAIL,
-        group=SOURCE,
-        help="What retention took before it was read: stop, or go on without it.",
-    ),
-    Setting(
-        flag="on-damaged",
-        key="pipeline.on-damaged",
-        kind=one_of(FAIL, SKIP),
-        default=FAIL,
-        group=SOURCE,
-        help="What no replica can give: stop, or go on without it.",
-    ),
-    Setting(
-        flag="on-recreated",
-        key="pipeline.on-recreated",
-        kind=one_of(FAIL, ACCEPT),
-        default=FAIL,
-        group=SOURCE,
-        help="A channel that was deleted and made again: stop, or add the new one's records.",
-    ),
-    Setting(
-        flag="tables", key="pipeline.tables", kind=FOLDER, default="tables", group=TABLES, help="The tables' folder."
-    ),
-    Setting(
-        flag="format", key="pipeline.format", kind=one_of(*FORMATS), default=DELTA, group=TABLES, help="Table format."
-    ),
-    Setting(
-        flag="checkpoints",
-        key="pipeline.checkpoints",
-        kind=FOLDER,
-        group=TABLES,
-        help="Spark's checkpoints; without it a folder `_checkpoints` beside the tables. May be deleted at any time.",
-    ),
-    Setting(
-        flag="file-size",
-        key="pipeline.file-size",
-        kind=SIZE,
-        default=128 * MIB,
-        at_least=MIB,
-        group=TABLES,
-        help="`optimize` makes files of about this size out of smaller ones.",
-    ),
-    Setting(
-        flag="keep-files",
-        key="pipeline.keep-files",
-        kind=DURATION,
-        default=24 * 3_600_000,
-        at_least=60_000,
-        at_most=7 * 24 * 3_600_000,
-        group=TABLES,
-        help="`vacuum` keeps files that no table names for so long; longer than any batch, reader or stage lags.",
-    ),
-    Setting(
-        flag="optimize-every",
-        key="pipeline.optimize-every",
-        kind=DURATION,
-        default=3_600_000,
-        at_least=60_000,
-        zero_is_off=True,
-        group=TABLES,
-        help="How often a running pipeline rewrites small files and sweeps; 0 never does.",
-    ),
-    Setting(flag="master", key="pipeline.master", default="local[*]", group=RUNNING, help="Spark's master."),
-    Setting(flag="driver-memory", key="pipeline.driver-memory", default="2g", group=RUNNING, help="Of Spark's driver."),
-    Setting(
-        flag="trigger",
-        key="pipeline.trigger",
-        kind=DURATION,
-        default=2_000,
-        at_least=100,
-        group=RUNNING,
-        help="How often a running pipeline looks for new records.",
-    ),
-    Setting(
-        flag="gold-every",
-        key="pipeline.gold-every",
-        kind=DURATION,
-        default=300_000,
-        at_least=1_000,
-        zero_is_off=True,
-        group=RUNNING,
-        help="How often at most a running pipeline brings the gold tables up to date; 0 leaves them.",
-    ),
-    Setting(
-        flag="batch-records",
-        key="pipeline.batch-records",
-        kind=INTEGER,
-        default=20_000_000,
-        at_least=1,
-        group=RUNNING,
-        help="Records of one batch, and frames of one step of decoding.",
-    ),
-    Setting(
-        flag="task-records",
-        key="pipeline.task-records",
-        kind=INTEGER,
-        default=2_000_000,
-        at_least=1,
-        group=RUNNING,
-        help="Records of one task.",
-    ),
-    Setting(
-        flag="restarts-max",
-        key="pipeline.restarts-max",
-        kind=INTEGER,
-        default=20,
-        at_least=0,
-        group=RUNNING,
-        help="A stage that fails so many times in a row ends the pipeline.",
-    ),
-    Setting(
-        flag="restart-wait-max",
-        key="pipeline.restart-wait-max",
-        kind=DURATION,
-        default=60_000,
-        at_least=100,
-        group=RUNNING,
-        help="The longest pause before a stage that failed is started again; the first one is a second.",
+    *under(
+        RUNNING,
+        Setting("master", "Spark's master.", default="local[*]"),
+        Setting("driver-memory", "Of Spark's driver.", default="2g"),
+        Setting("trigger", "How often a running pipeline looks for new records.", DURATION, 2_000, at_least=100),
+        Setting(
+            "gold-every",
+            "How often at most a running pipeline brings the gold tables up to date; 0 leaves them.",
+            DURATION,
+            300_000,
+            at_least=1_000,
+            zero_is_off=True,
+        ),
+        Setting(
+            "batch-records",
+            "Records of one batch, and frames of one step of decoding.",
+            INTEGER,
+            20_000_000,
+            at_least=1,
+        ),
+        Setting("task-records", "Records of one task.", INTEGER, 2_000_000, at_least=1),
+        Setting(
+            "restarts-max", "A stage that fails so many times in a row ends the pipeline.", INTEGER, 20, at_least=0
+        ),
+        Setting(
+            "restart-wait-max",
+            "The longest pause before a stage that failed is started again; the first one is a second.",
+            DURATION,
+            60_000,
+            at_least=100,
+        ),
+        section="pipeline",
     ),
 )
 

@@ -7,7 +7,7 @@ Modules:
     checks          Checks of settings that look at the machine
     cloud           The settings of `tidelog cloud`
     common          Settings that `tidelog boat` and `tidelog cloud` have in common
-    gateway         The settings of the doors in front of a node, of `tidelog node`
+    gateway         The settings of `tidelog node` for the Liftbridge gateway
     groups          The settings of `tidelog node` for consumer groups
     lplex           Settings of lplex-server and lplex-cloud that Tidelog accepts without doing what they ask
     nats            The settings of `tidelog node` for NATS: which servers it may use and how

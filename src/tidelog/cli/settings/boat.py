@@ -18,6 +18,7 @@ from tidelog.cli.settings.checks import (
     check_http,
     check_pair,
     check_replay,
+    paths,
 )
 from tidelog.cli.settings.common import (
     CONTROL_SETTINGS,
@@ -48,6 +49,7 @@ from tidelog.config import (
     TARGET,
     Loaded,
     Setting,
+    under,
 )
 from tidelog.units import KIB
 
@@ -73,226 +75,122 @@ _BLOCK_BYTES_PER_FRAME: Final = 16
 _TLS_FLAGS: Final = ("replication-tls-cert", "replication-tls-key", "replication-tls-ca")
 
 _BUS_SETTINGS: Final = (
-    Setting(flag="interface", key="interface", default="can0", group=BUS, help="CAN interface to listen on."),
-    Setting(
-        flag="interfaces",
-        key="interfaces",
-        kind=NAMES,
-        default=(),
-        group=BUS,
-        help="Several of them (can0,can1), as one bus; wins over -interface.",
-    ),
-    Setting(
-        flag="ring-size",
-        key="ring-size",
-        kind=INTEGER,
-        default=65_536,
-        at_least=1,
-        group=BUS,
-        help="Newest frames kept in memory.",
-    ),
-    Setting(
-        flag="bus-silence-threshold",
-        key="health.bus-silence-threshold",
-        kind=DURATION,
-        zero_is_off=True,
-        group=BUS,
-        help="A bus that is silent for so long is unhealthy.",
+    *under(
+        BUS,
+        Setting("interface", "CAN interface to listen on.", default="can0"),
+        Setting("interfaces", "Several of them (can0,can1), as one bus; wins over -interface.", NAMES, ()),
+        Setting("ring-size", "Newest frames kept in memory.", INTEGER, 65_536, at_least=1),
+        Setting(
+            "health.bus-silence-threshold",
+            "A bus that is silent for so long is unhealthy.",
+            DURATION,
+            flag="bus-silence-threshold",
+            zero_is_off=True,
+        ),
     ),
     *DEVICE_SETTINGS,
 )
 _JOURNAL_SETTINGS: Final = (
-    Setting(
-        flag="journal-dir", key="journal.dir", kind=FOLDER, default="journal", group=JOURNAL, help="Where it lies."
-    ),
-    Setting(
-        flag="journal-block-size",
-        key="journal.block-size",
-        kind=SIZE,
-        default=256 * KIB,
-        at_least=4 * KIB,
-        group=JOURNAL,
-        help="Size of a block before compression, at 16 bytes a frame and 65,536 frames at most.",
+    *under(
+        JOURNAL,
+        Setting("journal.dir", "Where it lies.", FOLDER, "journal"),
+        Setting(
+            "journal.block-size",
+            "Size of a block before compression, at 16 bytes a frame and 65,536 frames at most.",
+            SIZE,
+            256 * KIB,
+            at_least=4 * KIB,
+        ),
     ),
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
 )
-_REPLICATION_SETTINGS: Final = (
-    Setting(flag="replication-target", key="replication.target", kind=TARGET, group=REPLICATION, help="The cloud."),
-    Setting(flag="replication-instance-id", key="replication.instance-id", group=REPLICATION, help="This boat's name."),
+_REPLICATION_SETTINGS: Final = under(
+    REPLICATION,
+    Setting("replication.target", "The cloud.", TARGET),
+    Setting("replication.instance-id", "This boat's name."),
+    Setting("replication.tls.cert", "This boat's certificate.", FILE),
+    Setting("replication.tls.key", "Its key.", FILE),
+    Setting("replication.tls.ca", "The authority that signed the cloud.", FILE),
+    Setting("replication.server-name", "The name in the cloud's certificate, if it is not the host of the target."),
     Setting(
-        flag="replication-tls-cert",
-        key="replication.tls.cert",
-        kind=FILE,
-        group=REPLICATION,
-        help="This boat's certificate.",
-    ),
-    Setting(flag="replication-tls-key", key="replication.tls.key", kind=FILE, group=REPLICATION, help="Its key."),
-    Setting(
-        flag="replication-tls-ca",
-        key="replication.tls.ca",
-        kind=FILE,
-        group=REPLICATION,
-        help="The authority that signed the cloud.",
-    ),
-    Setting(
-        flag="replication-server-name",
-        key="replication.server-name",
-        group=REPLICATION,
-        help="The name in the cloud's certificate, if it is not the host of the target.",
-    ),
-    Setting(
-        flag="replication-max-live-lag",
-        key="replication.max-live-lag",
-        kind=INTEGER,
-        default=10_000,
+        "replication.max-live-lag",
+        "Frames that Live may be behind; what is beyond goes by Backfill.",
+        INTEGER,
+        10_000,
         at_least=1,
         zero_is_default=True,
-        group=REPLICATION,
-        help="Frames that Live may be behind; what is beyond goes by Backfill.",
     ),
     Setting(
-        flag="replication-lag-check-interval",
-        key="replication.lag-check-interval",
-        kind=INTEGER,
-        default=1_000,
+        "replication.lag-check-interval",
+        "Look at the lag every so many frames.",
+        INTEGER,
+        1_000,
         at_least=1,
         zero_is_default=True,
-        group=REPLICATION,
-        help="Look at the lag every so many frames.",
     ),
     Setting(
-        flag="replication-min-lag-reconnect-interval",
-        key="replication.min-lag-reconnect-interval",
-        kind=DURATION,
-        default=30_000,
+        "replication.min-lag-reconnect-interval",
+        "The shortest time between two hang-ups for lag.",
+        DURATION,
+        30_000,
         zero_is_default=True,
-        group=REPLICATION,
-        help="The shortest time between two hang-ups for lag.",
     ),
     Setting(
-        flag="replication-backfill-bytes-per-s",
-        key="replication.backfill-bytes-per-s",
-        kind=SIZE,
-        at_least=1,
-        zero_is_off=True,
-        group=REPLICATION,
-        help="Cap of Backfill on a metered link.",
+        "replication.backfill-bytes-per-s", "Cap of Backfill on a metered link.", SIZE, at_least=1, zero_is_off=True
     ),
+    Setting("replication.daily-bytes", "Most bytes sent in a day; none by default.", SIZE, at_least=1),
     Setting(
-        flag="replication-daily-bytes",
-        key="replication.daily-bytes",
-        kind=SIZE,
-        at_least=1,
-        group=REPLICATION,
-        help="Most bytes sent in a day; none by default.",
-    ),
-    Setting(
-        flag="replication-daily-reset-hour",
-        key="replication.daily-reset-hour",
-        kind=INTEGER,
-        default=0,
-        at_least=0,
-        at_most=23,
-        group=REPLICATION,
-        help="The hour (UTC) at which that day begins.",
+        "replication.daily-reset-hour", "The hour (UTC) at which that day begins.", INTEGER, 0, at_least=0, at_most=23
     ),
 )
 _HTTP_SETTINGS: Final = (
-    Setting(flag="port", key="port", kind=PORT, default=8089, group=HTTP, help="On all interfaces; 0 any, or off."),
-    Setting(
-        flag="http-listen",
-        key="http.listen",
-        kind=LISTEN,
-        group=HTTP,
-        help="An address instead, such as 127.0.0.1:8089, or off; wins over -port.",
-    ),
+    Setting("port", "On all interfaces; 0 any, or off.", PORT, 8089, group=HTTP),
+    Setting("http.listen", "An address instead, such as 127.0.0.1:8089, or off; wins over -port.", LISTEN, group=HTTP),
     *HTTP_SETTINGS,
-    Setting(
-        flag="api-key", key="api-key", group=HTTP, help="One token with every right; the environment hides it best."
-    ),
+    Setting("api-key", "One token with every right; the environment hides it best.", group=HTTP),
 )
-_CLIENT_SETTINGS: Final = (
+_CLIENT_SETTINGS: Final = under(
+    HTTP,
     Setting(
-        flag="max-buffer-duration",
-        key="max-buffer-duration",
-        kind=DURATION,
-        default=300_000,
+        "max-buffer-duration",
+        "How long a reader's session (/clients) is kept while it is away, at most.",
+        DURATION,
+        300_000,
         zero_is_default=True,
-        group=HTTP,
-        help="How long a reader's session (/clients) is kept while it is away, at most.",
     ),
+    Setting("send.enabled", "Let tokens with the scope write:bus put messages on the bus.", SWITCH, False),
+    Setting("send.pgns", "The PGNs that may be sent or asked for, or all.", NAMES, ()),
     Setting(
-        flag="send-enabled",
-        key="send.enabled",
-        kind=SWITCH,
-        default=False,
-        group=HTTP,
-        help="Let tokens with the scope write:bus put messages on the bus.",
-    ),
-    Setting(
-        flag="send-pgns",
-        key="send.pgns",
-        kind=NAMES,
-        default=(),
-        group=HTTP,
-        help="The PGNs that may be sent or asked for, or all.",
-    ),
-    Setting(
-        flag="send-rate-limit",
-        key="send.rate-limit",
-        kind=NUMBER,
-        default=10.0,
+        "send.rate-limit",
+        "Messages a second that may be sent.",
+        NUMBER,
+        10.0,
         at_least=0,
         at_most=1000,
         zero_is_default=True,
-        group=HTTP,
-        help="Messages a second that may be sent.",
     ),
-    Setting(
-        flag="read-only",
-        key="read-only",
-        kind=SWITCH,
-        default=False,
-        group=HTTP,
-        help="Send nothing, whatever -send-enabled says.",
-    ),
+    Setting("read-only", "Send nothing, whatever -send-enabled says.", SWITCH, False),
 )
 _SOURCE_SETTINGS: Final = (
-    Setting(
-        flag="replay",
-        key="replay.files",
-        kind=NAMES,
-        default=(),
-        group=DEVELOPMENT,
-        help="Replay these files instead of a bus: .lpj, candump, canboat .raw.",
-    ),
-    Setting(
-        flag="replay-speed",
-        key="replay.speed",
-        kind=NUMBER,
-        default=1.0,
-        at_least=0,
-        at_most=1e6,
-        group=DEVELOPMENT,
-        help="1 is real time, 0 as fast as possible.",
-    ),
-    Setting(
-        flag="simulate",
-        key="simulate.seed",
-        kind=INTEGER,
-        at_least=0,
-        group=DEVELOPMENT,
-        help="Sail a simulated voyage with this seed instead of a bus.",
-    ),
-    Setting(
-        flag="simulate-rate",
-        key="simulate.rate",
-        kind=NUMBER,
-        at_least=1e-3,
-        at_most=1e6,
-        group=DEVELOPMENT,
-        help="Frames a second of the simulated bus.",
+    *under(
+        DEVELOPMENT,
+        Setting(
+            "replay.files",
+            "Replay these files instead of a bus: .lpj, candump, canboat .raw.",
+            NAMES,
+            (),
+            flag="replay",
+        ),
+        Setting("replay.speed", "1 is real time, 0 as fast as possible.", NUMBER, 1.0, at_least=0, at_most=1e6),
+        Setting(
+            "simulate.seed",
+            "Sail a simulated voyage with this seed instead of a bus.",
+            INTEGER,
+            flag="simulate",
+            at_least=0,
+        ),
+        Setting("simulate.rate", "Frames a second of the simulated bus.", NUMBER, at_least=1e-3, at_most=1e6),
     ),
     INSECURE,
 )
@@ -457,8 +355,8 @@ def _target(values: dict[str, Any], log: Callable[[str], None]) -> UplinkTarget 
 
     if not values["replication-target"]:
         return None
-    paths = [Path(values[flag]) if values[flag] else None for flag in _TLS_FLAGS]
-    certificate, key, authority = (read_pem(path) if path else None for path in paths)
+    certificate_path, key_path, authority_path = files = paths(values, *_TLS_FLAGS)
+    certificate, key, authority = (read_pem(path) if path else None for path in files)
     target = UplinkTarget(
         address=values["replication-target"],
         instance=values["replication-instance-id"],
@@ -468,7 +366,6 @@ def _target(values: dict[str, Any], log: Callable[[str], None]) -> UplinkTarget 
         server_name=values["replication-server-name"],
         insecure_dev=values["insecure-dev"],
     )
-    certificate_path, key_path, authority_path = paths
     if certificate_path is None or key_path is None or authority_path is None:
         return target
     return ReloadingTarget(target, certificate=certificate_path, key=key_path, authority=authority_path, log=log)

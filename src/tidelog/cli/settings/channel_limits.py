@@ -6,40 +6,37 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.config import DURATION, INTEGER, Setting
+from tidelog.config import DURATION, INTEGER, Setting, under
 
 if TYPE_CHECKING:
     from tidelog.cluster.node.core import NodeOptions
 
 CHANNELS: Final = "Channels and producers"
 _DAY_MS: Final = 24 * 3_600_000
-CHANNEL_LIMIT_SETTINGS: Final = (
+CHANNEL_LIMIT_SETTINGS: Final = under(
+    CHANNELS,
     Setting(
+        "channels.max",
+        "So many channels the cluster has at most; more are refused.",
+        INTEGER,
+        100_000,
         flag="max-channels",
-        key="channels.max",
-        kind=INTEGER,
-        default=100_000,
         at_least=1,
-        group=CHANNELS,
-        help="So many channels the cluster has at most; more are refused.",
     ),
     Setting(
+        "channels.max-replicas-per-node",
+        "So many replicas of channels a node holds at most; a channel that needs one more is refused.",
+        INTEGER,
+        25_000,
         flag="max-replicas-per-node",
-        key="channels.max-replicas-per-node",
-        kind=INTEGER,
-        default=25_000,
         at_least=1,
-        group=CHANNELS,
-        help="So many replicas of channels a node holds at most; a channel that needs one more is refused.",
     ),
     Setting(
-        flag="producers-expiry",
-        key="producers.expiry",
-        kind=DURATION,
-        default=7 * _DAY_MS,
+        "producers.expiry",
+        "A producer that wrote nothing for so long is closed; who uses it again opens it anew.",
+        DURATION,
+        7 * _DAY_MS,
         at_least=600_000,
-        group=CHANNELS,
-        help="A producer that wrote nothing for so long is closed; who uses it again opens it anew.",
     ),
 )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.config import Loaded, split_address
 from tidelog.errors import BadIdentity, InvalidConfig, LogError
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 _PEM_BYTES_MAX: Final = 256 * 1024
+
+
+def paths(values: Mapping[str, Any], *flags: str) -> list[Path | None]:
+    """What these settings name, each a path, or None where nothing is named."""
+    return [Path(values[flag]) if values[flag] else None for flag in flags]
+
+
+def missing(loaded: Loaded, *flags: str) -> str:
+    """Which of these settings name nothing, as the beginning of a sentence; empty if each names something."""
+    absent = [f"-{flag}" for flag in flags if not loaded.values[flag]]
+    return f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
 
 
 def check_file(loaded: Loaded, flag: str) -> bytes | None:

@@ -15,6 +15,8 @@ from tidelog.cli.settings.checks import (
     check_pair,
     check_ports,
     check_revocations,
+    missing,
+    paths,
 )
 from tidelog.cli.settings.common import (
     CONTROL_SETTINGS,
@@ -30,7 +32,7 @@ from tidelog.cli.settings.common import (
     http_options,
 )
 from tidelog.cli.settings.lplex import LPLEX_CLOUD_SETTINGS
-from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Setting
+from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Setting, under
 
 if TYPE_CHECKING:
     from tidelog.cluster.node.cloud import CloudOptions
@@ -43,81 +45,66 @@ CLOUD_FILES: Final = ("tidelog-cloud.conf", "lplex-cloud.conf", "/etc/lplex-clou
 """Where settings are looked for when -config names no file; the first that exists is read."""
 _TLS_FLAGS: Final = ("tls-cert", "tls-key", "tls-client-ca")
 
-_UPLINK_SETTINGS: Final = (
-    Setting(flag="grpc-listen", key="grpc.listen", kind=LISTEN, default=":9443", group=UPLINK, help="For boats."),
-    Setting(flag="tls-cert", key="grpc.tls.cert", kind=FILE, group=UPLINK, help="The cloud's certificate."),
-    Setting(flag="tls-key", key="grpc.tls.key", kind=FILE, group=UPLINK, help="Its key."),
+_UPLINK_SETTINGS: Final = under(
+    UPLINK,
+    Setting("grpc.listen", "For boats.", LISTEN, ":9443"),
+    Setting("grpc.tls.cert", "The cloud's certificate.", FILE, flag="tls-cert"),
+    Setting("grpc.tls.key", "Its key.", FILE, flag="tls-key"),
     Setting(
+        "grpc.tls.client-ca",
+        "The authority that signs boats; each must show a certificate of it.",
+        FILE,
         flag="tls-client-ca",
-        key="grpc.tls.client-ca",
         aliases=("tls.client-ca",),
-        kind=FILE,
-        group=UPLINK,
-        help="The authority that signs boats; each must show a certificate of it.",
     ),
     Setting(
+        "grpc.tls.revocations",
+        "File of revoked serial numbers, as `tidelog ca revoke` writes it.",
+        FILE,
         flag="tls-revocations",
-        key="grpc.tls.revocations",
-        kind=FILE,
-        group=UPLINK,
-        help="File of revoked serial numbers, as `tidelog ca revoke` writes it.",
     ),
-    Setting(flag="fleet", key="fleet", group=UPLINK, help="Let in boats of this fleet only; any by default."),
+    Setting("fleet", "Let in boats of this fleet only; any by default."),
 )
-LIMIT_SETTINGS: Final = (
+LIMIT_SETTINGS: Final = under(
+    REPLICATION,
     Setting(
-        flag="replication-rate-limit",
-        key="replication.rate-limit",
-        kind=NUMBER,
-        default=2_000.0,
+        "replication.rate-limit",
+        "Most frames a second of one Live stream.",
+        NUMBER,
+        2_000.0,
         at_least=1,
         at_most=1e9,
         zero_is_default=True,
-        group=REPLICATION,
-        help="Most frames a second of one Live stream.",
     ),
     Setting(
-        flag="replication-rate-burst",
-        key="replication.rate-burst",
-        kind=INTEGER,
-        default=500,
+        "replication.rate-burst",
+        "Frames that may come at once above it.",
+        INTEGER,
+        500,
         at_least=1,
         zero_is_default=True,
-        group=REPLICATION,
-        help="Frames that may come at once above it.",
     ),
     Setting(
-        flag="replication-max-live-lag",
-        key="replication.max-live-lag",
-        kind=INTEGER,
-        default=10_000,
+        "replication.max-live-lag",
+        "Frames that Live may be behind before the stream is closed.",
+        INTEGER,
+        10_000,
         at_least=1,
         zero_is_default=True,
-        group=REPLICATION,
-        help="Frames that Live may be behind before the stream is closed.",
     ),
 )
 _HTTP_SETTINGS: Final = (
-    Setting(
-        flag="http-listen", key="http.listen", kind=LISTEN, default=":8080", group=HTTP, help="For readers; or off."
-    ),
+    Setting("http.listen", "For readers; or off.", LISTEN, ":8080", group=HTTP),
     *HTTP_SETTINGS,
 )
 CLOUD_SETTINGS: Final[tuple[Setting, ...]] = (
     *CONTROL_SETTINGS,
+    Setting("data-dir", "Where the boats' channels lie.", FOLDER, "/data/lplex", group=GENERAL),
     Setting(
-        flag="data-dir",
-        key="data-dir",
-        kind=FOLDER,
-        default="/data/lplex",
-        group=GENERAL,
-        help="Where the boats' channels lie.",
-    ),
-    Setting(
+        "node.id",
+        "This node's name in its cluster of one. Default: the name it had before, else the host name.",
         flag="node",
-        key="node.id",
         group=GENERAL,
-        help="This node's name in its cluster of one. Default: the name it had before, else the host name.",
     ),
     *DEVICE_SETTINGS,
     *_UPLINK_SETTINGS,
@@ -145,11 +132,9 @@ def check_cloud(loaded: Loaded) -> None:
     check_pair(loaded, certificate="tls-cert", key="tls-key")
     check_certificates(loaded, "tls-client-ca")
     check_revocations(loaded, "tls-revocations")
-    missing_files = [f"-{flag}" for flag in _TLS_FLAGS if not values[flag]]
-    if missing_files and not values["insecure-dev"]:
+    if (absent := missing(loaded, *_TLS_FLAGS)) and not values["insecure-dev"]:
         loaded.problems.append(
-            f"{' and '.join(missing_files)} {'is' if len(missing_files) == 1 else 'are'} missing: boats are let in by "
-            "certificate alone; `tidelog ca issue NAME --node` writes the files"
+            f"{absent}: boats are let in by certificate alone; `tidelog ca issue NAME --node` writes the files"
         )
     if values["fleet"] and not is_fleet(values["fleet"]):
         loaded.problems.append(
@@ -164,9 +149,7 @@ def cloud_options(values: dict[str, Any]) -> CloudOptions:
     from tidelog.cluster.node.cloud import CloudOptions
     from tidelog.storage.store.parts import StoreOptions
 
-    certificate, key, client_authority, revocations = (
-        Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")
-    )
+    certificate, key, client_authority, revocations = paths(values, *_TLS_FLAGS, "tls-revocations")
     return CloudOptions(
         data_dir=Path(values["data-dir"]),
         node=values["node"] or None,
@@ -180,7 +163,7 @@ def cloud_options(values: dict[str, Any]) -> CloudOptions:
         insecure_dev=values["insecure-dev"],
         limits=receiver_limits(values),
         store=StoreOptions(log=log_options(values)),
-        keeper=keeper_options(values),
+        keeper=maintenance_options(values),
     )
 
 
@@ -195,7 +178,7 @@ def receiver_limits(values: dict[str, Any]) -> ReceiverLimits:
     )
 
 
-def keeper_options(values: dict[str, Any]) -> KeeperOptions:
+def maintenance_options(values: dict[str, Any]) -> KeeperOptions:
     """How long boats' frames are kept."""
     from tidelog.cluster.uplink.options import KeeperOptions
     from tidelog.storage.log.options import Retention

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.config import DURATION, FILE, NAMES, SIZE, SWITCH, Setting
+from tidelog.cli.settings.checks import paths
+from tidelog.config import DURATION, FILE, NAMES, SIZE, SWITCH, Setting, under
 from tidelog.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -17,116 +17,75 @@ JOURNAL: Final = "Journal"
 REPLICATION: Final = "Replication"
 DEVELOPMENT: Final = "Development"
 
-CONTROL_SETTINGS: Final = (
-    Setting(flag="config", key="", kind=FILE, group=GENERAL, help="HOCON file with any of these settings."),
-    Setting(
-        flag="validate-config",
-        key="",
-        kind=SWITCH,
-        default=False,
-        group=GENERAL,
-        help="Check all settings and files, and exit: 0 good, 2 not.",
-    ),
-    Setting(flag="version", key="", kind=SWITCH, default=False, group=GENERAL, help="Show the version."),
-    Setting(flag="help", key="", kind=SWITCH, default=False, group=GENERAL, help="Show this list."),
+CONTROL_SETTINGS: Final = under(
+    GENERAL,
+    Setting("", "HOCON file with any of these settings.", FILE, flag="config"),
+    Setting("", "Check all settings and files, and exit: 0 good, 2 not.", SWITCH, False, flag="validate-config"),
+    Setting("", "Show the version.", SWITCH, False, flag="version"),
+    Setting("", "Show this list.", SWITCH, False, flag="help"),
 )
-DEVICE_SETTINGS: Final = (
+DEVICE_SETTINGS: Final = under(
+    GENERAL,
     Setting(
-        flag="device-idle-timeout",
-        key="device.idle-timeout",
-        kind=DURATION,
-        default=300_000,
+        "device.idle-timeout",
+        "A device that is silent for so long is forgotten; 0 keeps all.",
+        DURATION,
+        300_000,
         zero_is_off=True,
-        group=GENERAL,
-        help="A device that is silent for so long is forgotten; 0 keeps all.",
     ),
 )
 INSECURE: Final = Setting(
-    flag="insecure-dev",
-    key="insecure-dev",
-    kind=SWITCH,
-    default=False,
-    group=DEVELOPMENT,
-    help="Plaintext without certificates, for development only.",
+    "insecure-dev", "Plaintext without certificates, for development only.", SWITCH, False, group=DEVELOPMENT
 )
-HTTP_SETTINGS: Final = (
-    Setting(
-        flag="http-tls-cert", key="http.tls.cert", kind=FILE, group=HTTP, help="Serve HTTPS with this certificate."
-    ),
-    Setting(flag="http-tls-key", key="http.tls.key", kind=FILE, group=HTTP, help="Its key."),
-    Setting(
-        flag="http-tls-client-ca",
-        key="http.tls.client-ca",
-        kind=FILE,
-        group=HTTP,
-        help="Readers may show certificates of this authority.",
-    ),
-    Setting(flag="http-tokens", key="http.tokens", kind=FILE, group=HTTP, help="File of tokens; see `tidelog token`."),
-    Setting(
-        flag="http-anonymous",
-        key="http.anonymous",
-        kind=SWITCH,
-        default=False,
-        group=HTTP,
-        help="Anybody may read, without a token.",
-    ),
-    Setting(
-        flag="http-cors-origins",
-        key="http.cors-origins",
-        kind=NAMES,
-        default=(),
-        group=HTTP,
-        help="Web pages of these origins may read.",
-    ),
+HTTP_SETTINGS: Final = under(
+    HTTP,
+    Setting("http.tls.cert", "Serve HTTPS with this certificate.", FILE),
+    Setting("http.tls.key", "Its key.", FILE),
+    Setting("http.tls.client-ca", "Readers may show certificates of this authority.", FILE),
+    Setting("http.tokens", "File of tokens; see `tidelog token`.", FILE),
+    Setting("http.anonymous", "Anybody may read, without a token.", SWITCH, False),
+    Setting("http.cors-origins", "Web pages of these origins may read.", NAMES, ()),
 )
-ROTATE_SETTINGS: Final = (
+ROTATE_SETTINGS: Final = under(
+    JOURNAL,
     Setting(
-        flag="journal-rotate-size",
-        key="journal.rotate.size",
+        "journal.rotate.size",
+        "Begin a new segment at this size; 0 leaves it to Tidelog.",
+        SIZE,
         aliases=("journal.rotate-size",),
-        kind=SIZE,
         at_least=64 * KIB,
         zero_is_off=True,
-        group=JOURNAL,
-        help="Begin a new segment at this size; 0 leaves it to Tidelog.",
     ),
     Setting(
-        flag="journal-rotate-duration",
-        key="journal.rotate.duration",
+        "journal.rotate.duration",
+        "Begin a new segment at this age too, not only when one is full.",
+        DURATION,
         aliases=("journal.rotate-duration",),
-        kind=DURATION,
         at_least=1_000,
         zero_is_off=True,
-        group=JOURNAL,
-        help="Begin a new segment at this age too, not only when one is full.",
     ),
 )
-RETENTION_SETTINGS: Final = (
+RETENTION_SETTINGS: Final = under(
+    JOURNAL,
     Setting(
-        flag="journal-retention-max-age",
-        key="journal.retention.max-age",
-        kind=DURATION,
+        "journal.retention.max-age",
+        "Remove what is older, in whole segments.",
+        DURATION,
         at_least=1_000,
         zero_is_off=True,
-        group=JOURNAL,
-        help="Remove what is older, in whole segments.",
     ),
     Setting(
-        flag="journal-retention-min-keep",
-        key="journal.retention.min-keep",
-        kind=DURATION,
+        "journal.retention.min-keep",
+        "Keep at least this much against max-age, not against max-size.",
+        DURATION,
         zero_is_off=True,
-        group=JOURNAL,
-        help="Keep at least this much against max-age, not against max-size.",
     ),
     Setting(
-        flag="journal-retention-max-size",
-        key="journal.retention.max-size",
-        kind=SIZE,
+        "journal.retention.max-size",
+        "Disk limit: remove the oldest above it.",
+        SIZE,
         at_least=4 * MIB,
         zero_is_off=True,
-        group=JOURNAL,
-        help="Disk limit: remove the oldest above it.",
     ),
 )
 
@@ -144,9 +103,8 @@ def http_options(values: dict[str, Any], *, fleet: str | None = None) -> HttpOpt
 
     if not values["http-listen"]:
         return None
-    certificate, key, client_authority, tokens = (
-        Path(values[flag]) if values[flag] else None
-        for flag in ("http-tls-cert", "http-tls-key", "http-tls-client-ca", "http-tokens")
+    certificate, key, client_authority, tokens = paths(
+        values, "http-tls-cert", "http-tls-key", "http-tls-client-ca", "http-tokens"
     )
     return HttpOptions(
         listen=values["http-listen"],

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.config import DURATION, Setting
+from tidelog.config import DURATION, Setting, under
 
 if TYPE_CHECKING:
     from tidelog.core.groups.coordinator import GroupOptions
 
 GROUPS: Final = "Consumer groups"
-GROUP_SETTINGS: Final = (
+GROUP_SETTINGS: Final = under(
+    GROUPS,
     Setting(
-        flag="groups-consumer-timeout",
-        key="groups.consumer-timeout",
-        kind=DURATION,
-        default=15_000,
+        "groups.consumer-timeout",
+        "A member that was not heard for so long is expelled, and its channels go to the others.",
+        DURATION,
+        15_000,
         at_least=100,
-        group=GROUPS,
-        help="A member that was not heard for so long is expelled, and its channels go to the others.",
     ),
     Setting(
-        flag="groups-coordinator-timeout",
-        key="groups.coordinator-timeout",
-        kind=DURATION,
-        default=15_000,
+        "groups.coordinator-timeout",
+        "Members that cannot reach their coordinator for so long report it; more than half replace it.",
+        DURATION,
+        15_000,
         at_least=100,
-        group=GROUPS,
-        help="Members that cannot reach their coordinator for so long report it; more than half replace it.",
     ),
 )
 

@@ -6,12 +6,11 @@ replication onto them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.cli.settings.checks import check_certificates, check_file, check_pair
+from tidelog.cli.settings.checks import check_certificates, check_file, check_pair, paths
 from tidelog.codecs.nats_subjects import DEFAULT_NAMESPACE, check_namespace
-from tidelog.config import FILE, NAMES, Loaded, Setting, one_of
+from tidelog.config import FILE, NAMES, Loaded, Setting, one_of, under
 from tidelog.errors import BadSubject, InvalidConfig
 
 if TYPE_CHECKING:
@@ -20,56 +19,31 @@ if TYPE_CHECKING:
 NATS: Final = "NATS"
 LINK_TRANSPORT: Final = "link"
 NATS_TRANSPORT: Final = "nats"
-NATS_SETTINGS: Final = (
+NATS_SETTINGS: Final = under(
+    NATS,
     Setting(
+        "cluster.transport",
+        "What replication goes over: the nodes' own links, or NATS servers while they are reached.",
+        one_of(LINK_TRANSPORT, NATS_TRANSPORT),
+        LINK_TRANSPORT,
         flag="transport",
-        key="cluster.transport",
-        kind=one_of(LINK_TRANSPORT, NATS_TRANSPORT),
-        default=LINK_TRANSPORT,
-        group=NATS,
-        help="What replication goes over: the nodes' own links, or NATS servers while they are reached.",
     ),
     Setting(
-        flag="nats-servers",
-        key="nats.servers",
-        kind=NAMES,
-        default=(),
-        group=NATS,
-        help="nats://host:port or tls://host:port, tried one after the other. None by default.",
+        "nats.servers", "nats://host:port or tls://host:port, tried one after the other. None by default.", NAMES, ()
     ),
     Setting(
-        flag="nats-namespace",
-        key="nats.namespace",
+        "nats.namespace",
+        "The first part of this cluster's subjects; the same on all its nodes and on no other cluster's.",
         default=DEFAULT_NAMESPACE,
-        group=NATS,
-        help="The first part of this cluster's subjects; the same on all its nodes and on no other cluster's.",
     ),
-    Setting(flag="nats-user", key="nats.user", group=NATS, help="The user that the servers know."),
+    Setting("nats.user", "The user that the servers know."),
+    Setting("nats.password-file", "Its password; read at every connection.", FILE),
+    Setting("nats.credentials", "A .creds file, instead of user and password.", FILE),
     Setting(
-        flag="nats-password-file",
-        key="nats.password-file",
-        kind=FILE,
-        group=NATS,
-        help="Its password; read at every connection.",
+        "nats.tls.ca", "The authority of the servers' certificates. Default: those of the system, for tls://.", FILE
     ),
-    Setting(
-        flag="nats-credentials",
-        key="nats.credentials",
-        kind=FILE,
-        group=NATS,
-        help="A .creds file, instead of user and password.",
-    ),
-    Setting(
-        flag="nats-tls-ca",
-        key="nats.tls.ca",
-        kind=FILE,
-        group=NATS,
-        help="The authority of the servers' certificates. Default: those of the system, for tls://.",
-    ),
-    Setting(
-        flag="nats-tls-cert", key="nats.tls.cert", kind=FILE, group=NATS, help="The certificate that servers ask for."
-    ),
-    Setting(flag="nats-tls-key", key="nats.tls.key", kind=FILE, group=NATS, help="Its key."),
+    Setting("nats.tls.cert", "The certificate that servers ask for.", FILE),
+    Setting("nats.tls.key", "Its key.", FILE),
 )
 _ONLY_WITH_SERVERS: Final = tuple(
     setting.flag for setting in NATS_SETTINGS if setting.flag not in ("transport", "nats-servers", "nats-namespace")
@@ -109,9 +83,8 @@ def nats_options(values: dict[str, Any]) -> NatsOptions | None:
         return None
     from tidelog.transports.nats.connection import NatsOptions
 
-    password, credentials, authority, certificate, key = (
-        Path(values[flag]) if values[flag] else None
-        for flag in ("nats-password-file", "nats-credentials", "nats-tls-ca", "nats-tls-cert", "nats-tls-key")
+    password, credentials, authority, certificate, key = paths(
+        values, "nats-password-file", "nats-credentials", "nats-tls-ca", "nats-tls-cert", "nats-tls-key"
     )
     return NatsOptions(
         servers=tuple(values["nats-servers"]),

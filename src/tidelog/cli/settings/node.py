@@ -18,8 +18,10 @@ from tidelog.cli.settings.checks import (
     check_pair,
     check_ports,
     check_revocations,
+    missing,
+    paths,
 )
-from tidelog.cli.settings.cloud import LIMIT_SETTINGS, UPLINK, keeper_options, log_options, receiver_limits
+from tidelog.cli.settings.cloud import LIMIT_SETTINGS, UPLINK, log_options, maintenance_options, receiver_limits
 from tidelog.cli.settings.common import (
     CONTROL_SETTINGS,
     GENERAL,
@@ -30,10 +32,10 @@ from tidelog.cli.settings.common import (
     ROTATE_SETTINGS,
     http_options,
 )
-from tidelog.cli.settings.gateway import DOOR_SETTINGS, check_doors
+from tidelog.cli.settings.gateway import GATEWAY_SETTINGS, check_gateway
 from tidelog.cli.settings.groups import GROUP_SETTINGS, group_options
 from tidelog.cli.settings.nats import NATS_SETTINGS, check_nats, nats_options
-from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting
+from tidelog.config import DURATION, FILE, FOLDER, INTEGER, LISTEN, NAMES, SIZE, TARGET, Loaded, Setting, under
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -55,210 +57,141 @@ _FADE_MS: Final = 60_000
 _MINUTE_MS: Final = 60_000
 _NAME_HINT: Final = "use 1 to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
 
-_IDENTITY_SETTINGS: Final = (
-    Setting(flag="id", key="node.id", group=GENERAL, help="This node's name, as in its certificate. Needed."),
+_IDENTITY_SETTINGS: Final = under(
+    GENERAL,
+    Setting("node.id", "This node's name, as in its certificate. Needed.", flag="id"),
+    Setting("data-dir", "Where everything of this node lies; one process at a time. Needed.", FOLDER),
     Setting(
-        flag="data-dir",
-        key="data-dir",
-        kind=FOLDER,
-        group=GENERAL,
-        help="Where everything of this node lies; one process at a time. Needed.",
-    ),
-    Setting(
+        "node.host",
+        "Label of the machine: replicas of a channel are kept apart by it. Default: its host name.",
         flag="host",
-        key="node.host",
-        group=GENERAL,
-        help="Label of the machine: replicas of a channel are kept apart by it. Default: its host name.",
     ),
-    Setting(flag="tags", key="node.tags", kind=NAMES, default=(), group=GENERAL, help="Labels for placement."),
+    Setting("node.tags", "Labels for placement.", NAMES, (), flag="tags"),
     Setting(
+        "node.capacity",
+        "Bytes that this node offers. Default: the size of its file system.",
+        SIZE,
         flag="capacity",
-        key="node.capacity",
-        kind=SIZE,
         at_least=1,
-        group=GENERAL,
-        help="Bytes that this node offers. Default: the size of its file system.",
     ),
 )
 _CLUSTER_SETTINGS: Final = (
-    Setting(
-        flag="peers",
-        key="cluster.peers",
-        kind=NAMES,
-        default=(),
-        group=CLUSTER,
-        help="The nodes to found the cluster with, or to find it by: n1=host:port,n2=host:port. Needed.",
+    *under(
+        CLUSTER,
+        Setting(
+            "peers",
+            "The nodes to found the cluster with, or to find it by: n1=host:port,n2=host:port. Needed.",
+            NAMES,
+            (),
+        ),
+        Setting("listen", "For the other nodes and `tidelog cluster`. Default: this node's address in -peers.", LISTEN),
+        Setting("advertise", "What other nodes dial. Default: this node's address in -peers, else -listen.", TARGET),
+        Setting("tls.cert", "This node's certificate.", FILE),
+        Setting("tls.key", "Its key.", FILE),
+        Setting("tls.ca", "The nodes' authority: who is let in as a node or as an operator.", FILE),
+        Setting(
+            "tls.revocations", "The nodes' file of revoked serial numbers, as `tidelog ca revoke` writes it.", FILE
+        ),
+        section="cluster",
     ),
-    Setting(
-        flag="listen",
-        key="cluster.listen",
-        kind=LISTEN,
-        group=CLUSTER,
-        help="For the other nodes and `tidelog cluster`. Default: this node's address in -peers.",
-    ),
-    Setting(
-        flag="advertise",
-        key="cluster.advertise",
-        kind=TARGET,
-        group=CLUSTER,
-        help="What other nodes dial. Default: this node's address in -peers, else -listen.",
-    ),
-    Setting(flag="tls-cert", key="cluster.tls.cert", kind=FILE, group=CLUSTER, help="This node's certificate."),
-    Setting(flag="tls-key", key="cluster.tls.key", kind=FILE, group=CLUSTER, help="Its key."),
-    Setting(
-        flag="tls-ca",
-        key="cluster.tls.ca",
-        kind=FILE,
-        group=CLUSTER,
-        help="The nodes' authority: who is let in as a node or as an operator.",
-    ),
-    Setting(
-        flag="tls-revocations",
-        key="cluster.tls.revocations",
-        kind=FILE,
-        group=CLUSTER,
-        help="The nodes' file of revoked serial numbers, as `tidelog ca revoke` writes it.",
-    ),
-    Setting(flag="fleet", key="fleet", group=CLUSTER, help="Let in certificates of this fleet only; any by default."),
-    Setting(
-        flag="max-voters",
-        key="cluster.max-voters",
-        kind=INTEGER,
-        default=5,
-        at_least=1,
-        at_most=VOTERS_MAX,
-        group=CLUSTER,
-        help="Nodes that vote on the metadata; further ones hold a copy and do not vote.",
-    ),
-    Setting(
-        flag="snapshot-entries",
-        key="cluster.snapshot-entries",
-        kind=INTEGER,
-        default=4_096,
-        at_least=16,
-        at_most=1_000_000,
-        group=CLUSTER,
-        help="Changes of the metadata after which a snapshot of it is written.",
+    Setting("fleet", "Let in certificates of this fleet only; any by default.", group=CLUSTER),
+    *under(
+        CLUSTER,
+        Setting(
+            "max-voters",
+            "Nodes that vote on the metadata; further ones hold a copy and do not vote.",
+            INTEGER,
+            5,
+            at_least=1,
+            at_most=VOTERS_MAX,
+        ),
+        Setting(
+            "snapshot-entries",
+            "Changes of the metadata after which a snapshot of it is written.",
+            INTEGER,
+            4_096,
+            at_least=16,
+            at_most=1_000_000,
+        ),
+        section="cluster",
     ),
 )
-_TIMING_SETTINGS: Final = (
+_TIMING_SETTINGS: Final = under(
+    TIMING,
+    Setting("raft.heartbeat", "How often the metadata leader speaks.", DURATION, 100, at_least=10, at_most=_MINUTE_MS),
     Setting(
-        flag="raft-heartbeat",
-        key="raft.heartbeat",
-        kind=DURATION,
-        default=100,
-        at_least=10,
-        at_most=_MINUTE_MS,
-        group=TIMING,
-        help="How often the metadata leader speaks.",
-    ),
-    Setting(
-        flag="raft-election-timeout",
-        key="raft.election-timeout",
-        kind=DURATION,
-        default=600,
+        "raft.election-timeout",
+        "Its silence, at least, before another node asks for votes; 3 x the heartbeat or more.",
+        DURATION,
+        600,
         at_least=30,
         at_most=10 * _MINUTE_MS,
-        group=TIMING,
-        help="Its silence, at least, before another node asks for votes; 3 x the heartbeat or more.",
     ),
     Setting(
+        "liveness.heartbeat",
+        "How often two nodes speak and a session is renewed. The same on all nodes.",
+        DURATION,
+        500,
         flag="heartbeat",
-        key="liveness.heartbeat",
-        kind=DURATION,
-        default=500,
         at_least=100,
         at_most=_MINUTE_MS,
-        group=TIMING,
-        help="How often two nodes speak and a session is renewed. The same on all nodes.",
     ),
     Setting(
+        "liveness.session-timeout",
+        "Silence after which a node is fenced; 3 x the heartbeat or more. The same on all nodes.",
+        DURATION,
+        1_500,
         flag="session-timeout",
-        key="liveness.session-timeout",
-        kind=DURATION,
-        default=1_500,
         at_least=300,
         at_most=60 * _MINUTE_MS,
-        group=TIMING,
-        help="Silence after which a node is fenced; 3 x the heartbeat or more. The same on all nodes.",
     ),
     Setting(
-        flag="replica-max-lag-time",
-        key="replica.max.lag.time",
-        kind=DURATION,
-        default=5_000,
+        "replica.max.lag.time",
+        "How long an in-sync replica may be behind before its leader goes on without it.",
+        DURATION,
+        5_000,
         at_least=100,
         at_most=60 * _MINUTE_MS,
-        group=TIMING,
-        help="How long an in-sync replica may be behind before its leader goes on without it.",
     ),
     Setting(
-        flag="replica-max-leader-timeout",
-        key="replica.max.leader.timeout",
-        kind=DURATION,
-        default=5_000,
+        "replica.max.leader.timeout",
+        "Within so long, or two of the channel's heartbeats, reports of a silent channel leader count together.",
+        DURATION,
+        5_000,
         at_least=500,
         at_most=60 * _MINUTE_MS,
-        group=TIMING,
-        help="Within so long, or two of the channel's heartbeats, reports of a silent channel leader count together.",
     ),
     Setting(
-        flag="replica-max-idle-wait",
-        key="replica.max.idle.wait",
-        kind=DURATION,
-        default=10_000,
+        "replica.max.idle.wait",
+        "A replica asks its leader again after so long, even if nothing happens.",
+        DURATION,
+        10_000,
         at_least=250,
         at_most=60 * _MINUTE_MS,
-        group=TIMING,
-        help="A replica asks its leader again after so long, even if nothing happens.",
     ),
 )
-_UPLINK_SETTINGS: Final = (
+_UPLINK_SETTINGS: Final = under(
+    UPLINK,
+    Setting("grpc.listen", "For boats, such as :9443. Off by default: this node then serves none.", LISTEN),
     Setting(
-        flag="grpc-listen",
-        key="grpc.listen",
-        kind=LISTEN,
-        group=UPLINK,
-        help="For boats, such as :9443. Off by default: this node then serves none.",
+        "grpc.advertise",
+        "What boats dial, and nodes that pass their calls on. Default: this node's host and -grpc-listen's port.",
+        TARGET,
+    ),
+    Setting("grpc.tls.cert", "The certificate that boats see. Default: this node's own.", FILE),
+    Setting("grpc.tls.key", "Its key.", FILE),
+    Setting("grpc.tls.client-ca", "The authority that signs boats; each must show a certificate of it.", FILE),
+    Setting(
+        "grpc.tls.revocations", "The boats' file of revoked serial numbers, as `tidelog ca revoke` writes it.", FILE
     ),
     Setting(
-        flag="grpc-advertise",
-        key="grpc.advertise",
-        kind=TARGET,
-        group=UPLINK,
-        help="What boats dial, and nodes that pass their calls on. Default: this node's host and -grpc-listen's port.",
-    ),
-    Setting(
-        flag="grpc-tls-cert",
-        key="grpc.tls.cert",
-        kind=FILE,
-        group=UPLINK,
-        help="The certificate that boats see. Default: this node's own.",
-    ),
-    Setting(flag="grpc-tls-key", key="grpc.tls.key", kind=FILE, group=UPLINK, help="Its key."),
-    Setting(
-        flag="grpc-tls-client-ca",
-        key="grpc.tls.client-ca",
-        kind=FILE,
-        group=UPLINK,
-        help="The authority that signs boats; each must show a certificate of it.",
-    ),
-    Setting(
-        flag="grpc-tls-revocations",
-        key="grpc.tls.revocations",
-        kind=FILE,
-        group=UPLINK,
-        help="The boats' file of revoked serial numbers, as `tidelog ca revoke` writes it.",
-    ),
-    Setting(
+        "boats.factor",
+        "Replicas of the channel of a boat that is new; as many as there are nodes, if those are fewer.",
+        INTEGER,
+        3,
         flag="boat-factor",
-        key="boats.factor",
-        kind=INTEGER,
-        default=3,
         at_least=1,
         at_most=16,
-        group=UPLINK,
-        help="Replicas of the channel of a boat that is new; as many as there are nodes, if those are fewer.",
     ),
 )
 NODE_SETTINGS: Final[tuple[Setting, ...]] = (
@@ -268,19 +201,13 @@ NODE_SETTINGS: Final[tuple[Setting, ...]] = (
     *_TIMING_SETTINGS,
     *_UPLINK_SETTINGS,
     *NATS_SETTINGS,
-    *DOOR_SETTINGS,
+    *GATEWAY_SETTINGS,
     *GROUP_SETTINGS,
     *CHANNEL_LIMIT_SETTINGS,
     *ROTATE_SETTINGS,
     *RETENTION_SETTINGS,
     *LIMIT_SETTINGS,
-    Setting(
-        flag="http-listen",
-        key="http.listen",
-        kind=LISTEN,
-        group=HTTP,
-        help="For health, status and metrics, such as :8081. Off by default.",
-    ),
+    Setting("http.listen", "For health, status and metrics, such as :8081. Off by default.", LISTEN, group=HTTP),
     *HTTP_SETTINGS,
     INSECURE,
 )
@@ -307,7 +234,7 @@ def check_node(loaded: Loaded) -> None:
     check_ports(loaded, "listen", "http-listen")
     _check_uplink(loaded)
     check_nats(loaded)
-    check_doors(loaded)
+    check_gateway(loaded)
     check_http(loaded)
 
 
@@ -398,23 +325,22 @@ def _check_certificate(loaded: Loaded) -> None:
     check_certificates(loaded, "tls-ca")
     check_revocations(loaded, "tls-revocations")
     given = [f"-{flag}" for flag in _TLS_FLAGS if values[flag]]
-    missing = [f"-{flag}" for flag in _TLS_FLAGS if not values[flag]]
+    absent = missing(loaded, *_TLS_FLAGS)
     if values["insecure-dev"] and given:
         loaded.problems.append(
             f"{loaded.named('insecure-dev')} and {' and '.join(given)} exclude each other: a node speaks TLS with all "
             "or with nobody"
         )
-    elif missing and not values["insecure-dev"]:
+    elif absent and not values["insecure-dev"]:
         loaded.problems.append(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: nodes let each other in by "
-            "certificate alone; `tidelog ca issue NAME --node` writes the files"
+            f"{absent}: nodes let each other in by certificate alone; `tidelog ca issue NAME --node` writes the files"
         )
     if certificate is not None and values["id"]:
         _check_certificate_names(loaded, certificate)
 
 
 def _check_certificate_names(loaded: Loaded, certificate: x509.Certificate) -> None:
-    """Peers believe the certificate alone, so another name or kind would be refused at every door."""
+    """Peers believe the certificate alone, so another name or kind would be refused by all of them."""
     from tidelog.errors import LogError
     from tidelog.pki.identity import Identity, identity_of_certificate
 
@@ -446,9 +372,7 @@ def node_options(values: dict[str, Any]) -> NodeProcessOptions:
     from tidelog.cluster.node.process import COPY_BYTES_MAX, NodeProcessOptions
     from tidelog.storage.store.parts import StoreOptions
 
-    certificate, key, authority, revocations = (
-        Path(values[flag]) if values[flag] else None for flag in (*_TLS_FLAGS, "tls-revocations")
-    )
+    certificate, key, authority, revocations = paths(values, *_TLS_FLAGS, "tls-revocations")
     return NodeProcessOptions(
         node=values["id"],
         listen=values["listen"],
@@ -480,19 +404,21 @@ def _uplink_options(values: dict[str, Any]) -> UplinkOptions | None:
 
     if not values["grpc-listen"]:
         return None
-    certificate, key = values["grpc-tls-cert"] or values["tls-cert"], values["grpc-tls-key"] or values["tls-key"]
-    client_authority, revocations = values["grpc-tls-client-ca"], values["grpc-tls-revocations"]
+    own_certificate, own_key = paths(values, "tls-cert", "tls-key")
+    certificate, key, client_authority, revocations = paths(
+        values, "grpc-tls-cert", "grpc-tls-key", "grpc-tls-client-ca", "grpc-tls-revocations"
+    )
     return UplinkOptions(
         listen=values["grpc-listen"],
         advertise=values["grpc-advertise"],
-        tls_cert=Path(certificate) if certificate else None,
-        tls_key=Path(key) if key else None,
-        tls_client_ca=Path(client_authority) if client_authority else None,
-        revocations=Path(revocations) if revocations else None,
+        tls_cert=certificate or own_certificate,
+        tls_key=key or own_key,
+        tls_client_ca=client_authority,
+        revocations=revocations,
         fleet=values["fleet"] or None,
         insecure_dev=values["insecure-dev"],
         limits=receiver_limits(values),
-        keeper=keeper_options(values),
+        keeper=maintenance_options(values),
         factor=values["boat-factor"],
     )
 
