@@ -6,16 +6,16 @@ shows them. Nothing here needs pyarrow unless Arrow batches are asked for.
 Modules:
 
     admin       Administration of channels
-    calls       Questions to the cluster
+    calls       Requests to any node or to a channel's leader, with retries
     client      The native client
-    groups/     Consumer groups: membership, and feeds of the channels that a member is given
+    groups/     Consumer groups: membership, and feeds of the assigned channels
     links       Links of a client
-    options     What a client, its producers and its readers are set to
+    options     Settings of clients, producers, readers and group members
     producing/  Producing records: batches, sequence numbers, retries, receipts
-    reading/    Reading committed records: fetches ahead, positions, and the reader that puts them together
-    records     From verified blocks to what readers are given
-    retry       Whether to ask again, and when
-    routes      What a client knows of the cluster
+    reading/    Reading committed records: fetches ahead, positions, the reader
+    records     From verified blocks to records and Arrow batches
+    retry       Whether to retry, and when
+    routes      Leaders, replicas and addresses as the client knows them
     sync        The client for programs without an event loop
 """
 

@@ -1,7 +1,7 @@
-"""Administration of channels: create, look, change, delete. Any node is asked; it passes on what it cannot do itself.
+"""Administration of channels: create, describe, change, delete. Any node takes the request and relays it where needed.
 
-AN1  What is asked again after an unknown outcome is only what may be done twice: creating with the same config, setting
-     something to what it should be, deleting. Elections and rebalancing are asked once.
+AN1  After an unknown outcome only requests that may be done twice are repeated: creating with the same config, setting
+     a value, deleting. Elections and rebalancing are sent once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Created:
     name: str
     channel_id: int
     existed: bool
-    """It was there already, with the same config."""
+    """It existed already, with the same config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """How a channel's log stands."""
+    """The ends and offsets of a channel's log."""
 
     log_start: int
     committed_end: int
@@ -54,7 +54,7 @@ class Offsets:
 
 
 class ChannelAdmin:
-    """What `Client` offers for channels. Configs are `ChannelConfig`, or settings by their names."""
+    """The methods of `Client` for channels. Configs are `ChannelConfig`, or settings by their names."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -76,7 +76,7 @@ class ChannelAdmin:
         timeout_ms: int | None = None,
         **settings: Any,
     ) -> list[Created | LogError]:
-        """Create many channels alike; for each what came of it, in order."""
+        """Create many channels with the same config; the outcome of each, in order."""
         wanted = config_of_json(settings, config)
         wanted.validate()
         plain = config_json(wanted)
@@ -105,7 +105,7 @@ class ChannelAdmin:
         return channels[0]
 
     async def describe_some(self, names: Sequence[str], *, timeout_ms: int | None = None) -> list[dict[str, Any]]:
-        """Those of these channels that exist, in the order asked for."""
+        """Those of these channels that exist, in the given order."""
         found: list[dict[str, Any]] = []
         for start in range(0, len(names), DESCRIBE_MAX):
             part = list(names[start : start + DESCRIBE_MAX])
@@ -125,7 +125,7 @@ class ChannelAdmin:
                 return found
 
     async def cluster(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
-        """The nodes, and who leads the metadata."""
+        """The nodes, and which of them leads the metadata."""
         answer = await self._describe({"channels": [], "barrier": False}, timeout_ms)
         return {name: answer.get(name) for name in ("cluster", "node", "metadata_leader", "nodes")}
 
@@ -143,7 +143,8 @@ class ChannelAdmin:
         timeout_ms: int | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Change settings by their names, or where the replicas are. With an expected epoch only if nobody else did."""
+        """Change settings by their names, or the replicas. With an expected epoch only if the channel has not changed
+        since."""
         return await self._alter(
             name,
             "alter",
@@ -157,7 +158,7 @@ class ChannelAdmin:
         )
 
     async def pause(self, name: str, *, timeout_ms: int | None = None) -> dict[str, Any]:
-        """Nobody writes to the channel or replicates it until it is resumed."""
+        """Pause the channel: it takes no records and is not replicated until it is resumed."""
         return await self._alter(name, "pause", {}, timeout_ms)
 
     async def resume(self, name: str, *, timeout_ms: int | None = None) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class ChannelAdmin:
         channels: Sequence[str] | None = None,
         timeout_ms: int | None = None,
     ) -> dict[str, Any]:
-        """Even out replicas and leaders: the moves, and whether they were made."""
+        """Even out replicas and leaders: returns the moves, and whether they were made."""
         return await self._calls.ask(
             REBALANCE,
             {"dry_run": dry_run, "channels": None if channels is None else list(channels)},
@@ -225,8 +226,8 @@ class ChannelAdmin:
     # --- one channel's log -------------------------------------------------------------------------
 
     async def offsets(self, name: str, *, timeout_ms: int | None = None, channel_id: int | None = None) -> Offsets:
-        """Where the channel begins and ends, as its leader says; with `channel_id` that channel, and no other of its
-        name."""
+        """The start and end of the channel by its leader's answer; with `channel_id` of that channel, and no other of
+        its name."""
         found = await offset_at(self._calls, name, "latest", timeout_ms=timeout_ms, channel_id=channel_id)
         return Offsets(
             log_start=found["log_start"], committed_end=found["committed_end"], leader_epoch=found["leader_epoch"]
@@ -241,7 +242,7 @@ class ChannelAdmin:
         return (await offset_at(self._calls, name, start, timeout_ms=timeout_ms, channel_id=channel_id))["offset"]
 
     async def cursors(self, name: str, *, timeout_ms: int | None = None) -> dict[str, int]:
-        """The named cursors of a channel and where they stand."""
+        """The named cursors of a channel and their offsets."""
         answer = await self._cursor(name, "list", {}, timeout_ms)
         cursors = answer.get("cursors")
         if isinstance(cursors, Mapping):
@@ -282,8 +283,8 @@ class ChannelAdmin:
         return found
 
     async def remove_producer(self, name: str, producer: str, *, timeout_ms: int | None = None) -> bool:
-        """Close a producer of channel `name` by its name; False if there is none. One that still writes opens itself
-        anew, and does not know any more what became of what it was just sending (`OutcomeUnknown`)."""
+        """Close a producer of channel `name` by its name; False if there is none. A producer that still writes opens
+        itself anew, and the outcome of blocks it was sending is then unknown (`OutcomeUnknown`)."""
         answer = await self._calls.ask(
             CLOSE_PRODUCER,
             {"channel": name, "name": producer, "producer_id": 0, "epoch": 0},
@@ -302,14 +303,14 @@ class ChannelAdmin:
         return groups
 
     async def describe_group(self, group: str, *, timeout_ms: int | None = None) -> dict[str, Any]:
-        """Members, what each reads, and who coordinates; `UnknownGroup` if nobody is a member."""
+        """Members, their channels, and the coordinator; `UnknownGroup` if the group has no members."""
         request = {"op": "describe", "group": group}
         answer = await self._calls.ask(GROUP_ASK, request, what=f"group {group!r}", timeout_ms=timeout_ms)
         found: dict[str, Any] = answer.get("group") or {}
         return found
 
     async def delete_group(self, group: str, *, timeout_ms: int | None = None) -> None:
-        """Expel all members at once. Those that run join again by themselves; positions stay."""
+        """Expel all members at once. Running members join again by themselves; positions stay."""
         await self._calls.ask(
             GROUP,
             {"op": "delete", "group": group},

@@ -1,10 +1,10 @@
-"""Questions to the cluster: to any node, or to a channel's leader, asked again while that is safe and makes sense.
+"""Requests to any node or to a channel's leader, repeated while that is safe and useful.
 
 CQ1  Every call ends within its time, with an answer or a typed error.
-CQ2  A node that did not answer is asked last the next time.
+CQ2  A node that did not answer is tried last the next time.
 CQ3  A channel counts as unknown only if a node says so that has caught up with all that was committed.
-CQ4  A channel that was deleted is looked up by its name again. What was decided on one channel never reaches another of
-     its name: who names an id gets `ChannelDeleted` or `ChannelRecreated`.
+CQ4  A channel that was deleted is looked up by its name again. A request for one channel never reaches another of its
+     name: a request with an id gets `ChannelDeleted` or `ChannelRecreated`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def now_ms() -> int:
 
 
 class Calls:
-    """What the parts of a client ask through."""
+    """The requests that the parts of a client send."""
 
     def __init__(self, *, links: NodeLinks, routes: Routes, options: ClientOptions, rng: random.Random) -> None:
         self.links = links
@@ -54,10 +54,10 @@ class Calls:
         self.is_closed = False
         self._shunned: dict[str, int] = {}
         self._chains = 0
-        """Nodes that did not answer, and until when others are asked first (CQ2)."""
+        """Nodes that did not answer, and until when others are tried first (CQ2)."""
 
     def next_chain(self) -> int:
-        """A number for fetches that follow each other; not 0, and used again only after four billion others."""
+        """A number for a chain of fetches; not 0, and reused only after four billion others."""
         self._chains = self._chains % _CHAIN_MAX + 1
         return self._chains
 
@@ -98,8 +98,8 @@ class Calls:
         attempt_ms: int | None = None,
         settled: Callable[[LogError], bool] = lambda _: False,
     ) -> dict[str, Any]:
-        """The answer of whichever node gives one. After an attempt whose fate is unknown, an error for which
-        `settled` holds shows that it had succeeded: the answer is then empty."""
+        """The answer of any node. After an attempt with unknown outcome, an error for which `settled` holds shows that
+        the attempt had succeeded: the answer is then empty."""
         retry = self.retry(what, timeout_ms=timeout_ms, is_repeatable=is_repeatable)
         body = encode_json(request)
         avoid: set[str] = set()
@@ -121,7 +121,7 @@ class Calls:
         avoid: set[str],
         attempt_ms: int | None = None,
     ) -> dict[str, Any]:
-        """One attempt; a node that let us down is added to `avoid`."""
+        """One attempt; a node that failed is added to `avoid`."""
         link = await self.within(retry, self.links.any_link(avoid | self.shunned()))
         try:
             return decode_answer(await self._request(link, kind, body, retry, attempt_ms))
@@ -131,12 +131,12 @@ class Calls:
             raise
 
     async def pause(self, retry: Retry, error: LogError) -> None:
-        """Wait as long as the retry says, or raise what it says."""
+        """Wait as long as the retry says, or raise its error."""
         self.require_open()
         await asyncio.sleep(retry.after(error, now_ms()) / 1000)
 
     async def within(self, retry: Retry, link: Any) -> Link:
-        """A link that comes about in time. A dial that takes longer goes on, and the next attempt finds it."""
+        """A link that is up in time. A dial that takes longer goes on, and the next attempt finds it."""
         limit_ms = min(retry.left_ms(now_ms()), self.options.attempt_ms)
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -161,8 +161,8 @@ class Calls:
         timeout_ms: int | None = None,
         channel_id: int | None = None,
     ) -> dict[str, Any]:
-        """The answer of the node that leads the channel. Only for questions that may be asked twice. With `channel_id`
-        only that channel is asked, and no other of the name (CQ4)."""
+        """The answer of the node that leads the channel. Only for requests that may be repeated. With `channel_id` only
+        that channel is meant, and no other of the name (CQ4)."""
         retry = self.retry(what, timeout_ms=timeout_ms)
         avoid: set[str] = set()
         is_fresh = False
@@ -187,8 +187,8 @@ class Calls:
                 await self.pause(retry, error)
 
     def answer_of_leader(self, name: str, decode: Callable[[memoryview], T], body: memoryview) -> T:
-        """A node may not have heard of a new channel yet, or one that was deleted was created again: whether there is
-        one is for DESCRIBE to say (CQ3, CQ4)."""
+        """A node may not have heard of a new channel yet, or a deleted one was created again: DESCRIBE tells whether it
+        exists (CQ3, CQ4)."""
         try:
             return decode(body)
         except UnknownChannel as error:
@@ -209,7 +209,7 @@ class Calls:
     async def route(
         self, name: str, retry: Retry, *, is_fresh: bool = False, avoid: Collection[str] = ()
     ) -> ChannelRoute:
-        """Where the channel is led, by what is known or by asking. `NotChannelLeader` where nobody leads."""
+        """The route to the channel's leader, known or requested. `NotChannelLeader` where there is no leader."""
         known = self.routes.channel(name)
         if is_fresh or known is None or known.leader is None:
             await self.describe_once([name], retry, avoid=set(avoid))
@@ -221,7 +221,7 @@ class Calls:
         return known
 
     async def describe_once(self, names: Sequence[str], retry: Retry, *, avoid: set[str]) -> dict[str, Any]:
-        """One attempt to learn of these channels; those that do not exist are forgotten (CQ3)."""
+        """One attempt to get the routes of these channels; those that do not exist are forgotten (CQ3)."""
         for barrier in (False, True):
             request = {"channels": list(names), "barrier": barrier}
             answer = await self.ask_once(DESCRIBE, encode_json(request), retry, avoid=avoid)

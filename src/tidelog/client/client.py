@@ -5,8 +5,8 @@ its links, one to each node.
 
 What a caller must keep: use it from the loop it was made on; `close` it, or use `async with`.
 
-CC1  Every call ends within its time with a typed error if with any; after `close` every call raises `ClientClosed`.
-CC2  Answers to produced blocks find their producer by the upper half of their token; what fits none is dropped.
+CC1  Every call ends within its time, and every error is typed; after `close` every call raises `ClientClosed`.
+CC2  Answers to produced blocks find their producer by the upper half of their token; others are dropped.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Client(ChannelAdmin):
         return self._calls.is_closed
 
     async def close(self, *, flush: bool = True) -> None:
-        """Send what producers have taken, leave groups, then hang up; raises the first error that nobody was told of.
-        Without `flush` what has no answer ends with an error of its own, and groups expel this member after a while."""
+        """Send what producers have taken, leave groups, then close the links; raises the first error that no caller has
+        seen. Without `flush` records without an answer end with an error of their own, and groups expel this member
+        after a while."""
         if self._calls.is_closed:
             return
         try:
@@ -135,8 +136,9 @@ class Client(ChannelAdmin):
         on_rebalance: Callable[[Rebalance], None] | None = None,
         **options: Any,
     ) -> Group:
-        """A member of a consumer group, which shares these channels (names, or beginnings of names and a star) with the
-        others; the options are those of `GroupReaderOptions`. `on_rebalance` is told what this member reads."""
+        """A member of a consumer group, which shares these channels (names, or prefixes and a star) with the other
+        members; the options are those of `GroupReaderOptions`. `on_rebalance` gets the channels that this member
+        reads."""
         self._calls.require_open()
         names = (channels,) if isinstance(channels, str) else tuple(channels)
         wanted = GroupReaderOptions(channels=names, **options)
@@ -156,7 +158,7 @@ class Client(ChannelAdmin):
     ) -> AsyncIterator[Block]:
         """The verified blocks that hold these offsets, from the nearest in-sync replica. Their buffers are views of
         what the link received; nothing is copied. The first and the last may reach beyond the offsets. With
-        `channel_id` of that channel, and no other of its name."""
+        `channel_id` only of that channel, and no other of its name."""
         self._calls.require_open()
         return fetch_blocks(
             self._calls, channel, offsets, nearest=nearest, timeout_ms=timeout_ms, channel_id=channel_id
@@ -174,7 +176,7 @@ class Client(ChannelAdmin):
                 producer.answered(answer)
 
     def on_turn(self) -> None:
-        """Nothing is put off."""
+        """A client delays no message."""
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         raise BadMessage(problem="a client answers nothing")
@@ -193,7 +195,8 @@ async def connect(
     options: ClientOptions | None = None,
     timeout_ms: int | None = None,
 ) -> Client:
-    """A client of the cluster that any of these addresses (host:port) belongs to; it has answered when this returns.
+    """A client of the cluster that any of these addresses (host:port) belongs to; the cluster has answered when this
+    returns.
 
     `tls` names a client's or an operator's certificate, its key and the nodes' authority; `insecure_dev` is for nodes
     that run without.

@@ -3,8 +3,8 @@
 What a caller must keep: one event loop; `close` at the end.
 
 LI1  At most one link to a node is used, and at most one dial to an address is under way.
-LI2  Who dials waits no longer than its own deadline; the dial goes on for those that still wait.
-LI3  A node that takes the connection and says nothing does not hold up the search for any that answers.
+LI2  A caller waits for a dial no longer than its own deadline; the dial goes on for other callers.
+LI3  A node that accepts the connection and does not answer does not delay the search for one that does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tidelog.errors import ClientClosed, LogError, PeerUnreachable, WrongPeer
 from tidelog.transports.link.link import Link, LinkEnd, LinkHandler, dial_link
 
 STAGGER_S: Final = 0.25
-"""An address that has not answered by then is not given up, but the next one is tried beside it."""
+"""After this time the next address is tried beside one that has not answered."""
 
 
 class NodeLinks:
-    """See the module. `on_down` is told of every link that ended."""
+    """The links of a client. `on_down` is called for every link that ended."""
 
     def __init__(
         self, *, routes: Routes, end: LinkEnd, handler: LinkHandler, on_down: Callable[[Link, str], None]
@@ -40,7 +40,7 @@ class NodeLinks:
         return link if link is not None and link.is_usable else None
 
     def rtt_ms(self, node: str) -> float | None:
-        """Of the last ping; None where there is no link, or no answer to a ping yet."""
+        """The round trip of the last ping; None where there is no link, or no answer to a ping yet."""
         link = self.usable(node)
         return None if link is None else link.statistics().rtt_ms
 
@@ -55,12 +55,12 @@ class NodeLinks:
         try:
             return await asyncio.shield(self._dial(address, node))
         except WrongPeer as error:
-            # Another node has its old address: what we know is out of date, and may be asked for again.
+            # Another node has its old address: the known address is out of date, and may be requested again.
             self._routes.addresses.pop(node, None)
             raise PeerUnreachable(address=address, problem=str(error)) from error
 
     async def any_link(self, avoid: Collection[str] = ()) -> Link:
-        """A link to whichever node answers, to those in `avoid` only if no other does."""
+        """A link to any node that answers; nodes in `avoid` only if no other does."""
         for node, link in self._links.items():
             if node not in avoid and link.is_usable:
                 return link
@@ -116,7 +116,7 @@ class NodeLinks:
     def _dialled(self, key: tuple[str, str | None], task: asyncio.Task[Link]) -> None:
         self._dials.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; nobody may be left to
+            task.exception()  # its waiters have the result, or there are none left
 
     async def _connect(self, address: str, node: str | None) -> Link:
         link = await dial_link(address, end=self._end, handler=self._handler, expected=node)

@@ -1,4 +1,4 @@
-"""What a client, its producers and its readers are set to. Everything has a limit, and every limit a default."""
+"""Settings of clients, producers, readers and group members. Everything has a limit, and every limit a default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidelog.units import KIB, MIB
 
 ACKS: Final = {"all": AckPolicy.ALL, "leader": AckPolicy.LEADER, "none": AckPolicy.NONE}
 BLOCK_BYTES_MAX: Final = DEFAULT_LIMITS.raw_bytes_max - 64 * KIB
-"""Of the strings of one block: what a block may hold, without room for its columns."""
+"""The most string bytes of one block: the limit of a block, less room for its columns."""
 RECORDS_MAX: Final = DEFAULT_LIMITS.records_max
 
 
@@ -37,24 +37,24 @@ Start: TypeAlias = str | int | Time | Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Of one client. The defaults suit a data centre and a slow mobile link alike."""
+    """The settings of one client. The defaults suit a data centre and a slow mobile link alike."""
 
     timeout_ms: int = 30_000
     """Every call ends within it, unless the call says otherwise."""
     attempt_ms: int = 2_000
-    """A node that does not answer a question within it is not asked again at once; others are."""
+    """A node that does not answer a request within it is avoided for a while."""
     commit_ms: int = 10_000
-    """The same for what must be committed by the metadata before it is answered."""
+    """The same for changes that the metadata must commit before they are answered."""
     backoff_first_ms: int = 20
     backoff_max_ms: int = 1_000
     suspect_ms: int = 400
-    """A produce without an answer for so long: other nodes are asked whether the leader is still the leader."""
+    """If a produce has no answer for this long, other nodes are asked whether the leader still leads."""
     poll_ms: int = 200
     """How often they are asked."""
     fetch_bytes_max: int = 4 * MIB
-    """Of one answer."""
+    """The most bytes of one answer."""
     fetch_wait_ms: int = 500
-    """How long a node may wait for a record before it answers that there is none."""
+    """How long a node may wait for a record before it answers without any."""
     fetch_grace_ms: int = 1_000
     """How much longer an answer to a fetch may take; doubled after each that was too late, for slow links."""
     nearest_ms: int = 300
@@ -72,28 +72,29 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """Of one producer."""
+    """The settings of one producer."""
 
     name: str | None = None
-    """By it a producer is known after a restart, and fences the one before. None: a random one."""
+    """The name that identifies a producer after a restart; opening it fences the earlier process. None: a random
+    one."""
     acks: str = "all"
     linger_ms: int = 0
-    """Wait so long for more records. 0: what has gathered while requests were under way goes at once."""
+    """How long to wait for more records. 0: records that gathered while requests were in flight leave at once."""
     batch_bytes_max: int = MIB
-    """Of the records of one block."""
+    """The most bytes of the records of one block."""
     batch_records_max: int = 1 << 16
     in_flight_max_bytes: int = 64 * MIB
-    """Gathered and unanswered. Beyond it `send` raises `QueueFull`, and `send_room` waits."""
+    """The most bytes that are gathered and unanswered. Beyond it `send` raises `QueueFull`, and `send_room` waits."""
     requests_max: int = 4
-    """Blocks on their way at once. More makes blocks smaller, not faster, unless the way is long."""
+    """Blocks in flight at once. More makes blocks smaller, not faster, unless the round trip is long."""
     codec: Codec = Codec.NONE
     timeout_ms: int | None = None
-    """From `send` to the answer; None: the client's."""
+    """From `send` to the answer; None: the client's timeout."""
     channel_id: int | None = None
     """Write to this channel and no other of its name."""
     on_paused: Callable[[], None] | None = None
-    """Called when a block that a pause stopped half way, so that it may be in the log, waits for the channel to be
-    resumed, perhaps more than once. Without it such records end with `OutcomeUnknown`."""
+    """Called when a block that may be in the log waits for its paused channel to be resumed, perhaps more than once.
+    Without it such records end with `OutcomeUnknown`."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -117,20 +118,20 @@ class ProducerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """Of one reader."""
+    """The settings of one reader."""
 
     start: Start = "earliest"
     follow: bool = True
-    """False: end at what was committed when the reader began."""
+    """False: end at the committed end of the moment when the reader began."""
     nearest: bool = False
     """Read from the nearest in-sync replica instead of the leader: cheaper, and a few milliseconds later."""
     on_trim: str = "raise"
-    """"raise" `OffsetTrimmed` when retention overtook the reader, or "skip" to what is left."""
+    """"raise" `OffsetTrimmed` when retention has removed the reader's position, or "skip" to what is left."""
     cursor: str | None = None
-    """Go on where the cursor of this name stands, and save it as records are read."""
+    """Start at the cursor of this name, and save it as records are read."""
     cursor_interval_ms: int = 1_000
     bytes_max: int | None = None
-    """Of one answer; None: the client's."""
+    """The most bytes of one answer; None: the client's limit."""
     on_recreate: str = "raise"
     """"raise" `ChannelRecreated` when the channel was deleted and created again while it was read, or "restart" at the
     earliest record of the new one."""
@@ -157,26 +158,26 @@ class ReaderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReaderOptions:
-    """Of one member of a consumer group."""
+    """The settings of one member of a consumer group."""
 
     channels: tuple[str, ...]
-    """Names, and beginnings of names with a star: `boats/*`."""
+    """Names, and prefixes with a star: `boats/*`."""
     member: str | None = None
-    """By it the member is known; who joins under it again fences the one before. None: a random one."""
+    """The name of the member; a process that joins under it again fences the earlier one. None: a random one."""
     start: str = "earliest"
     """In a channel where the group has no position yet: "earliest" or "latest"."""
     commit: str = "after"
-    """"after": what a batch held is committed once the caller came back for another; "explicit": only by `commit`."""
+    """"after": a batch is committed once the caller asks for the next; "explicit": only by `commit`."""
     commit_interval_ms: int = 1_000
     on_trim: str = "raise"
-    """As of a reader."""
+    """As in `ReaderOptions`."""
     fetches_max: int = 32
-    """Channels that are asked for records at once, and batches that wait for the caller. Of more channels than that,
-    those without news are looked at in turn."""
+    """How many channels are fetched at once, and how many batches wait for the caller. With more channels than that,
+    those without new records are checked in turn."""
     idle_ms: int = 200
-    """Before such a channel is looked at again."""
+    """How long until such a channel is checked again."""
     bytes_max: int = MIB
-    """Of one answer."""
+    """The most bytes of one answer."""
 
     def __post_init__(self) -> None:
         problems = [] if self.channels else ["name at least one channel, or the beginning of names and a star"]

@@ -1,7 +1,7 @@
-"""From verified blocks to what readers are given: records one by one, or whole Arrow batches.
+"""From verified blocks to records, one by one, or to whole Arrow batches.
 
-RE1  Control blocks and placeholders hold nothing for a reader; their offsets are passed over.
-RE2  Records before the reader's position are left out, and so are those before the time or seq it asked for.
+RE1  Control blocks and placeholders hold no records for a reader; their offsets are skipped.
+RE2  Records before the reader's position are left out, and so are those before its starting time or seq.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Record(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
     seq: int
-    """Of its producer; 0 where it has none."""
+    """The producer's number for the record; 0 where it has none."""
 
 
 class FrameRecord(NamedTuple):
@@ -43,12 +43,12 @@ class FrameRecord(NamedTuple):
     can_id: int
     data: bytes
     seq: int
-    """Of its boat; 0 where it has none."""
+    """The boat's number for the frame; 0 where it has none."""
 
 
 AnyRecord: TypeAlias = Record | FrameRecord
 Floor: TypeAlias = Time | Seq | None
-"""What a reader asked to start from, if records before it may follow in offset order (B2)."""
+"""The start of a reader, if records before it may follow in offset order (B2)."""
 
 
 def holds_data(block: Block) -> bool:
@@ -70,7 +70,7 @@ def records_of(block: Block, *, start: int, floor: Floor = None) -> list[AnyReco
 
 
 def _is_below(block: Block, floor: Floor) -> bool:
-    """Whether nothing of the block is at or after the floor, as its head says."""
+    """Whether no record of the block is at or after the floor, according to its head."""
     if isinstance(floor, Time):
         return block.maker.time_max_us < floor.time_us
     return isinstance(floor, Seq) and block.maker.base_seq + block.maker.record_count <= floor.seq

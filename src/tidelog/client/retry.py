@@ -1,7 +1,7 @@
-"""Whether to ask again, and when. Nothing here does I/O; the generator for the jitter is passed in.
+"""Whether to retry, and when. Nothing here does I/O; the generator for the jitter is passed in.
 
-CR1  What may have happened is asked again only if doing it twice is as good as once.
-CR2  Nothing is asked again after the deadline; the error then says whether anything may have happened.
+CR1  A request whose outcome is unknown is repeated only if doing it twice has the same effect as once.
+CR2  Nothing is repeated after the deadline; the error then says whether the request may have had an effect.
 CR3  Waits double up to a limit, with jitter, so that clients that lost the same node do not come back together.
 """
 
@@ -68,7 +68,7 @@ class Retry:
         return wait_ms
 
     def too_late(self) -> LogError:
-        """What the caller is told at the deadline: the last refusal if that settles it, else that nobody knows."""
+        """The error at the deadline: the last refusal if that is definite, else that the outcome is unknown."""
         if self._problem is not None and not self._may_have_happened:
             return self._problem
         error = WaitTimedOut(waiting_for=self.what, deadline_s=self._timeout_ms / 1000)

@@ -1,11 +1,11 @@
-"""What a client knows of the cluster: who leads which channel, who holds replicas, and where nodes are.
+"""What a client knows of the cluster: the leaders and replicas of channels, and the addresses of nodes.
 
-Nothing here does I/O. Answers to DESCRIBE and refusals that name a leader go in; they may be old, since any node may
-have given them.
+Nothing here does I/O. The input are answers to DESCRIBE and refusals that name a leader; they may be old, since any
+node may have sent them.
 
-CRO1  Of one channel, what belongs to an older leader or channel epoch never replaces what is newer.
-CRO2  A channel of the same name with a larger id is another channel: it replaces the one that is gone.
-CRO3  A channel that a node called deleted is not learned again from a node that has not heard of it yet.
+CRO1  Facts of an older leader epoch or channel epoch never replace newer ones of the same channel.
+CRO2  A channel of the same name with a larger id is another channel: it replaces the deleted one.
+CRO3  A channel that a node reported as deleted is not learned again from a node that has not heard of that yet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final
 from tidelog.errors import BadMessage, NotChannelLeader
 
 _DELETED_MAX: Final = 10_000
-"""Names whose deletion is remembered; forgetting one costs a few more questions."""
+"""Names whose deletion is remembered; forgetting one costs a few more requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelRoute:
-    """Where one channel is served."""
+    """The nodes that serve one channel."""
 
     channel_id: int
     name: str
@@ -32,16 +32,16 @@ class ChannelRoute:
     replicas: tuple[str, ...] = ()
     isr: tuple[str, ...] = ()
     unclean_epoch: int = 0
-    """Of the newest unclean election: what was committed before it may be gone (P1)."""
+    """The epoch of the newest unclean election: records committed before it may be gone (P1)."""
 
 
 class Routes:
-    """Of all channels that this client uses."""
+    """The routes of all channels that this client uses."""
 
     def __init__(self, bootstrap: Sequence[str]) -> None:
         self.bootstrap = list(dict.fromkeys(bootstrap))
         self.addresses: dict[str, str] = {}
-        """Of nodes by name."""
+        """Addresses of nodes, by name."""
         self._channels: dict[str, ChannelRoute] = {}
         self._deleted: dict[str, int] = {}
         """The largest id of each name that was deleted (CRO3); the oldest name first."""
@@ -50,11 +50,11 @@ class Routes:
         return self._channels.get(name)
 
     def forget(self, name: str) -> None:
-        """The channel was deleted, or what we know of it led nowhere."""
+        """The channel was deleted, or its known route failed."""
         self._channels.pop(name, None)
 
     def deleted(self, name: str, channel_id: int) -> None:
-        """A node says that this channel is gone for good; one of its name may exist."""
+        """A node reports that this channel is deleted for good; one of its name may exist."""
         known = self._channels.get(name)
         if known is not None and known.channel_id <= channel_id:
             del self._channels[name]
@@ -63,12 +63,12 @@ class Routes:
             del self._deleted[next(iter(self._deleted))]
 
     def believe(self, names: Iterable[str]) -> None:
-        """What is described next comes from a node that has caught up: it counts, whatever was said before."""
+        """The next description comes from a node that has caught up: it counts, whatever was reported before."""
         for name in names:
             self._deleted.pop(name, None)
 
     def described(self, answer: Mapping[str, Any]) -> None:
-        """An answer to DESCRIBE; what makes no sense in it is `BadMessage`."""
+        """Take an answer to DESCRIBE; nonsense in it is `BadMessage`."""
         try:
             addresses = {
                 str(node["node"]): str(node["addresses"]["link"])
@@ -95,7 +95,7 @@ class Routes:
         self._channels[route.name] = route
 
     def moved(self, name: str, error: NotChannelLeader) -> bool:
-        """A node says who leads; whether that was news worth going by."""
+        """A node names the leader; returns whether that was new."""
         known = self._channels.get(name)
         if error.leader is None or known is None or error.leader_epoch <= known.leader_epoch:
             return False

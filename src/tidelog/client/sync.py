@@ -3,7 +3,7 @@
 One thread of its own runs the loop and the async client; calls are handed to it and waited for. Many threads may use
 one client; each reader is for one thread at a time.
 
-SY1  A call that is interrupted (Ctrl-C) is cancelled over there too.
+SY1  A call that is interrupted (Ctrl-C) is cancelled on the loop too.
 SY2  After `close` the thread is gone, and every call raises `ClientClosed`.
 """
 
@@ -39,7 +39,7 @@ _AT_ONCE_MAX: Final = 64
 
 
 class _LoopThread:
-    """A thread with an event loop, for as long as a client lives."""
+    """A thread with an event loop, for as long as a client is open."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -92,7 +92,7 @@ class _LoopThread:
 
 
 class SyncReceipt(Generic[T]):
-    """Of what was sent with one call: `result` waits for the offset (or the ranges of offsets)."""
+    """The receipt of records that were sent with one call: `result` waits for the offset (or the ranges of offsets)."""
 
     def __init__(self, thread: _LoopThread, receipt: Receipt | ManyReceipt) -> None:
         self._thread = thread
@@ -270,7 +270,7 @@ class SyncGroup:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """That are assigned to this member now."""
+        """The channels that are assigned to this member now."""
         return self._thread.call(lambda: self._group.channels)
 
 
@@ -322,8 +322,8 @@ class SyncClient:
         yield from _each(self._thread, blocks)
 
     def at_once(self, asks: Sequence[Callable[[Client], Coroutine[Any, Any, T]]]) -> list[T | LogError]:
-        """Several calls of the async client at the same time, some dozens of them if there are more. Gives of each its
-        result, or the error that it ended with."""
+        """Run several calls of the async client at the same time, a few dozen at once. Returns the result of each, or
+        its error."""
 
         async def ask_all() -> list[T | BaseException]:
             turns = asyncio.Semaphore(_AT_ONCE_MAX)

@@ -43,7 +43,7 @@ _DEVICES_CHECK_MS = 1_000
 class BoatOptions:
     journal_dir: Path
     target: UplinkTarget | Callable[[], UplinkTarget] | None = None
-    """None records only. A function is asked at every dial, so that it may read renewed certificates."""
+    """None records only. A function is called at every dial, so that it may read renewed certificates."""
     daily_bytes: int | None = None
     """Most bytes that the uplink may use in a day."""
     daily_reset_hour: int = 0
@@ -53,14 +53,14 @@ class BoatOptions:
     http: HttpOptions | None = None
     """None serves no HTTP."""
     device_idle_ms: int | None = 300_000
-    """A device that was silent for so long is no longer listed."""
+    """A device that was silent for this long is no longer listed."""
     bus_silence_ms: int | None = None
-    """A bus that was silent for so long is reported as unhealthy."""
+    """A bus that was silent for this long is reported as unhealthy."""
     ring_frames: int = 65_536
     journal: JournalOptions = field(default_factory=JournalOptions)
     sender: SenderConfig = field(default_factory=SenderConfig)
     send: SendOptions | None = None
-    """What callers over HTTP may put on the bus; None for nothing."""
+    """What HTTP callers may put on the bus; None for nothing."""
     buffer_ms_max: int = BUFFER_MS_MAX
     """How long a reader's buffered session is kept for it while it is away, at most."""
 
@@ -94,15 +94,15 @@ class Boat:
         self.devices = DeviceRegistry()
         self.http: BoatHttp | None = None
         self._source: FrameSource | None = None
-        """While it is open."""
+        """The open source."""
         self._client: UplinkClient | None = None
         self._source_problem: str | None = None
         self._refused: DiskError | None = None
-        """Why the last frame was dropped; None while they are taken."""
+        """Why the last frame was dropped; None while frames are recorded."""
         self._stuck_since_ms: int | None = None
         """When writing began to fail."""
         self._upkeep_failed_ms: int | None = None
-        """When sealing, retention, leasing or Backfill's reading began to fail."""
+        """When sealing, retention, leasing or reading for Backfill began to fail."""
         self._heard_ms = steady_clock_ms()
         self._bus_us = wall_clock_us()
         """The newest frame's time."""
@@ -155,7 +155,7 @@ class Boat:
         return asyncio.ensure_future(self._client.run())
 
     def _introductions(self) -> list[tuple[int, bytes]]:
-        """What the devices on the bus said of themselves, for an lplex cloud."""
+        """The frames in which the devices of the bus describe themselves, for an lplex cloud."""
         return introductions_again(self.devices.devices())
 
     async def _start_http(self) -> None:
@@ -212,7 +212,7 @@ class Boat:
         return f"{held} frames are in memory only (at most {most})"
 
     def _look_at_journal(self) -> None:
-        """Say when writing begins to fail and when it is well again, each once."""
+        """Log when writing begins to fail and when it works again, each once."""
         refusal = self._refused or self.journal.refusal
         if refusal is not None and self._stuck_since_ms is None:
             self._stuck_since_ms = steady_clock_ms()
@@ -225,7 +225,8 @@ class Boat:
         self._look_at_upkeep()
 
     def _look_at_upkeep(self) -> None:
-        """The same of what the journal does besides (UK1): it could grow without a word until the disk is full."""
+        """Log the same for the journal's maintenance (UK1): the journal could otherwise grow unnoticed until the disk
+        is full."""
         problem, since_ms = self.journal.upkeep.problem, self._upkeep_failed_ms
         if problem is not None and since_ms is None:
             self._upkeep_failed_ms = steady_clock_ms()
@@ -278,7 +279,7 @@ class Boat:
             await self._pause(min(max(wait_s, 0.0), _TICK_S))
 
     def _take(self, frames: FrameColumns, now_us: int) -> None:
-        """Into the journal and the ring, then to whoever listens. What the journal refuses got no seq."""
+        """Record the frames in journal and ring, then publish them to readers. Refused frames get no seq."""
         seqs: list[int] = []
         for time_us, can_id, payload in frames.rows():
             try:
@@ -321,7 +322,7 @@ class Boat:
         except SyncFailed:
             raise  # what the disk holds is unknown until the journal was opened anew
         except DiskError:
-            pass  # it is tried again; the journal remembers it and `_look_at_journal` says so
+            pass  # it is tried again; the journal remembers it and `_look_at_journal` logs it
         self._look_at_journal()
 
     def _all_said(self) -> bool:

@@ -1,7 +1,7 @@
-"""What lplex's own clients ask of a boat beyond reading: buffered sessions, sending, asking a device.
+"""Requests of lplex's own clients to a boat beyond reading: buffered sessions, sending, querying a device.
 
-`lplex tail --last`, `lplex dump` with a buffer, `lplex request` and `lplex send` come here. Paths, bodies and statuses
-are lplex's.
+`lplex tail --last`, `lplex dump` with a buffer, `lplex request` and `lplex send` use these routes. Paths, bodies and
+statuses are lplex's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _no_sender() -> BusSender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientsView:
-    """What a boat gives to these routes."""
+    """What a boat provides to these routes."""
 
     journal: Journal
     ring: Ring | None
@@ -177,7 +177,7 @@ class _Pages:
 
 
 async def _first_answer(subscription: Subscription, asked: Query) -> str | None:
-    """The first frame of the PGN, of the device that was asked if it was one; None when the feed ends."""
+    """The first frame of the PGN, from the requested device if one was named; None when the feed ends."""
     sources = frozenset() if asked.destination == BROADCAST else frozenset({asked.destination})
     wanted = FrameFilter(pgns=frozenset({asked.pgn}), sources=sources)
     while not subscription.ended:

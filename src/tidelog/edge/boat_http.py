@@ -1,10 +1,10 @@
-"""What a boat answers over HTTP: its bus as it happens, its journal, and how replication stands.
+"""The HTTP server of a boat: live frames, the journal, the state of replication.
 
-Paths and shapes are lplex's, so its clients work as they are; what is ours comes after lplex's keys. The server reads
-a boat through `BoatView`; what it changes is in `boat_clients`: sessions, and frames put on the bus.
+Paths and shapes are lplex's, so its clients work unchanged; Tidelog's own keys come after lplex's. The server reads a
+boat through `BoatView`; `boat_clients` has the routes that change something: sessions, and frames put on the bus.
 
-What a caller must keep: the view's functions are called on the event loop and answer at once. Whoever records
-publishes every frame to `feed` in the order of its seqs, and what the registry of devices made of it.
+What a caller must keep: the view's functions are called on the event loop and answer at once. The recorder publishes
+every frame to `feed` in the order of its seqs, with the changes of the device registry.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NEVER: Final = "0001-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoatView:
-    """What a boat gives its HTTP server to read."""
+    """What a boat provides to its HTTP server."""
 
     instance: str
     """Its name in the cloud; empty if it has none."""
@@ -74,20 +74,20 @@ class BoatView:
     frames_refused: Callable[[], int] = lambda: 0
     """Frames of the bus that the journal could not take."""
     written: Callable[[], tuple[int, int]] | None = None
-    """Blocks and bytes written to the journal since the start, where somebody counts them."""
+    """Blocks and bytes written to the journal since the start, where they are counted."""
     ring: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Frames in the ring, and how many fit."""
     recent: Ring | None = None
-    """The ring itself: what the journal has not written yet is read from it."""
+    """The ring itself: frames that the journal has not written yet are read from it."""
     sessions: SessionBook = field(default_factory=SessionBook)
     sender: BusSender = field(default_factory=lambda: BusSender(None, transmit=lambda: None))
-    """What puts frames on the bus; by default nothing does."""
+    """The transmitter for the bus; by default there is none."""
     problem: Callable[[], str | None] = lambda: None
-    """What keeps the boat from recording, in words; None when it records."""
+    """Why the boat does not record, in words; None when it records."""
     trouble: Callable[[], str | None] = lambda: None
-    """What will keep it from recording if nobody acts, in words."""
+    """What will stop recording if it is not fixed, in words."""
     extra: Callable[[], Mapping[str, Any]] = dict
-    """More keys for /replication/status, metering for one."""
+    """More keys for /replication/status, such as metering."""
 
 
 class BoatHttp:
@@ -227,7 +227,7 @@ class _Pages:
         if uplink is None:
             raise not_found("replication target on", view.instance or "this boat")
         statistics = view.journal.statistics()
-        # Ours first, so that nothing in `extra` can take the place of what clients rely on.
+        # Tidelog's keys first, so that nothing in `extra` can replace keys that clients rely on.
         answer = {
             "connected": uplink.connected,
             "instance_id": view.instance,
@@ -394,7 +394,7 @@ async def newest_frames(journal: Journal, recent: Ring | None, count: int) -> As
     """The newest `count` frames, oldest first, those included that are in memory only."""
     for frames in last_frames(journal, recent, count):
         yield frames
-        await asyncio.sleep(0)  # others have their turn
+        await asyncio.sleep(0)  # other tasks get their turn
 
 
 async def journal_history(journal: Journal, *, from_us: int, to_us: int) -> AsyncIterator[JournalFrames]:
@@ -404,7 +404,7 @@ async def journal_history(journal: Journal, *, from_us: int, to_us: int) -> Asyn
         log_start = journal.log_start
         try:
             for block in journal.blocks(from_time_us=from_us, before_time_us=to_us, skip_damaged=True):
-                # Blocks are read on the loop, since the journal has one driver; others have their turn in between.
+                # Blocks are read on the loop, since the journal has one driver; other tasks get their turn in between.
                 await asyncio.sleep(0)
                 if block.maker.kind in FRAME_KINDS:
                     frames = _not_seen(block, newest)
@@ -414,7 +414,7 @@ async def journal_history(journal: Journal, *, from_us: int, to_us: int) -> Asyn
         except OffsetOutOfRange:
             if journal.log_start == log_start:
                 raise
-            # Retention was faster than this reader: what it took is gone, and what was seen is known.
+            # Retention was faster than this reader: the removed frames are gone, and those already seen are known.
 
 
 def _not_seen(block: Block, newest: dict[bytes, int]) -> JournalFrames:

@@ -1,4 +1,4 @@
-"""Consumer groups: membership, and feeds of the channels that a member is given.
+"""Consumer groups: membership, and feeds of the assigned channels.
 
 Modules:
 

@@ -1,8 +1,9 @@
-"""The channels that are assigned to a member, read side by side: what is ready waits for the caller, within bounds.
+"""The channels that are assigned to a member, read concurrently: batches wait for the caller, within limits.
 
 GF1  Of one channel at most one batch is waiting or with the caller's next turn, and at most `fetches_max` in all.
-GF2  A channel that is taken away gives nothing any more, also not what was read and not handed out yet.
-GF3  An error that passes is kept in `problems` and tried again; another one ends the reading, and is raised.
+GF2  A channel that is no longer assigned gives no more records, not even those that were read and not given out yet.
+GF3  After a retriable error the channel is read again, and `problems` has the error; any other error ends the reading,
+     and is raised.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from tidelog.client.records import AnyRecord, records_of
 from tidelog.errors import LogError
 
 AGAIN_MS: Final = 1_000
-"""After an error that passes."""
+"""The wait after a retriable error."""
 _LEFT_ALONE: Final = frozenset(
     {"not_assigned", "unknown_channel", "channel_deleted", "channel_recreated", "unknown_member"}
 )
-"""The channel is another's, or gone: the next heartbeat says so too, and brings one of the same name as another."""
+"""The channel is assigned to another member, or deleted: the next heartbeat shows that too."""
 _PASSES: Final = frozenset({"channel_paused"})
 
 
 class GroupBatch(NamedTuple):
-    """Records of one channel, as many as one answer brought."""
+    """Records of one channel, as many as one answer had."""
 
     channel: str
     records: list[AnyRecord]
     next_offset: int
-    """What is committed once the batch is done: the group goes on from here."""
+    """The offset that is committed once the batch is done: the group goes on from here."""
     life: int
-    """As which the member was given it."""
+    """The member generation in which the channel was assigned."""
     channel_id: int = 0
-    """Of one name there may be another channel later: its offsets are others."""
+    """The channel's id: a later channel of the same name has other offsets."""
 
 
 class Feed:
@@ -56,7 +57,7 @@ class Feed:
         self.given_end: int | None = None
         """Everything below was given to the caller."""
         self.done_end: int | None = None
-        """Everything below is done, as the caller says."""
+        """The caller is done with everything below."""
         self.saved_end: int | None = None
         self.is_closed = False
 
@@ -77,19 +78,19 @@ class Feeds:
         self.problems: dict[str, LogError] = {}
         self._ready: deque[tuple[Feed, GroupBatch]] = deque()
         self._turns: list[tuple[int, int, Feed]] = []
-        """(when, number, feed): who is to be asked, the earliest first."""
+        """(when, number, feed): the feeds to fetch, the earliest first."""
         self._numbers = count()
         self._fetching = 0
         self._workers: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
-        """Something is ready, or failed, or was taken away."""
+        """Something is ready, has failed, or is no longer assigned."""
         self.failure: LogError | None = None
 
     # --- which channels --------------------------------------------------------------------------------------
 
     def assign(self, channels: Mapping[str, int]) -> tuple[list[str], list[str]]:
-        """From now on these, by name; what came and what went."""
+        """Set the channels, by name; returns those added and those removed."""
         gone = [name for name, feed in self.feeds.items() if channels.get(name) != feed.channel_id]
         for name in gone:
             self.feeds.pop(name).close()
@@ -135,7 +136,7 @@ class Feeds:
         heapq.heappush(self._turns, (due_ms, next(self._numbers), feed))
 
     def _start(self) -> None:
-        """As many fetches as may be under way (GF1)."""
+        """Start as many fetches as are allowed at once (GF1)."""
         now = now_ms()
         while (
             self._turns
@@ -164,7 +165,7 @@ class Feeds:
         if not task.cancelled():
             error = task.exception()
             if error is not None:
-                raise error  # a bug of ours: the loop's handler says so
+                raise error  # a bug in Tidelog: the loop's handler reports it
             self._start()
 
     async def _fetch(self, feed: Feed) -> None:
@@ -213,7 +214,7 @@ class Feeds:
         return GroupBatch(feed.channel, records, records[-1].offset + 1, life, feed.channel_id)
 
     def _failed(self, feed: Feed, error: LogError) -> None:
-        """GF3. What the next heartbeat tells anyway is left to it."""
+        """GF3. Errors that the next heartbeat will explain are left to it."""
         if feed.is_closed or error.code in _LEFT_ALONE:
             return
         if error.retriable or error.code in _PASSES:

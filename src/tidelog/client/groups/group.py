@@ -1,18 +1,18 @@
-"""Reading as a member of a consumer group: the channels are shared out among the members, and each is read by one.
+"""Reading as a member of a consumer group: the channels are assigned to the members, each to one.
 
     async with client.group("billing", channels=["boats/*"]) as group:
         async for batch in group:
             work_on(batch.channel, batch.records)
 
-Positions lie in the channels themselves, as the cursor `group.<name>`. Every record is given at least once: what was
-read and not committed when a member went comes again, to whoever reads the channel next.
+Positions are stored in the channels themselves, as the cursor `group.<name>`. Every record is given at least once:
+records that were read and not committed when a member left are given again, to the member that reads the channel next.
 
 What a caller must keep: one iteration at a time; `close` it, or use `async with`; come back for the next batch, or
 `commit`, more often than records may be repeated.
 
-GR1  A batch is given only while the group counts on this member, and only of channels that are assigned to it.
-GR2  A position is committed only up to what the caller is done with, and only while the channel is assigned to this
-     life of the member: a member that was expelled commits nothing any more.
+GR1  A batch is given only while the member has not been expelled, and only of channels that are assigned to it.
+GR2  A position is committed only up to where the caller is done, and only while the channel is assigned to this member
+     generation: a member that was expelled commits nothing any more.
 GR3  A member that was expelled joins again by itself. One that was fenced by another of its name ends with
      `MemberFenced`.
 """
@@ -43,10 +43,10 @@ from tidelog.errors import (
 )
 
 _COMMITS_MAX: Final = 16
-"""Under way at once."""
+"""How many commits run at once."""
 _COMMIT_MS: Final = 5_000
 _LOOK_S: Final = 0.1
-"""How often a member without contact looks whether it is there again."""
+"""How often a member without contact tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Rebalance:
     channels: tuple[str, ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    """What of these was not committed comes again, to another member."""
+    """Uncommitted records of these channels are given again, to another member."""
     expelled: bool = False
-    """The group did without this member for a while: nothing that it was given before can be committed any more."""
+    """The member was expelled for a while: nothing that it was given before can be committed any more."""
 
 
 class Group:
@@ -82,7 +82,7 @@ class Group:
         self._beats: asyncio.Task[None] | None = None
         self._saves: asyncio.Task[None] | None = None
         self._given: tuple[Feed, GroupBatch] | None = None
-        """What the caller works on."""
+        """The batch that the caller works on."""
         self._was_expelled = False
         self.is_closed = False
 
@@ -105,23 +105,23 @@ class Group:
 
     @property
     def epoch(self) -> int:
-        """Of the group, as this member knows it; 0 before the first assignment."""
+        """The group's epoch, as this member knows it; 0 before the first assignment."""
         return self._membership.epoch
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """That are assigned to this member now."""
+        """The channels that are assigned to this member now."""
         return tuple(sorted(self._feeds.feeds))
 
     @property
     def problems(self) -> dict[str, LogError]:
-        """Channels that cannot be read at the moment, and why. They are tried again."""
+        """Channels that cannot be read at the moment, with the error. They are tried again."""
         return dict(self._feeds.problems)
 
     # --- membership --------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Become a member; iterating does it by itself."""
+        """Join the group; iterating does it by itself."""
         self._require_open()
         if self._beats is not None:
             return
@@ -132,7 +132,7 @@ class Group:
             self._saves = asyncio.get_running_loop().create_task(self._keep_saving())
 
     async def _beat(self) -> None:
-        """The heartbeat, for as long as the group is open (GR3)."""
+        """Run the heartbeat for as long as the group is open (GR3)."""
         while True:
             try:
                 if self._was_expelled:
@@ -176,7 +176,7 @@ class Group:
         return await self.read()
 
     async def read(self) -> GroupBatch:
-        """The next batch of any channel. Asking for it says that the one before is done."""
+        """The next batch of any channel. Asking for it means that the caller is done with the previous one."""
         await self.join()
         self._came_back()
         while True:
@@ -191,13 +191,13 @@ class Group:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Until something is ready, or contact may be there again."""
+        """Wait until something is ready, or contact may be back."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await self._feeds.changed.wait()
 
     def _came_back(self) -> None:
-        """The caller is done with what it was given."""
+        """The caller is done with the batch it was given."""
         if self._given is not None:
             feed, batch = self._given
             self._given = None
@@ -207,7 +207,7 @@ class Group:
     # --- committing ------------------------------------------------------------------------------------------------
 
     async def _keep_saving(self) -> None:
-        """Beside the caller: a channel without a leader must not keep those waiting that have one."""
+        """Commit in the background: a channel without a leader must not delay the others."""
         while True:
             await asyncio.sleep(self._options.commit_interval_ms / 1000)
             try:
@@ -218,7 +218,8 @@ class Group:
                 return
 
     async def _save(self) -> None:
-        """Commit what is done. What is another's by now is left to it: it comes again there."""
+        """Commit finished offsets. Channels that are assigned elsewhere by now are skipped: their records are given
+        again there."""
         room = asyncio.Semaphore(_COMMITS_MAX)
 
         async def save(feed: Feed) -> None:
@@ -237,7 +238,7 @@ class Group:
                 except LogError as error:
                     if not error.retriable:
                         raise
-                    self._feeds.problems[feed.channel] = error  # and is tried again
+                    self._feeds.problems[feed.channel] = error  # it is tried again
 
         await asyncio.gather(*(save(feed) for feed in self._feeds.unsaved()))
 
@@ -248,10 +249,10 @@ class Group:
         feed.saved_end = end
 
     async def commit(self, batch: GroupBatch | None = None) -> None:
-        """Commit up to the end of a batch, or all that was given so far, now.
+        """Commit up to the end of a batch, or everything given so far, now.
 
-        Raises `NotAssigned`, `MemberFenced` or `UnknownMember` when the channel is not this member's any more: its
-        records come again elsewhere. `ChannelRecreated` for a batch of a channel that is gone.
+        Raises `NotAssigned`, `MemberFenced` or `UnknownMember` when the channel is no longer assigned to this member:
+        its records are given again elsewhere. `ChannelRecreated` for a batch of a channel that is gone.
         """
         self._require_open()
         membership = self._membership
@@ -278,8 +279,8 @@ class Group:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def close(self, *, is_done: bool = True) -> None:
-        """Commit what is done, and leave: the channels go to the others at once. With `is_done` False the batch that
-        the caller works on counts as not done."""
+        """Commit finished offsets, and leave: the channels go to the other members at once. With `is_done` False the
+        batch that the caller works on counts as unfinished."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -295,7 +296,7 @@ class Group:
             await self._membership.leave()
 
     async def abandon(self) -> None:
-        """Stop without a word: as if the process had died. The group expels the member after its timeout."""
+        """Stop without leaving, as if the process had died. The group expels the member after its timeout."""
         self.is_closed = True
         await self._stop()
 

@@ -1,9 +1,10 @@
 """This process as a member of a consumer group: joining, the heartbeat, leaving.
 
-Asking for assignments is the heartbeat; any node takes the question and passes it to the group's coordinator.
+A request for assignments is the heartbeat; any node relays it to the group's coordinator.
 
-GB1  A member that could not ask for the whole of its timeout takes itself for expelled: the channels may be another's.
-GB2  Positions are read and moved only with this life's claim, so a channel's leader refuses what is not ours any more.
+GB1  A member whose requests failed for the whole timeout counts itself as expelled: others may have its channels.
+GB2  Positions are read and moved only with the claim of this member generation, so a channel's leader refuses commits
+     for channels that are no longer assigned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ASK_MS_MIN = 2_000
 
 
 class Membership:
-    """Made by a group; `join` first."""
+    """Made by a group; call `join` first."""
 
     def __init__(self, calls: Calls, *, group: str, member: str, channels: tuple[str, ...]) -> None:
         self._calls = calls
@@ -30,12 +31,12 @@ class Membership:
         self._channels = channels
         self.life = 0
         self.epoch = 0
-        """Of the assignments that are known; 0 for none."""
+        """The epoch of the known assignments; 0 for none."""
         self.coordinator = ""
         self.consumer_timeout_ms = 1
         self._coordinator_timeout_ms = 1
         self._contact_ms = 0
-        """When the last question that was answered was asked."""
+        """When the newest answered request was sent."""
         self._reported_ms = 0
 
     @property
@@ -44,14 +45,14 @@ class Membership:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the group certainly still counts on us (GB1)."""
+        """Whether the member is certainly not expelled yet (GB1)."""
         return now_ms() - self._contact_ms < self.consumer_timeout_ms
 
     def claim(self) -> dict[str, Any]:
         return {"group": self.group, "member": self.member, "life": self.life, "epoch": self.epoch}
 
     async def join(self) -> None:
-        """Become a member, or begin a new life as one."""
+        """Join the group, or join again in a new generation."""
         asked_ms = now_ms()
         answer = await self._calls.ask(
             GROUP,
@@ -77,7 +78,7 @@ class Membership:
         self._contact_ms = asked_ms
 
     async def heartbeat(self) -> dict[str, int] | None:
-        """Ids of the channels that are ours, by name, if that changed; else None."""
+        """Ids of the assigned channels, by name, if that changed; else None."""
         asked_ms = now_ms()
         try:
             answer = await self._calls.ask(
@@ -102,7 +103,7 @@ class Membership:
         return found
 
     async def _report(self) -> None:
-        """The coordinator cannot be reached. If most members say so, another node takes its place."""
+        """Report that the coordinator cannot be reached. If most members do, another node takes its place."""
         now = now_ms()
         if min(now - self._contact_ms, now - self._reported_ms) < self._coordinator_timeout_ms:
             return
@@ -116,7 +117,7 @@ class Membership:
                 timeout_ms=_ASK_MS_MIN,
             )
         except LogError:
-            return  # the group has moved on, or nobody listens; the next heartbeat shows which
+            return  # the group has changed, or no node answers; the next heartbeat shows which
 
     async def leave(self) -> None:
         try:
@@ -128,16 +129,16 @@ class Membership:
                 settled=lambda error: isinstance(error, UnknownMember | UnknownGroup),
             )
         except (UnknownMember, UnknownGroup):
-            return  # it was expelled meanwhile, which comes to the same
+            return  # it was expelled meanwhile, which has the same effect
 
     # --- positions -----------------------------------------------------------------------------------------
 
     async def position(self, channel: str, channel_id: int) -> int | None:
-        """Where the group stands in a channel that is ours; None if it never committed anything there."""
+        """The group's position in an assigned channel; None if it never committed anything there."""
         return offset_or_none(await self._cursor(channel, channel_id, {"op": "get"}))
 
     async def commit(self, channel: str, channel_id: int, offset: int, *, timeout_ms: int | None = None) -> None:
-        """The group goes on from `offset`. Raises `NotAssigned`, `MemberFenced` or `UnknownMember` (GB2), and
+        """Commit `offset` as the group's position. Raises `NotAssigned`, `MemberFenced` or `UnknownMember` (GB2), and
         `ChannelDeleted` or `ChannelRecreated` if the channel is gone: its offsets mean nothing in another (CQ4)."""
         await self._cursor(channel, channel_id, {"op": "set", "offset": offset}, timeout_ms=timeout_ms)
 

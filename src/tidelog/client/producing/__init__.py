@@ -2,10 +2,10 @@
 
 Modules:
 
-    arrow_input   Arrow batches that a producer is given, as columns of blocks
+    arrow_input   Arrow batches from a caller, as columns of blocks
     batching      Records that wait to become blocks
-    core          What a producer does with its blocks
+    core          Sending blocks in order, retries, outcomes
     producer      A producer
-    receipts      What `send` gives back
-    record_input  One record as a caller gives it to a producer
+    receipts      The results of `send`
+    record_input  One record from a caller, checked
 """

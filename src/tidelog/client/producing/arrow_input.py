@@ -1,6 +1,6 @@
-"""Arrow batches that a producer is given, as columns of blocks.
+"""Arrow batches from a caller, as columns of blocks.
 
-Only this module and `tidelog.blocks.arrow` load pyarrow; whoever needs it imports this module where it needs it.
+Only this module and `tidelog.blocks.arrow` load pyarrow; code that needs it imports this module at the point of use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records that wait to become blocks: natural batching, without an object for each record.
 
-Nothing here does I/O. Whatever has gathered when there is room on the way goes as one block, so an idle producer adds
-no delay and a busy one makes large blocks. A batch is also where the outcome of its records arrives: whoever waits for
-a record waits for its batch and adds the record's place in it.
+Nothing here does I/O. All records that have gathered when another block may be sent become that block, so an idle
+producer adds no delay and a busy one makes large blocks. A batch also receives the outcome of its records: waiting for
+a record means waiting for its batch and adding the record's place in it.
 
 CB1  Records leave in the order in which they came, and a batch holds nothing else between its first and its last.
 CB2  A batch ends once, with the offset of its first record or with an error.
@@ -29,7 +29,7 @@ HEADER_BYTES: Final = 8
 
 
 class RecordBatch:
-    """A run of records that becomes one block, and what came of it."""
+    """A run of records that becomes one block, and its outcome."""
 
     __slots__ = (
         "_callbacks",
@@ -49,20 +49,20 @@ class RecordBatch:
     def __init__(self, *, deadline_ms: int, time_us: int) -> None:
         self.values: list[bytes] = []
         self.rows: list[Message] | None = None
-        """Takes over from `values` when a record has more than a value."""
+        """Used instead of `values` when a record has more than a value."""
         self.columns: MessageColumns | None = None
-        """Instead of both: records that came as columns."""
+        """Used instead of both: records that came as columns."""
         self.bytes = 0
-        """About what the body will have."""
+        """The approximate size of the body."""
         self.deadline_ms = deadline_ms
         self.time_us = time_us
-        """Of records that came without a time."""
+        """The time of records that came without one."""
         self.expected_offset = ANY_OFFSET
         self.first_offset = 0
         self.error: LogError | None = None
         self.is_done = False
         self.is_seen = False
-        """Whether somebody was told of the error."""
+        """Whether a caller has seen the error."""
         self._callbacks: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class RecordBatch:
         return len(self.values if self.rows is None else self.rows)
 
     def add_row(self, row: Message, size: int) -> int:
-        """A record with more than a value; its place in the batch."""
+        """Add a record with more than a value; returns its place in the batch."""
         self.add_rows((row,), size)
         return len(self) - 1
 
@@ -114,7 +114,7 @@ class Gathering:
         self._records_max = batch_records_max
         self._batches: deque[RecordBatch] = deque()
         self._open: RecordBatch | None = None
-        """The last one, while records may join it."""
+        """The newest batch, while records may join it."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class Gathering:
         return self._batches[0] if self._batches else None
 
     def take(self) -> RecordBatch:
-        """The oldest batch; nothing joins it any more."""
+        """Take the oldest batch; no record joins it any more."""
         batch = self._batches.popleft()
         self.bytes -= batch.bytes
         if batch is self._open:
@@ -132,7 +132,7 @@ class Gathering:
         return batch
 
     def take_conditional(self) -> list[RecordBatch]:
-        """Those that are wanted at one offset only."""
+        """Batches that are wanted at one offset only."""
         taken = [batch for batch in self._batches if batch.expected_offset != ANY_OFFSET]
         if taken:
             self._batches = deque(batch for batch in self._batches if batch.expected_offset == ANY_OFFSET)
@@ -140,15 +140,15 @@ class Gathering:
         return taken
 
     def is_ripe(self) -> bool:
-        """Whether the oldest batch cannot grow, so that waiting for more would be in vain."""
+        """Whether the oldest batch cannot grow, so that waiting for more records is useless."""
         return len(self._batches) > 1 or (bool(self._batches) and self._open is None)
 
     def seal(self) -> None:
-        """What comes next begins a batch of its own."""
+        """The next record begins a batch of its own."""
         self._open = None
 
     def join(self, value: bytes, size: int) -> RecordBatch | None:
-        """Put a value behind others like it, if a batch of such is open: the usual case, without asking the clock."""
+        """Append a value to a batch of plain values, if one is open: the usual case, without reading the clock."""
         batch = self._open
         if batch is None or batch.rows is not None or batch.bytes + size > self._bytes_max:
             return None
@@ -210,9 +210,9 @@ class Gathering:
         return max(0, min(last - start, self._records_max - len(batch)))
 
     def add_values(self, values: Sequence[bytes], *, deadline_ms: int, time_us: int) -> list[tuple[RecordBatch, range]]:
-        """Many at once, in as few batches as hold them; which places of which batch they took."""
+        """Add many records at once, in as few batches as hold them; returns their places in the batches."""
         ends = [0, *accumulate(map(len, values))]
-        # Everything is judged before anything is taken: a call has all of its records in the queue or none.
+        # Everything is checked before anything is taken: a call has all of its records in the queue or none.
         if values:
             _require_size(max(map(len, values)) + RECORD_BYTES)
         taken: list[tuple[RecordBatch, range]] = []
@@ -238,13 +238,13 @@ class Gathering:
         left = min(len(ends) - 1 - start, self._records_max - len(batch.values))
         if ends[start + left] - ends[start] + RECORD_BYTES * left <= room:
             return left
-        # Ends rise by the values' lengths; with what each costs beside them they still rise, so they can be searched.
+        # Ends rise by the values' lengths; with a fixed cost added for each they still rise, so they can be searched.
         sizes = [ends[start + i] - ends[start] + RECORD_BYTES * i for i in range(1, left + 1)]
         fitting = bisect_right(sizes, room)
         return max(fitting, 1) if not batch.values else fitting
 
     def add_columns(self, columns: MessageColumns, size: int, *, deadline_ms: int) -> RecordBatch:
-        """Records that came as columns: a block of their own."""
+        """Add records that came as columns: a block of their own."""
         _require_size(size)
         batch = self._begin(deadline_ms, 0)
         batch.columns = columns
@@ -288,7 +288,7 @@ class Gathering:
 
 
 def row_bytes(row: Message) -> int:
-    """About what a message takes in a body; names of headers may have four bytes a letter."""
+    """The approximate size of a message in a body; names of headers may have four bytes a letter."""
     size = RECORD_BYTES + len(row.value or b"") + len(row.key or b"")
     return size + sum(HEADER_BYTES + len(name) * 4 + len(content) for name, content in row.headers)
 

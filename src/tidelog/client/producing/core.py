@@ -1,25 +1,26 @@
-"""What a producer does with its blocks: send in order, send again under the same seqs, and tell each block's fate once.
+"""How a producer handles its blocks: send in order, send again under the same seqs, and report each block's outcome
+once.
 
 Nothing here does I/O. The shell cuts batches into blocks and adds them; asks `next_send` what may leave; passes in
-answers, losses and the time; and looks at `wants_identity` and `wants_route` for what the core waits for.
+answers, losses and the time; and reads `wants_identity` and `wants_route` to learn what the core waits for.
 
-The node takes a producer's blocks only without gaps in their seqs, and answers one that it has already with its place.
-So sending again is always safe, and a refused block holds up all behind it until it is sent again.
+The node takes a producer's blocks only without gaps in their seqs, and answers a block that it already has with its
+place. So sending again is always safe, and a refused block delays all later ones until it is sent again.
 
 What a caller must keep: after `next_send` the block leaves on the current route, or `not_sent` is called; a route that
 is given up is reported with `route_lost` before another is used.
 
-CP1  Blocks are sent in the order of their seqs; one that has to go again goes before all behind it.
-CP2  A block's fate is told once: its offset, or an error that is definite only if no attempt can have succeeded.
+CP1  Blocks are sent in the order of their seqs; one that must be sent again goes before all later ones.
+CP2  A block's outcome is reported once: its offset, or an error that is definite only if no attempt can have succeeded.
 CP3  Seqs are never given to other records under the same producer epoch: numbering starts over only with a new epoch,
-     and only when the node has shown that it holds nothing of what is still here.
-CP4  The link keeps small bodies in order and lets them overtake large ones: behind a large body nothing small leaves
-     before it is answered, and behind a very large one nothing does.
-CP5  A channel that was deleted holds nothing. In another of its name everything that has no answer is sent as new:
-     under another identity, from seq 1 on, so that nothing of the old channel counts as there already. What was
-     wanted at an offset of the old channel is refused.
-CP6  Where somebody resumes paused channels (`outlasts_pause`), a block that a pause stopped half way, so that it may be
-     in the log, is sent again under its seqs until its time is up: only the log can say whether it is there.
+     and only when the node has shown that it holds none of the blocks without an answer.
+CP4  The link keeps small bodies in order and lets them overtake large ones: after a large body no small one is sent
+     before it is answered, and after a very large one no body at all.
+CP5  A deleted channel holds nothing. In a new channel of its name every block without an answer is sent as new: under
+     another identity, from seq 1 on, so that blocks of the old channel do not count as present. A block that was wanted
+     at an offset of the old channel is refused.
+CP6  Where the application resumes paused channels (`outlasts_pause`), a block that was interrupted by a pause, and so
+     may be in the log, is sent again under its seqs until its time is up: only the log shows whether it is there.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ from tidelog.transports.link.frames import SMALL_BYTES_MAX
 from tidelog.units import KIB
 
 IN_TURN_BYTES_MAX: Final = 96 * KIB
-"""Large bodies up to this leave whole and one after the other, as long as the link is quick. If it is not, the node
+"""Bodies up to this size are sent whole and one after the other, as long as the link is quick. If it is not, the node
 refuses what came too early, and it is sent again."""
 WIRE_BYTES_MAX: Final = 16 * 1024 * KIB
-"""On their way at once; the rest waits here, where it does not fill the link's queue."""
+"""The most blocks in flight; the rest waits here, where it does not fill the link's queue."""
 
 _BY_SEQ: Final = attrgetter("base_seq")
 
 
 class Flight:
-    """One block, from its making to its fate."""
+    """One block, from its making to its outcome."""
 
     __slots__ = ("base_seq", "batch", "count", "is_unsure", "made", "problem", "sent_ms", "size", "token")
 
@@ -80,7 +81,7 @@ class Flight:
 
 
 class Fate(NamedTuple):
-    """What came of a flight."""
+    """The outcome of a flight."""
 
     flight: Flight
     first_offset: int
@@ -107,9 +108,9 @@ class ProducerCore:
         self._backoff = backoff
         self._next_token = first_token
         self._sent: deque[Flight] = deque()
-        """In flight, by seq."""
+        """Blocks in flight, by seq."""
         self._unsent: deque[Flight] = deque()
-        """To be sent, for the first time or again, by seq."""
+        """Blocks to be sent, for the first time or again, by seq."""
         self._by_token: dict[int, Flight] = {}
         self._wire_bytes = 0
         self._needs_identity = True
@@ -119,14 +120,14 @@ class ProducerCore:
         self.resume_ms = 0
         """Nothing is sent before this time."""
         self.fatal: LogError | None = None
-        """Why this producer is over."""
+        """Why this producer has ended."""
         self.route_problem: LogError | None = None
-        """Why there is no way to the leader."""
+        """Why there is no route to the leader."""
 
     # --- facts -------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Blocks without an answer."""
+        """The number of blocks without an answer."""
         return len(self._sent) + len(self._unsent)
 
     @property
@@ -140,11 +141,11 @@ class ProducerCore:
 
     @property
     def may_cut(self) -> bool:
-        """Whether another batch may become a block: it would be the next to leave."""
+        """Whether another batch may become a block: it would be sent next."""
         return not self._needs_identity and not self._unsent and self.fatal is None
 
     def oldest_sent_ms(self) -> int | None:
-        """When what waits longest for its answer left."""
+        """When the block that waits longest for its answer was sent."""
         return self._sent[0].sent_ms if self._sent else None
 
     def has_room(self, size: int, now_ms: int) -> bool:
@@ -161,7 +162,7 @@ class ProducerCore:
     # --- what the shell does -----------------------------------------------------------------------
 
     def opened(self, identity: bytes) -> None:
-        """The producer has an epoch of its own. What is still here is numbered anew under it (CP3)."""
+        """The producer has an epoch of its own. Blocks without an answer are numbered anew under it (CP3)."""
         assert self.wants_identity
         self.identity = identity
         self._needs_identity = False
@@ -176,7 +177,7 @@ class ProducerCore:
         self.route_problem = None
 
     def add(self, batch: RecordBatch, made: MadeBlock) -> Flight:
-        """A block that was made with `identity` and `next_seq`."""
+        """Add a block that was made with `identity` and `next_seq`."""
         assert made.maker.base_seq == self._next_seq, "CP1"
         flight = Flight(batch, made)
         self._next_seq += flight.count
@@ -184,12 +185,12 @@ class ProducerCore:
         return flight
 
     def next_send(self, now_ms: int) -> Flight | None:
-        """The block that leaves next, if one may; it counts as sent."""
+        """The next block to send, if one may be sent; it counts as sent."""
         if not self._unsent:
             return None
         flight = self._unsent[0]
         if self._sent and self._sent[-1].base_seq > flight.base_seq:
-            return None  # CP1: what is behind it must be answered first, or it would be sent twice at once
+            return None  # CP1: later blocks must be answered first, or they would be in flight twice
         if not self.has_room(flight.size, now_ms):
             return None
         self._unsent.popleft()
@@ -202,7 +203,7 @@ class ProducerCore:
         return flight
 
     def not_sent(self, flight: Flight, now_ms: int) -> None:
-        """The link had no room for it, and nothing of it left."""
+        """The link had no room for it, and nothing of it was sent."""
         assert self._sent[-1] is flight
         self._leave_sent(flight)
         self._unsent.appendleft(flight)
@@ -233,14 +234,15 @@ class ProducerCore:
         if isinstance(error, UnknownProducer):
             return self._closed(flight, error, now_ms)
         self._put_back(flight)
-        # A node may not have heard of a new channel yet. Whoever looks for the leader finds out whether it exists.
+        # A node may not have heard of a new channel yet. The search for the leader finds out whether the channel
+        # exists.
         is_elsewhere = isinstance(error, NotChannelLeader | LeadershipLost | UnknownChannel | ChannelDeleted)
         self.wants_route = self.wants_route or is_elsewhere
         self.resume_ms = now_ms + self._backoff.failed()
         return []
 
     def route_lost(self) -> None:
-        """The link ended, or another node leads: what was on its way may have arrived or not."""
+        """The link ended, or another node leads: blocks in flight may have arrived or not."""
         self.wants_route = True
         for flight in self._sent:
             flight.is_unsure = True
@@ -250,7 +252,7 @@ class ProducerCore:
         self._wire_bytes = 0
 
     def recreated(self, error: LogError) -> list[Fate]:
-        """The channel is another one of the same name from now on (CP5); `error` for what was wanted in the old."""
+        """The name now belongs to another channel (CP5); `error` for blocks that were wanted in the old one."""
         self.route_lost()
         self._needs_identity = True
         flights, self._unsent = self._unsent, deque()
@@ -264,7 +266,7 @@ class ProducerCore:
         return fates
 
     def refuse_waiting(self, error: LogError) -> list[Fate]:
-        """There is no channel now: what waits is told so. What is added later may find one."""
+        """There is no channel now: waiting blocks get the error. Blocks that are added later may find one."""
         self.route_lost()
         self._needs_identity = True
         flights, self._unsent = self._unsent, deque()
@@ -285,7 +287,7 @@ class ProducerCore:
         return fates
 
     def never_sent(self) -> LogError:
-        """Why records that did not even become a block are late."""
+        """The error of records that were late before they became a block."""
         problem = self.route_problem
         if problem is not None and problem.definite:
             return problem
@@ -293,7 +295,7 @@ class ProducerCore:
         return WaitTimedOut(waiting_for=what, deadline_s=self._timeout_ms / 1000)
 
     def end(self, error: LogError | None = None) -> list[Fate]:
-        """The producer is over: nothing more is sent."""
+        """The producer has ended: nothing more is sent."""
         self.fatal = self.fatal or error or ClientClosed(what=f"the producer of {self._channel!r}")
         self.route_lost()
         flights, self._unsent = self._unsent, deque()
@@ -308,8 +310,8 @@ class ProducerCore:
         is_first = all(not queue or queue[0].base_seq > flight.base_seq for queue in (self._sent, self._unsent))
         self._put_back(flight)
         if is_first:
-            # Nothing precedes it here, and the node misses something: a block whose fate was told as an error, or what
-            # an unclean election lost. Neither this block nor any behind it is in the log, or can get there (CP3).
+            # Nothing precedes it here, and the node misses something: a block that ended with an error, or records that
+            # an unclean election lost. Neither this block nor any later one is in the log, or can get there (CP3).
             self._needs_identity = True
             for one in (*self._sent, *self._unsent):
                 one.is_unsure = False
@@ -317,8 +319,8 @@ class ProducerCore:
         return []
 
     def _closed(self, flight: Flight, error: UnknownProducer, now_ms: int) -> list[Fate]:
-        """The producer was closed, and what it had written is no longer known: what may be in the log is not sent again
-        under another identity, which would write it twice (CP3)."""
+        """The producer was closed, and what it had written is no longer known: a block that may be in the log is not
+        sent again under another identity, which could write it twice (CP3)."""
         self._put_back(flight)
         self._needs_identity = True
         self.resume_ms = now_ms + self._backoff.failed()
@@ -342,7 +344,7 @@ class ProducerCore:
             insort(self._unsent, flight, key=_BY_SEQ)
 
     def _failed(self, flight: Flight, error: LogError) -> Fate:
-        """With an error that is as sure as we are (CP2)."""
+        """The error, as definite as the attempts allow (CP2)."""
         if flight.is_unsure and error.definite:
             unknown = OutcomeUnknown(what=f"a block of {self._channel!r}")
             unknown.add_note(f"last: {error}")

@@ -1,15 +1,15 @@
 """A producer: takes records, sends them as blocks to the channel's leader, and follows the leader when it moves.
 
 The shell around `Gathering` and `ProducerCore`. One task finds the leader and opens the producer; everything else
-happens in the turn of the loop in which it is asked for or answered.
+happens synchronously in the call or the callback.
 
 What a caller must keep: use it from the client's loop; `close` it (or the client) at the end.
 
-PP1  What was sent is answered once, in time: an offset, or a typed error.
-PP2  Records are in the log in the order of `send`, each once, whatever is lost and repeated on the way.
+PP1  Every record is answered once, in time: with an offset, or a typed error.
+PP2  Records are in the log in the order of `send`, each once, whatever messages are lost or repeated.
 PP3  Memory is bounded: beyond `in_flight_max_bytes` `send` raises `QueueFull` and takes nothing.
-PP4  If the channel is deleted, what waits is refused, or goes to the channel that was created in its place (CP5); the
-     producer goes on. One that was given a channel's id ends instead.
+PP4  If the channel is deleted, waiting records are refused, or sent to the channel that was created in its place (CP5);
+     the producer goes on. A producer with a channel's id ends instead.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Producer:
         )
         self._loop = asyncio.get_running_loop()
         self._in_flight_bytes = 0
-        """Gathered and unanswered (PP3)."""
+        """Bytes that are gathered and unanswered (PP3)."""
         self._channel_id = options.channel_id
         """The channel that the identity belongs to."""
         self._route: ChannelRoute | None = None
         self._link: Link | None = None
         self._is_stale = False
-        """Whether what the client knows of the channel led nowhere."""
+        """Whether the known route of the channel has failed."""
         self._work = asyncio.Event()
         self._room: asyncio.Event | None = None
         self._idle: asyncio.Event | None = None
@@ -97,7 +97,7 @@ class Producer:
         self._tick: asyncio.TimerHandle | None = None
         self._linger_until_ms: int | None = None
         self._failed: list[RecordBatch] = []
-        """The first that failed since the last `flush`, as far as nobody is known to have seen it."""
+        """The first error since the last `flush` that no caller is known to have seen."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
 
@@ -120,7 +120,7 @@ class Producer:
         *,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Take one record; it leaves by itself. Raises `QueueFull` where there is no room (see `send_room`).
+        """Take one record; it is sent in the background. Raises `QueueFull` where there is no room (see `send_room`).
 
         With `expected_offset` it becomes a block of its own, which is taken only at that offset (`OffsetConflict`).
         """
@@ -169,8 +169,8 @@ class Producer:
         return ManyReceipt(parts)
 
     def send_rows(self, rows: Sequence[Message]) -> ManyReceipt:
-        """Take many records with their times, keys and headers at once: all of them, or none with an error. They are
-        the caller's word for what `send` checks: bytes, and pairs of text and bytes."""
+        """Take many records with their times, keys and headers at once: all of them, or none with an error. The caller
+        guarantees what `send` checks: bytes, and pairs of text and bytes."""
         size = sum(map(row_bytes, rows))
         self._require_room(size)
         if not rows:
@@ -197,7 +197,7 @@ class Producer:
         return ManyReceipt(parts)
 
     async def send_room(self, size: int = 0) -> None:
-        """Wait until `send` takes `size` more bytes. Raises what the producer ended with, if it did."""
+        """Wait until `send` takes `size` more bytes. Raises the error with which the producer ended, if it did."""
         size = min(size + RECORD_BYTES, self._options.in_flight_max_bytes)
         while True:
             self._require_alive()
@@ -207,7 +207,7 @@ class Producer:
             await self._room.wait()
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is answered; raises the first error that no receipt has told of."""
+        """Wait until everything sent so far is answered; raises the first error that no receipt has shown."""
         self._linger_until_ms = 0
         self._pump_soon()
         while self._in_flight_bytes or len(self._core) or len(self._gathering):
@@ -219,7 +219,7 @@ class Producer:
                 raise batch.error
 
     async def close(self) -> None:
-        """Send what was taken, within its time, then end; raises what `flush` does."""
+        """Send what was taken, within its time, then end; raises the same errors as `flush`."""
         if not self.is_closed:
             try:
                 await self.flush()
@@ -228,8 +228,8 @@ class Producer:
                 self.abort()
 
     async def _give_back(self) -> None:
-        """A producer without a name is of no use to anybody else: it leaves the catalog. If that fails for want of a
-        node, the channel's leader closes it after a while."""
+        """A producer with a random name is not used again: it is removed from the catalog. If no node answers, the
+        channel's leader closes it after a while."""
         identity = self._core.identity
         if self._options.name is not None or not identity or self._calls.is_closed or self._core.fatal is not None:
             return
@@ -248,7 +248,7 @@ class Producer:
             return  # everything it wrote is answered; see above
 
     def abort(self) -> None:
-        """End now: what has no answer ends with an error."""
+        """End now: records without an answer end with an error."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -291,7 +291,7 @@ class Producer:
     def _require_room(self, size: int) -> None:
         self._require_alive()
         bytes_max = self._options.in_flight_max_bytes
-        # A call that is larger than the limit goes when nothing else does: else it never could.
+        # A call that is larger than the limit is taken when nothing else waits: otherwise it could never be sent.
         if self._in_flight_bytes and self._in_flight_bytes + size > bytes_max:
             raise QueueFull(waiting_bytes=self._in_flight_bytes, bytes_max=bytes_max)
 
@@ -308,7 +308,7 @@ class Producer:
                 self._task.add_done_callback(self._way_ended)
 
     def _pump(self) -> None:
-        """Send whatever may leave now."""
+        """Send every block that may be sent now."""
         self._pump_is_due = False
         if self.is_closed:
             return
@@ -338,7 +338,7 @@ class Producer:
             size += flight.size
 
     def _cut(self, now: int) -> Flight | None:
-        """The next block out of what has gathered, if it may leave."""
+        """The next block out of the gathered records, if it may be sent."""
         core, gathering = self._core, self._gathering
         while (batch := gathering.first()) is not None:
             if not core.may_cut or not core.has_room(batch.bytes, now) or self._lingers(now):
@@ -354,7 +354,7 @@ class Producer:
         return None
 
     def _lingers(self, now: int) -> bool:
-        """Whether the open batch still waits for company."""
+        """Whether the open batch still waits for more records."""
         if not self._options.linger_ms or self._gathering.is_ripe():
             self._linger_until_ms = None
             return False
@@ -367,7 +367,7 @@ class Producer:
         return False
 
     def _post(self, link: Link, flights: list[Flight]) -> None:
-        """Small blocks together in one body, a large one in its own."""
+        """Send small blocks together in one body, a large one in its own."""
         assert self._route is not None
         route, ack = self._route, self._ack
         body = encode_produce(
@@ -384,14 +384,14 @@ class Producer:
             ]
         )
         if len(flights) > 1:
-            link.post(PRODUCE, b"".join(body))  # small ones are joined in any case, and bytes cost the link least
+            link.post(PRODUCE, b"".join(body))  # small ones are joined in any case, and plain bytes cost the link least
         else:
             link.post(PRODUCE, cast(list[bytes | memoryview], body))
 
     # --- what comes back ---------------------------------------------------------------------------
 
     def answered(self, answer: Produced) -> None:
-        """A PRODUCED with one of our tokens."""
+        """A PRODUCED with a token of this producer."""
         if isinstance(answer.error, NotChannelLeader):
             self._is_stale = not self._calls.routes.moved(self.channel, answer.error)
         elif isinstance(answer.error, LeadershipLost | UnknownChannel):
@@ -452,7 +452,7 @@ class Producer:
             self._idle = None
 
     def _on_tick(self) -> None:
-        """Time passes: what is late is told, what may go again goes."""
+        """Time passes: late blocks get their error, blocks that may be retried are sent."""
         self._tick = None
         if self.is_closed:
             return
@@ -508,7 +508,7 @@ class Producer:
             self._end(HandlerFailed(kind=OPEN_PRODUCER, problem=repr(error)))
 
     def _end(self, error: LogError) -> None:
-        """There will be no way: whatever waits is told why."""
+        """There will be no route: everything that waits gets the error."""
         if isinstance(error, UnknownChannel | ChannelDeleted | ChannelRecreated):
             self._calls.routes.forget(self.channel)
         self._finish(self._core.end(error))
@@ -516,7 +516,7 @@ class Producer:
         self._wake_waiters()
 
     def _refuse_waiting(self, error: LogError) -> None:
-        """The channel is gone, and the next `send` looks for one of its name again."""
+        """The channel is gone; the next `send` looks for one of its name again."""
         self._calls.routes.forget(self.channel)
         self._is_stale = True
         self._finish(self._core.refuse_waiting(error))
@@ -524,7 +524,7 @@ class Producer:
         self._wake_waiters()
 
     def _go_on_in(self, channel_id: int) -> None:
-        """The channel that there is now; if it is another than before, nothing of the old one counts (PP4)."""
+        """The present channel; if it is another than before, nothing of the old one counts (PP4)."""
         known, self._channel_id = self._channel_id, channel_id
         if known is None or known == channel_id:
             return
@@ -537,7 +537,7 @@ class Producer:
             self._settle(batch, 0, error)
 
     async def _open(self) -> None:
-        """A producer epoch of our own; opening twice only costs one."""
+        """Open the producer; doing it twice only costs an epoch."""
         options = self._calls.options
         retry = self._calls.retry(f"producer {self.name!r} to open", timeout_ms=options.commit_ms)
         request = encode_json({"channel": self.channel, "name": self.name})
@@ -558,7 +558,7 @@ class Producer:
         await self._go_to(route)
 
     async def _suspect(self) -> None:
-        """No answer for long: is the leader still the leader?"""
+        """No answer for long: check whether the leader still leads."""
         assert self._route is not None
         retry = self._calls.retry(f"the leader of {self.channel!r}", timeout_ms=self._calls.options.attempt_ms)
         avoid = {self._route.leader} if self._route.leader else set()
@@ -571,10 +571,10 @@ class Producer:
     async def _go_to(self, route: ChannelRoute) -> None:
         assert route.leader is not None
         if self._channel_id is not None and route.channel_id < self._channel_id:
-            self._calls.require_channel(self.channel, route, self._channel_id)  # an old description: look again
+            self._calls.require_channel(self.channel, route, self._channel_id)  # an outdated description: look again
         retry = self._calls.retry(f"a link to {route.leader}")
         link = await self._calls.within(retry, self._calls.links.link_to(route.leader))
-        # From here on without a pause: what was on the old way is given up before the new one is used (CP1).
+        # From here on without an await: the old route is given up before the new one is used (CP1).
         if not self._core.wants_route or self._link is not link or self._route != route:
             self._core.route_lost()
         self._go_on_in(route.channel_id)

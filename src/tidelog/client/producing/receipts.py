@@ -1,7 +1,7 @@
-"""What `send` gives back: where a record landed, once that is known.
+"""The results of `send`: the offset of a record, once that is known.
 
 A receipt is awaited for the offset. It holds a reference and a number, so that a producer can hand out a million; a
-future is made only for a batch that somebody waits for.
+future is made only for a batch that a caller waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidelog.errors import LogError
 
 
 class Receipt:
-    """Of one record. Await it for its offset, or for the error that it ended with."""
+    """The receipt of one record. Await it for its offset, or for the error that it ended with."""
 
     __slots__ = ("_batch", "_index")
 
@@ -29,7 +29,7 @@ class Receipt:
         return self._batch.is_done
 
     def result(self) -> int:
-        """The offset; raises the error, and `asyncio.InvalidStateError` before there is either."""
+        """The offset; raises the record's error, or `asyncio.InvalidStateError` while there is no answer."""
         batch = self._batch
         if not batch.is_done:
             raise asyncio.InvalidStateError("the record has no answer yet")
@@ -48,8 +48,8 @@ class Receipt:
 
 
 class ManyReceipt:
-    """Of many records that were sent with one call. Await it for the ranges of offsets they got, in their order:
-    one, unless they filled more than one block."""
+    """The receipt of many records that were sent with one call. Await it for the ranges of offsets they got, in their
+    order: one, unless they filled more than one block."""
 
     __slots__ = ("_parts",)
 
@@ -73,8 +73,8 @@ class ManyReceipt:
         return offsets
 
     def when_each_done(self, callback: Callable[[range, int, LogError | None], None]) -> None:
-        """Called once for each part when it has its answer: which of the records it is, the offset of its first, or
-        the error that all of it ended with."""
+        """Called once for each part when it has its answer: which of the records it is, the offset of its first, or the
+        error with which the whole part ended."""
         start = 0
         for batch, places in self._parts:
             which = range(start, start + len(places))

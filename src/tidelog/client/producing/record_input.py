@@ -1,4 +1,4 @@
-"""One record as a caller gives it to a producer: checked, and of bytes that nobody can change any more."""
+"""One record from a caller: checked, and copied to immutable bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidelog.errors import InvalidRecord
 
 
 def checked_row(value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]], time_us: int) -> Message:
-    """A message of bytes that nobody else can change any more."""
+    """A message with immutable bytes."""
     try:
         return Message(
             time_us=_whole(time_us),

@@ -1,9 +1,9 @@
-"""Reading committed records: fetches ahead, positions, and the reader that puts them together.
+"""Reading committed records: fetches ahead, positions, and the reader.
 
 Modules:
 
-    ahead      Fetches under way behind the one that is waited for, so that a replica always has something to send
+    ahead      Fetches in flight after the one that is waited for
     fetching   Blocks from a channel's replicas
-    positions  Where a reader stands, and what of an answer is new to it
+    positions  The position of a reader, and the new records of an answer
     reader     A reader
 """

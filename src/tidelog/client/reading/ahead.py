@@ -1,12 +1,12 @@
-"""Fetches under way behind the one that is waited for, so that a replica always has something to send.
+"""Fetches in flight after the one that is waited for, so that a replica always has something to send.
 
-The place where an answer ends is known to the replica first: those behind it name the chain, and begin where the one
-before them ended (docs/protocols/client.md).
+Only the replica knows where an answer ends: later fetches name a chain, and begin where the previous one ended
+(docs/protocols/client.md).
 
 What a caller must keep: `drop` whenever an answer was not taken whole, and at the end.
 
-FA1  At most `DEPTH` are under way.
-FA2  An answer is taken only at the offset, and from the link, for which it was asked; else all are given up.
+FA1  At most `DEPTH` are in flight.
+FA2  An answer is taken only at the offset, and from the link, of its request; else all are dropped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tidelog.units import KIB
 
 DEPTH: Final = 2
 _BLOCK_BYTES_MIN: Final = 8 * KIB
-"""Where blocks are smaller, work on them takes longer than the way; a replica would not know where answers end."""
+"""Where blocks are smaller, decoding them takes longer than the transfer; a replica would not know where answers
+end."""
 
 
 class FetchesAhead:
-    """Of one `FetchPath`, under one chain number of the client."""
+    """The fetches of one `FetchPath`, under one chain number of the client."""
 
     def __init__(self, *, chain: int, bytes_max: int, timeout_ms: int) -> None:
         self.chain = chain
@@ -42,7 +43,7 @@ class FetchesAhead:
         return len(self._tasks)
 
     def has(self, link: Link, offset: int) -> bool:
-        """Whether what follows at `offset` is on its way; if it is something else, that is given up (FA2)."""
+        """Whether the records at `offset` are in flight; if other ones are, those are dropped (FA2)."""
         if self._tasks and link is self._link and offset == self._offset and link.is_usable:
             return True
         self.drop()
@@ -61,7 +62,7 @@ class FetchesAhead:
         return task.result()
 
     def extend(self, link: Link, request: Fetch, blocks: list[Block], *, end: int) -> None:
-        """`blocks` answered `request`; ask for more behind them, as long as records below `end` are left."""
+        """`blocks` answered `request`; request more after them, as long as records below `end` are left."""
         offset, count = blocks[-1].end, blocks[-1].end - request.offset
         if sum(block.size for block in blocks) < _BLOCK_BYTES_MIN * len(blocks):
             self.drop()
@@ -84,7 +85,7 @@ class FetchesAhead:
             self._tasks.append(task)
 
     def drop(self) -> None:
-        """Give up all that is under way."""
+        """Drop all fetches in flight."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -92,6 +93,6 @@ class FetchesAhead:
 
 
 def _look(task: asyncio.Task[memoryview]) -> None:
-    """The error of a fetch that nobody asks for any more is no news to the loop."""
+    """Retrieve the error of a dropped fetch, so that the loop does not report it."""
     if not task.cancelled():
         task.exception()

@@ -3,9 +3,9 @@
 `FetchPath` asks one replica after the other until one answers; it is what readers and raw fetches share. Nothing of a
 body is copied: blocks are views into what the link received.
 
-RF1  Every block is verified, head and body, before anybody sees it (invariant 10).
-RF2  Who is behind, damaged or silent is passed over for the next; the leader is asked before anything is given up.
-RF3  A path that gets no answer at all gives up after the client's time, typed.
+RF1  Every block is verified, head and body, before a caller gets it (invariant 10).
+RF2  A replica that is behind, damaged or silent is skipped for the next; the leader is asked before an error is raised.
+RF3  A path that gets no answer at all raises a typed error after the client's time.
 RF4  A position belongs to one channel. If that was deleted the path ends with `ChannelDeleted`, or `ChannelRecreated`
      if there is another of its name: nothing is ever read from one channel at an offset of another.
 """
@@ -42,7 +42,7 @@ _GRACE_DOUBLINGS_MAX = 5
 
 
 class FetchAnswer(NamedTuple):
-    """Blocks that are new to the position they were asked for."""
+    """Blocks that are new to the position they were requested for."""
 
     start: int
     """Records before this offset are not wanted."""
@@ -51,7 +51,7 @@ class FetchAnswer(NamedTuple):
 
 
 class FetchPath:
-    """The way of one reader to its channel."""
+    """The path of one reader to its channel."""
 
     def __init__(
         self, calls: Calls, *, channel: str, nearest: bool, bytes_max: int | None = None, stop: int | None = None
@@ -75,7 +75,7 @@ class FetchPath:
     async def fetch(
         self, position: ReadPosition, *, wait_ms: int, timeout_ms: int | None = None, skips_damage: bool = False
     ) -> FetchAnswer:
-        """What follows the position; no blocks if nothing was committed within `wait_ms`. Moves the position."""
+        """The blocks at the position; none if nothing was committed within `wait_ms`. Moves the position."""
         retry = self._calls.retry(f"an answer to a fetch of {self._channel!r}", timeout_ms=timeout_ms)
         while True:
             self._calls.require_open()
@@ -101,7 +101,7 @@ class FetchPath:
                         await self._judge(position, retry)
 
     async def _judge(self, position: ReadPosition, retry: Retry) -> None:
-        """Everybody is behind, or the position is: the leader's own word settles it."""
+        """Every replica is behind, or the position is wrong: the leader's answer decides."""
         left_ms = max(1, retry.left_ms(now_ms()))
         found = await offset_at(
             self._calls, self._channel, "latest", timeout_ms=left_ms, channel_id=position.channel_id
@@ -109,18 +109,18 @@ class FetchPath:
         position.ends_at(found["leader_epoch"], found["committed_end"])
 
     def _pass_over(self) -> bool:
-        """Turn to the next replica; False if all were asked."""
+        """Switch to the next replica; False if all were asked."""
         if self._order:
             self._order.pop(0)
         return bool(self._order)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Drop the fetches in flight."""
         self._ahead.drop()
 
     async def _attempt(self, position: ReadPosition, retry: Retry, wait_ms: int) -> FetchAnswer:
         try:
-            # At most twice: without an answer everything ahead was dropped, and the next question names its offset.
+            # At most twice: without an answer all fetches ahead were dropped, and the next request names its offset.
             while (answer := await self._ask(position, retry, wait_ms)) is None:
                 pass
             return answer
@@ -176,12 +176,12 @@ class FetchPath:
         else:
             self._ahead.drop()
         if not taken and not is_leader and not self._nearest:
-            self._order, self._is_stale = [], True  # a stopgap: is there a leader again?
-        # After a skip the position begins later than was asked for, and no block reaches back before it.
+            self._order, self._is_stale = [], True  # answered by a replica without a leader: is there a leader again?
+        # After a skip the position begins later than requested, and no block reaches back before it.
         return FetchAnswer(start, taken, position.committed_end)
 
     async def _replicas(self, retry: Retry, position: ReadPosition) -> ChannelRoute:
-        """Fills the order of replicas if it is used up or a new leader was elected."""
+        """Refill the order of replicas if it is used up or a new leader was elected."""
         is_stale, self._is_stale = self._is_stale, False
         try:
             route = await self._calls.route(self._channel, retry, is_fresh=is_stale)
@@ -202,7 +202,7 @@ class FetchPath:
         return route
 
     async def _require_clean(self, position: ReadPosition, fetched: Fetched, retry: Retry) -> None:
-        """Before anything of a newer epoch counts: whether an unclean election lies between."""
+        """Before records of a newer epoch count: check for an unclean election in between."""
         route = self._calls.routes.channel(self._channel)
         if route is None or route.leader_epoch < fetched.leader_epoch:
             route = await self._calls.route(self._channel, retry, is_fresh=True)
@@ -279,14 +279,14 @@ async def fetch_blocks(
             except ChannelRecreated as error:
                 if channel_id is not None or position.offset != offsets.start:
                     raise
-                # What the client knew was old, and nothing was read from it: the name means the new channel.
+                # The known route was old, and nothing was read from it: the name means the new channel.
                 position = ReadPosition(channel=channel, channel_id=error.found_id, offset=offsets.start)
                 continue
             ahead = None
             if not answer.blocks:
                 await _require_committed(calls, channel, position, offsets, timeout_ms)
             elif position.offset < offsets.stop:
-                # The next answer travels while the caller works on this one.
+                # The next answer is transferred while the caller works on this one.
                 ahead = asyncio.ensure_future(path.fetch(position, wait_ms=wait_ms, timeout_ms=timeout_ms))
                 await let_leave()
             for block in answer.blocks:
@@ -300,8 +300,8 @@ async def fetch_blocks(
 
 
 async def let_leave() -> None:
-    """Two turns of the loop: in the first a task asks, in the second its question leaves. A caller that never waits
-    would otherwise hold it back until it comes for the answer."""
+    """Two turns of the loop: in the first a task starts, in the second its request is sent. A caller that never waits
+    would otherwise delay the request until it asks for the answer."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -309,7 +309,7 @@ async def let_leave() -> None:
 async def _require_committed(
     calls: Calls, channel: str, position: ReadPosition, offsets: range, timeout_ms: int | None
 ) -> None:
-    """Nothing came: is the replica only behind, or is not all committed that was asked for?"""
+    """Nothing came: is the replica only behind, or are the requested offsets not committed?"""
     found = await offset_at(calls, channel, "latest", timeout_ms=timeout_ms, channel_id=position.channel_id)
     if found["committed_end"] < offsets.stop:
         raise OffsetOutOfRange(offset=position.offset, log_start=found["log_start"], log_end=found["committed_end"])
@@ -329,8 +329,8 @@ async def _known_route(calls: Calls, channel: str, retry: Retry) -> ChannelRoute
 async def offset_at(
     calls: Calls, channel: str, start: Start, *, timeout_ms: int | None = None, channel_id: int | None = None
 ) -> dict[str, int]:
-    """Where a start is in the log (offset), and how the log stands (committed_end, log_start, leader_epoch and
-    channel_id); with `channel_id` of that channel, and no other of its name."""
+    """The offset of a start, and the state of the log (committed_end, log_start, leader_epoch and channel_id); with
+    `channel_id` of that channel, and no other of its name."""
     at: Any = start
     if isinstance(start, Time):
         at = {"time_us": start.time_us}

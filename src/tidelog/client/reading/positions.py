@@ -1,11 +1,11 @@
-"""Where a reader stands, and what of an answer is new to it.
+"""The position of a reader, and the new records of an answer.
 
-Nothing here does I/O. Answers of any replica go in, late, repeated and from before a leader change; out come blocks
-with records that the reader has not seen, in order, each once.
+Nothing here does I/O. The input are answers of any replica, possibly late, repeated or from before a leader change; the
+output are blocks with records that the reader has not seen, in order, each once.
 
 PO1  The position, the leader epoch and the committed end never go back.
-PO2  What is given out begins at the position, has no gap, and lies below the committed end of the answer it came in.
-PO3  A gap is told: records that retention removed, that an unclean election lost, or that cannot be read.
+PO2  Blocks that are given out begin at the position, have no gap, and lie below the committed end of their answer.
+PO3  A gap is reported: records that retention removed, that an unclean election lost, or that cannot be read.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tidelog.errors import (
 
 
 class ReadPosition:
-    """Of one reader in one channel."""
+    """The position of one reader in one channel."""
 
     def __init__(self, *, channel: str, channel_id: int, offset: int, on_trim: str = "raise") -> None:
         self._channel = channel
         self.channel_id = channel_id
         self._skips = on_trim == "skip"
         self.offset = offset
-        """Of the record that comes next."""
+        """The offset of the next record."""
         self.leader_epoch = 0
-        """The newest that was heard of."""
+        """The newest leader epoch that was seen."""
         self.committed_end = 0
         self.skipped = 0
         """Records that were gone before they could be read."""
 
     def take(self, fetched: Fetched, blocks: Sequence[Block], *, is_leader: bool) -> list[Block]:
-        """Blocks with records from `offset` on; the first may begin before it. Moves on behind them."""
+        """Blocks with records from `offset` on; the first may begin before it. Moves the position behind them."""
         if fetched.leader_epoch < self.leader_epoch:
             raise self._behind(fetched)  # PO1
         if fetched.committed_end < self.offset:
@@ -55,36 +55,36 @@ class ReadPosition:
         for block in blocks:
             offsets = block.offsets
             if offsets.stop <= self.offset:
-                continue  # asked for twice, or nothing but what lies before the position
+                continue  # requested twice, or only records before the position
             problem = self._problem(block, offsets, fetched)
             if problem is not None:
                 if taken:
-                    break  # what is good counts; the problem comes again with the next answer
+                    break  # good blocks count; the problem comes again with the next answer
                 raise problem
             taken.append(block)
             self.offset = offsets.stop
         return taken
 
     def out_of_range(self, error: OffsetOutOfRange, *, is_leader: bool, leader_epoch: int) -> None:
-        """A replica does not hold the position: before its start, or after an end that may not be the last word."""
+        """A replica does not hold the position: before its start, or after an end that may be out of date."""
         if error.offset == self.offset < error.log_start:
             self._trimmed(leader_epoch, error.log_start, is_leader=is_leader)
         else:
             raise ReplicaBehind(channel=self._channel, leader_epoch=leader_epoch, committed_end=error.log_end)
 
     def ends_at(self, leader_epoch: int, committed_end: int) -> None:
-        """The leader's word about the committed end; raises if it lies before the position."""
+        """Take the leader's committed end; raises if it lies before the position."""
         if committed_end < self.offset:
             self._fell_back(leader_epoch, committed_end, is_leader=True)
 
     def passed(self, damaged: DamagedRange) -> None:
-        """No replica can give these records, and the reader goes on behind them."""
+        """No replica can give these records, and the reader goes on after them."""
         if damaged.end > self.offset:
             self.skipped += damaged.end - self.offset
             self.offset = damaged.end
 
     def elected(self, unclean_epoch: int, fetched: Fetched) -> None:
-        """Before the first answer of a newer epoch is taken: the newest unclean election of the channel."""
+        """Before the first answer of a newer epoch is taken: check the newest unclean election of the channel."""
         if unclean_epoch > self.leader_epoch > 0:
             raise CommittedLost(
                 channel=self._channel,
@@ -109,7 +109,7 @@ class ReadPosition:
 
     def _trimmed(self, leader_epoch: int, log_start: int, *, is_leader: bool) -> None:
         if not is_leader:
-            # Replicas trim for themselves: another may still hold what this one has removed.
+            # Replicas trim independently: another may still hold what this one has removed.
             raise ReplicaBehind(channel=self._channel, leader_epoch=leader_epoch, committed_end=log_start)
         if not self._skips:
             raise OffsetTrimmed(channel=self._channel, offset=self.offset, log_start=log_start)

@@ -1,15 +1,15 @@
 """A reader: the committed records of a channel, each once and in order, whatever happens to leaders and links.
 
-The shell around `ReadPosition` and `FetchPath`. While the caller works on what it has, the next answer is already on
-its way: one, so that a slow caller holds two answers in memory and no more.
+The shell around `ReadPosition` and `FetchPath`. While the caller works on one answer, the next is already requested:
+only one, so that a slow caller holds at most two answers in memory.
 
 What a caller must keep: one iteration at a time; `close` it, or leave the iteration, at the end.
 
-RR1  Only committed records are given out; control records are passed over.
-RR2  A cursor is saved only up to records that the caller has asked to go beyond: after a crash they may come again,
-     none is left out.
-RR3  A reader reads one channel. If that is deleted and created again, the next read says so (`ChannelRecreated`), or
-     begins anew in the new one where the options say so; no offset and no cursor of the old one reaches the new.
+RR1  Only committed records are given out; control records are skipped.
+RR2  A cursor is saved only up to records after which the caller has asked for more: after a crash records may be given
+     again, none is left out.
+RR3  A reader reads one channel. If that is deleted and created again, the next read raises `ChannelRecreated`, or
+     begins anew in the new one where the options say so; no offset and no cursor of the old one is used in the new.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reader:
         self._path = FetchPath(calls, channel=channel, nearest=options.nearest, bytes_max=options.bytes_max)
         self._position: ReadPosition | None = None
         self._pinned_id = options.channel_id
-        """The channel that is read, as soon as that is known (RR3)."""
+        """The channel that is read, once it is known (RR3)."""
         self.restarts = 0
         """How often the channel was created anew and reading began again in it."""
         self._stop: int | None = None
@@ -60,7 +60,7 @@ class Reader:
         self._floor: Floor = options.start if isinstance(options.start, Time | Seq) else None
         self._ahead: asyncio.Task[FetchAnswer] | None = None
         self._kept: tuple[FetchAnswer, int] | None = None
-        """An answer that nobody has taken yet, and its end."""
+        """An answer that has not been taken yet, and its end."""
         self._records: list[AnyRecord] = []
         self._next = 0
         self._given_end = 0
@@ -95,13 +95,13 @@ class Reader:
         return self.give()
 
     async def fill(self) -> int:
-        """Have records to `give`; how many there are, none at the end of a reader that does not follow."""
+        """Get records to `give`; returns how many, none at the end of a reader that does not follow."""
         if self._next >= len(self._records):
             self._records, self._next = await self._read(), 0
         return len(self._records) - self._next
 
     def give(self) -> AnyRecord:
-        """The next of the records that `fill` found."""
+        """Give the next of the records that `fill` found."""
         record = self._records[self._next]
         self._next += 1
         return record
@@ -136,14 +136,14 @@ class Reader:
                     yield batch
 
     async def blocks(self) -> AsyncIterator[Block]:
-        """Verified blocks, control blocks too; the first and the last may reach beyond what was asked for."""
+        """Verified blocks, control blocks too; the first and the last may reach beyond the requested range."""
         while (answer := await self._answer()) is not None:
             for block in answer.blocks:
                 yield block
 
     @property
     def offset(self) -> int | None:
-        """Of the next record that `read` or an iteration would give; None before the first."""
+        """The offset of the next record that `read` or an iteration would give; None before the first."""
         if self._position is None:
             return None
         if self._next < len(self._records):
@@ -168,7 +168,7 @@ class Reader:
                     return  # the cursor went with its channel
 
     def _before_last(self) -> int | None:
-        """The end of what the caller is certainly done with (RR2)."""
+        """The end of the records that the caller is certainly done with (RR2)."""
         return self._records[self._next - 1].offset if self._next else self._done_end
 
     # --- answers -----------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Reader:
                 self._restart()
 
     def _restart(self) -> None:
-        """Another channel has the name: from its beginning, whatever the start was (RR3)."""
+        """The name belongs to another channel: start at its beginning, whatever the start was (RR3)."""
         self.restarts += 1
         self._path.close()
         options = self._options
@@ -204,7 +204,7 @@ class Reader:
         if self._kept is not None:
             return self._take_kept()
         while self._stop is None or self._given_end < self._stop:
-            # Who gives up waiting leaves the answer to the next who asks: the position may have moved already.
+            # A caller that stops waiting leaves the answer to the next call: the position may have moved already.
             task = self._ahead or self._fetch_ahead(position)
             try:
                 answer = await asyncio.shield(task)
@@ -222,7 +222,7 @@ class Reader:
         return None
 
     def _take_kept(self) -> FetchAnswer:
-        """The answer that was put by before a wait, in case whoever asked gave up in it."""
+        """The answer that was put aside before a wait, in case the caller stopped waiting."""
         assert self._kept is not None
         (answer, self._given_end), self._kept = self._kept, None
         return answer
@@ -239,7 +239,7 @@ class Reader:
         return self._ahead
 
     async def _begin(self) -> ReadPosition:
-        """Where to start: the cursor if there is one, else what the options say."""
+        """The start: the cursor if there is one, else the options' start."""
         while True:
             try:
                 saved = None
@@ -267,7 +267,7 @@ class Reader:
     # --- the cursor --------------------------------------------------------------------------------
 
     async def _came_back(self) -> None:
-        """The caller is done with all it was given so far."""
+        """The caller is done with everything it was given so far."""
         self._done_end = self._given_end
         if self._options.cursor is None or self._done_end == self._saved_end:
             return
@@ -277,7 +277,7 @@ class Reader:
             await self.save(self._done_end)
 
     async def save(self, offset: int | None = None) -> None:
-        """Save the cursor, at `offset` or where the reader stands: from there it goes on after a restart."""
+        """Save the cursor, at `offset` or at the reader's position: reading starts there after a restart."""
         end = self.offset if offset is None else offset
         if self._options.cursor is not None and end is not None and end != self._saved_end:
             await self._cursor("set", {"offset": end})
@@ -300,7 +300,7 @@ class Reader:
 
 
 def _look(task: asyncio.Task[FetchAnswer]) -> None:
-    """An answer that nobody asks for any more may be an error; it is no news to the loop."""
+    """Retrieve the error of an answer that is not awaited any more, so that the loop does not report it."""
     if not task.cancelled():
         task.exception()
 
@@ -308,7 +308,7 @@ def _look(task: asyncio.Task[FetchAnswer]) -> None:
 async def position_at(
     calls: Calls, channel: str, *, saved: int | None, start: Start, on_trim: str, channel_id: int | None = None
 ) -> tuple[ReadPosition, int]:
-    """Where reading begins: at a saved offset, else at `start`; and the committed end."""
+    """The start of reading: a saved offset, else `start`; and the committed end."""
     found = await offset_at(calls, channel, "latest" if saved is not None else start, channel_id=channel_id)
     offset = found["offset"] if saved is None else saved
     if isinstance(start, int) and saved is None:
@@ -327,7 +327,7 @@ async def position_at(
 
 
 def offset_or_none(answer: dict[str, Any]) -> int | None:
-    """Where a cursor stands, as a node said it."""
+    """The offset of a cursor in a node's answer."""
     offset = answer.get("offset")
     if offset is not None and type(offset) is not int:
         raise BadMessage(problem="a cursor stands at what is no offset")

@@ -2,13 +2,13 @@
 
 Modules:
 
-    access_rules    Changes of producers, tokens and grants
-    activity_rules  Events of channels and groups, kept until they are published
-    catalog         The catalog and its rules
-    changes         The changes that can be proposed
-    channel_config  How one channel is replicated and kept
-    channel_rules   Changes of channels
-    codec           Records and changes as canonical JSON, driven by the types of their fields
+    access_rules      Changes of producers, tokens and grants
+    activity_rules    Events of channels and groups, kept until they are published
+    catalog           The catalog and its rules
+    changes           The changes that can be proposed
+    channel_config    How one channel is replicated and kept
+    channel_rules     Changes of channels
+    codec             Records and changes as canonical JSON, driven by the types of their fields
     election_rules    Which replica may lead a channel
     group_assignment  Which member of a group reads which channel
     group_rules       Changes of consumer groups

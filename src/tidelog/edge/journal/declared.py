@@ -50,7 +50,7 @@ class Declared:
         return fresh
 
     def forget_through(self, acked: int) -> None:
-        """The cluster's cursor is at `acked`: it knows."""
+        """The cluster's cursor is at `acked`: declarations up to there are dropped."""
         self.void.remove(range(0, acked + 1))
         self.lost.remove(range(0, acked + 1))
 
@@ -73,7 +73,7 @@ class Declared:
 
 
 def read_meta(disk: Disk, folder: str) -> dict[str, Any] | None:
-    """What the meta file of the journal in `folder` says; None when there is none."""
+    """The content of the meta file of the journal in `folder`; None when there is none."""
     meta = read_mark(disk, f"{folder}/{META_NAME}")
     if meta is not None and meta.get("format") != 1:
         raise NotALog(path=folder, problem=f"journal format {meta.get('format')} needs a newer Tidelog")

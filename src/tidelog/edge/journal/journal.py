@@ -1,4 +1,4 @@
-"""What a boat writes: every frame of its bus, numbered for ever, in one journal.
+"""A boat's journal: every frame of its bus, in order, each with a permanent number.
 
 Frames gather in memory for at most a second, then become a small block in the *fresh* log, synced.
 Runs of small blocks are later sealed into large delta-plane blocks in the *sealed* log, half the size
@@ -83,11 +83,11 @@ class Journal:
         self._unwritten: FrameColumns | None = None
         """Frames that a flush has gathered; they stay here only while the disk refuses them."""
         self._notes: list[ControlRecord] = []
-        """Control records that wait for room, to be written before any later frame."""
+        """Control records that wait for room on the disk, to be written before any later frame."""
         self.refusal: DiskError | None = None
-        """Why the last flush failed; None while what is recorded reaches the disk."""
+        """Why the last flush failed; None while frames reach the disk."""
         self.upkeep = Upkeep()
-        """Why it could not be sealed, trimmed or leased ahead, though what is recorded may reach the disk."""
+        """Why sealing, trimming or leasing failed, though frames may reach the disk."""
         self._sealer = sealing.Sealer(fresh=fresh, sealed=sealed, options=options, upkeep=self.upkeep)
         self._closed = False
         self._next_seq = 1
@@ -103,7 +103,7 @@ class Journal:
         self.live_floor: int | None = None
         """Blocks at or above this offset are not sealed yet: Live is still reading them."""
         self.kept: dict[str, Any] = {}
-        """What others keep in the meta file, by name; see `keep`."""
+        """Entries of other components in the meta file, by name; see `keep`."""
         self.orphans: set[bytes] = set()
         """Older lineages of which it is not known what the cluster holds: the meta file was lost."""
         self.written = (0, 0)
@@ -122,7 +122,7 @@ class Journal:
 
     @property
     def log_start(self) -> int:
-        # Below the sealed end the sealed form counts, even where the fresh one still lies around.
+        # Below the sealed end the sealed form counts, even where the fresh one still exists.
         return self.sealed.log_start
 
     @property
@@ -248,7 +248,7 @@ class Journal:
         self._after_flush(now_us)
 
     def _after_flush(self, now_us: int) -> None:
-        """The frames are durable: whatever fails here must not write them again."""
+        """The frames are durable: a later failure must not write them again."""
         limit = self.options.disk_bytes_max
         if limit is not None and self.size_bytes() > limit:
             self._sweep_due_us = now_us
@@ -299,7 +299,7 @@ class Journal:
         return made
 
     def note(self, records: list[ControlRecord], now_us: int) -> None:
-        """Write control records after what was recorded so far."""
+        """Write control records after the frames recorded so far."""
         self.flush(now_us)
         self.fresh.append(encode_control(records, time_us=now_us), epoch=self.epoch, now_us=now_us)
 
@@ -314,7 +314,7 @@ class Journal:
     # --- time passes -----------------------------------------------------------------------------
 
     def wake(self, now_us: int) -> None:
-        """Flush, seal and trim when due. What fails is kept, in `refusal` or `upkeep`, and tried again."""
+        """Flush, seal and trim when due. Failures are kept in `refusal` or `upkeep`, and tried again."""
         try:
             if self._is_flush_due(now_us):
                 self.flush(now_us)
@@ -368,7 +368,7 @@ class Journal:
         """Apply retention below the acked cursor, then the disk limit wherever it must (JJ3)."""
         if self._acks != self._acks_saved:
             try:
-                # Else a power cut would make what the cluster holds, and retention removed, look lost.
+                # Otherwise a power cut would make acked seqs that retention removed look lost.
                 self._save_meta(leased_end=self._leased_end)
             except DiskFull:
                 pass  # retention is what makes room
@@ -379,14 +379,14 @@ class Journal:
         limit = self.options.disk_bytes_max
         while limit is not None and self.size_bytes() > limit:
             if len(self.sealed.segments) == 1:
-                # What is over the limit is in the fresh log, or in one sealed segment.
+                # The bytes over the limit are in the fresh log, or in one sealed segment.
                 self._sealer.seal(now_us, live_floor=self.live_floor, everything=True)
                 self.sealed.roll(now_us)
             if not self._force_out_oldest(now_us):
                 break
 
     def _make_room(self, now_us: int) -> bool:
-        """The disk is full: drop what the cluster holds; give up what it does not only when memory is full too."""
+        """The disk is full: drop what the cluster holds; drop what it does not hold only when memory is full too."""
         self.sealed.set_floor("acked", sealing.needed_offset(self.sealed, self._acks))
         if self.sealed.trim(self.sealed.segments[0].index.end_offset, now_us).segments:
             return True
@@ -403,7 +403,7 @@ class Journal:
             if (part := sealing.needed_seqs(self.sealed, oldest.base_offset, end_offset, lineage, acked))
         ]
         if lost:
-            # Said before it is done: a power cut between the two must not make the loss a silent one.
+            # Declared before the removal: a power cut between the two must not make the loss a silent one.
             for record in lost:
                 self._forced_lost.append(range(record.start, record.end))
                 if record.lineage == self.lineage.hex():
@@ -471,10 +471,10 @@ class Journal:
     # --- lineage and the end ---------------------------------------------------------------------
 
     def fork_lineage(self, reason: str, now_us: int) -> bytes:
-        """Start a new lineage at seq 1: this journal is not the one the cluster knows (B7)."""
+        """Start a new lineage at seq 1: this journal is not the one that the cluster knows (B7)."""
         self.flush(now_us)
         previous, lineage = self.lineage, self._new_lineage()
-        # Written down before the meta file names it: a lineage without frames does no harm, the reverse does.
+        # Written before the meta file names it: a lineage without frames does no harm, the reverse does.
         self.note([LineageOpened(lineage=lineage.hex(), reason=reason, previous=previous.hex())], now_us)
         numbering = self._next_seq, self._durable_head, self._leased_end, self.declared
         self.lineage, self._acks[lineage], self.declared = lineage, 0, self.declared.forked()
@@ -488,7 +488,7 @@ class Journal:
         return lineage
 
     def begin(self, meta: dict[str, Any] | None, now_us: int) -> None:
-        """Take up the numbering after opening (JJ1, JJ2)."""
+        """Continue the numbering after opening (JJ1, JJ2)."""
         if meta is None:
             older = sealing.lineages(self.sealed) | sealing.lineages(self.fresh)
             self._acks = dict.fromkeys(sorted(older), 0)
@@ -508,12 +508,12 @@ class Journal:
         self.orphans = {bytes.fromhex(lineage) for lineage in meta.get("orphans", [])}
         records: list[ControlRecord] = []
         lineage = self.lineage.hex()
-        # What the cluster holds may have been trimmed; what it does not hold is gone.
+        # Frames that the cluster holds may have been trimmed; the others are lost.
         if lost := range(max(last, self.acked) + 1, known + 1):
             self.declared.lost.add(lost)
             records.append(RangeLost(lineage=lineage, start=lost.start, end=lost.stop, reason="damaged on the boat"))
-        # A clean close leases nothing beyond what was issued. Its lease still counts in full, for it may stand
-        # above the newest frame: seqs that were once declared void stay void.
+        # A clean close leases nothing beyond the issued seqs. Its lease still counts in full, since it may be above the
+        # newest frame: seqs that were once declared void stay void.
         void = range(self._durable_head + 1, leased_end)
         if void and not meta["clean"]:
             self._void.append(void)
@@ -526,15 +526,16 @@ class Journal:
             self._announce(records, now_us)
 
     def close(self, now_us: int) -> None:
-        """Flush, remember the exact head, and close both logs cleanly.
+        """Flush, save the exact head, and close both logs cleanly.
 
-        A full disk leaves the journal open, to be closed once there is room. After any other error it has let go.
+        A full disk leaves the journal open, to be closed once there is room. After any other error its files are
+        released.
         """
         if self._closed:
             return
         try:
             self.flush(now_us)
-            # While the folder is still locked: whoever opens it next must find the final lease.
+            # While the folder is still locked: the next process to open it must find the final lease.
             self._save_meta(leased_end=self._next_seq, clean=True)
         except DiskFull:
             raise
@@ -578,7 +579,7 @@ def open_journal(
                 disk, f"{folder}/{FRESH}", now_us=now_us, options=options.fresh_log(), base_offset=sealed.log_end
             )
         sealing.settle(sealed, fresh, now_us)
-        # Read again under the locks: the last owner may have written it since.
+        # Read again under the locks: the previous owner may have written it since.
         meta = read_meta(disk, folder)
         journal = Journal(
             disk=disk,

@@ -1,4 +1,4 @@
-"""How a boat's journal is kept, and what it says about itself."""
+"""The options and statistics of a boat's journal."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class JournalOptions:
     """Seqs leased per durable write: larger means fewer writes and a larger void after a power cut."""
     zstd_level: int = 3
     disk_bytes_max: int | None = None
-    """Checked after every flush: what is over the limit goes at the next `wake`, acked or not."""
+    """Checked after every flush: data over the limit is removed at the next `wake`, acked or not."""
     retention: Retention = field(default_factory=Retention)
     keep_unacked: bool = True
-    """Retention keeps what is not acked, however old. False where no cloud will ever ack: age then removes it."""
+    """Retention keeps unacked frames, however old. False where no cloud will ever ack: age then removes them."""
     retention_interval_ms: int = 10_000
     fresh_segment_bytes: int = 1 * MIB
     sealed_segment_bytes: int = 16 * MIB
     segment_age_max_ms: int | None = None
-    """A sealed segment is also ended at this age, so that retention by age can take it sooner."""
+    """A sealed segment is also ended at this age, so that retention by age can remove it sooner."""
     reserve_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class JournalOptions:
             raise InvalidConfig(section="journal", problems=problems)
 
     def is_outlived(self, oldest: SegmentIndex, now_us: int) -> bool:
-        """Whether a segment is to go for its age though it may hold what is not acked."""
+        """Whether a segment is removed for its age though it may hold unacked frames."""
         max_age_ms = self.retention.max_age_ms
         dated = oldest.append_max_us >= oldest.append_min_us
         return bool(
@@ -98,6 +98,6 @@ class JournalStatistics:
     sealed_end: int
     log_end: int
     forced_lost: tuple[range, ...]
-    """Seqs above the acked cursor that the disk limit removed in this life (JJ3)."""
+    """Seqs above the acked cursor that the disk limit removed since the journal was opened (JJ3)."""
     void: tuple[range, ...]
-    """Seqs declared void when this life began."""
+    """Seqs declared void when the journal was opened."""

@@ -1,14 +1,14 @@
 """Frames of an older lineage that the cluster never got, recorded again in the current one.
 
-A journal that had to start a new lineage (a cloned card, a lost meta file) may hold frames of the old one that nobody
-else has. Their numbers are spoken for, so they cannot be sent under them: they get new ones, with their own times and
+A journal that had to start a new lineage (a cloned card, a lost meta file) may hold frames of the old one that exist
+nowhere else. Their seqs may belong to other frames in the cluster, so they get new seqs, with their own times and
 content, a block at a time.
 
-What a caller must keep: call `step` now and then, and put what it returns into the ring; one `ReRecording` per journal,
-made right after it was opened.
+What a caller must keep: call `step` from time to time, and put what it returns into the ring; one `ReRecording` per
+journal, made right after it was opened.
 
-JC1  A frame is carried once, whatever happens: which seqs a step takes and gives is written down before they are used,
-    and after a crash the journal itself shows how many of them were.
+JC1  A frame is re-recorded once, whatever happens: the old and new seqs of a step are written down before they are
+     used, and after a crash the journal itself shows how many of them were.
 JC2  The old frames stay until they are durable under their new numbers; then retention may have them.
 """
 
@@ -47,7 +47,7 @@ class ReRecording:
         return self._open is not None or bool(self._older())
 
     def _older(self) -> list[bytes]:
-        """Older lineages that may have something left, and of which it is known what the cluster has."""
+        """Older lineages that may have frames left, and of which it is known what the cluster has."""
         journal = self._journal
         if len(journal.lineages()) == 1:
             return []
@@ -57,8 +57,8 @@ class ReRecording:
     def step(self, now_us: int) -> tuple[range, FrameColumns] | None:
         """Record some old frames again; their new seqs and content, or None when there are none left.
 
-        Raises what the journal raises when the disk refuses; then what was taken already is in memory, and safe in its
-        old form too.
+        Raises the journal's error when the disk refuses; frames already taken are then in memory, and still safe in
+        their old form.
         """
         journal = self._journal
         if self._open is not None:
@@ -83,9 +83,10 @@ class ReRecording:
         return None
 
     def _settle(self) -> None:
-        """Release what the open step carried (JC2). What a power cut took is carried again: its new numbers are void.
+        """Release the old frames of the open step (JC2). Frames that a power cut took are re-recorded again: their new
+        seqs are void.
 
-        By content: when the disk refused the step, the bus may have got the numbers that were meant for it.
+        Compared by content: when the disk refused the step, frames of the bus may have got the new seqs.
         """
         step, self._open = self._open, None
         if step is None:

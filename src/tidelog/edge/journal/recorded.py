@@ -1,4 +1,4 @@
-"""What a journal has of a range of seqs, as frames."""
+"""The recorded frames of a range of seqs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidelog.edge.journal.journal import SEQ_MAX, Journal
 def recorded_runs(
     journal: Journal, lineage: bytes, *, from_seq: int, before_seq: int = SEQ_MAX
 ) -> Iterator[tuple[int, FrameColumns]]:
-    """A run for each block, with its first seq, in the order of the journal; what is gone is left out."""
+    """A run of frames for each block, with its first seq, in the order of the journal; missing seqs are left out."""
     wanted = journal.blocks(from_seq=from_seq, before_seq=before_seq, producer=lineage, skip_damaged=True)
     for block in wanted:
         held = block.maker.seqs

@@ -15,7 +15,7 @@ class Ring:
         self._rows: list[Row] = []
         self._next_seq = 1
         self._write_at = 0
-        """Where the next row goes, once the list has its full length: over the oldest."""
+        """The index of the next row, once the list has its full length: the oldest is overwritten."""
 
     def append(self, seq: int, time_us: int, can_id: int, payload: bytes) -> None:
         if seq != self._next_seq:

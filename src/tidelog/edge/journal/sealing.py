@@ -1,4 +1,4 @@
-"""Turning runs of small fresh blocks into large delta-plane blocks (B3), finding the newest seq, and what is needed."""
+"""Turning runs of small fresh blocks into large delta-plane blocks (B3), and finding the newest and the needed seqs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sealer:
         self._options = options
         self._upkeep = upkeep
         self._unsealed_since: tuple[int, int] | None = None
-        """First offset not sealed and its append time, as last read: it is needed every second."""
+        """The first offset not sealed and its append time, as last read: it is needed every second."""
 
     def seal(self, now_us: int, *, live_floor: int | None, everything: bool = False) -> int:
         """Seal what is due, below `live_floor` unless `everything` is; returns the blocks written to the sealed log."""
@@ -46,7 +46,7 @@ class Sealer:
         for run in _runs(fresh, start, end, options.seal_frames):
             short = run[-1].offsets.stop == end and sum(block.counted for block in run) < options.seal_frames // 2
             if short and not everything and not self._is_due(run[0].leader.append_time_us, now_us):
-                break  # a short rest is better sealed later, with what comes after it
+                break  # a short remainder is better sealed later, with the blocks that follow
             self._seal_run(run)
             written += 1
         sealed.commit(now_us)
@@ -142,8 +142,8 @@ def _continues(last: Block, block: Block) -> bool:
 
 
 def _stage(sealed: Log, made: MadeBlock, first: Block) -> None:
-    """Stamp a block anew. The stamp of the fresh log would not do: its sync mark speaks of the fresh log's file,
-    and recovery of the sealed one would take a torn write below it for damage.
+    """Stamp a block anew. The stamp of the fresh log cannot be kept: its sync mark is about the fresh log's file, and
+    recovery of the sealed one would take a torn write below it for damage.
 
     The append time stays that of the first frame written: retention by age must not start anew.
     """
@@ -156,8 +156,8 @@ def _stage(sealed: Log, made: MadeBlock, first: Block) -> None:
 
 
 def settle(sealed: Log, fresh: Log, now_us: int) -> None:
-    """Make the two logs fit after opening them: the sealed one reaches to the fresh one, which holds no more than
-    it must."""
+    """Make the two logs consistent after opening them: the sealed one reaches to the fresh one, which holds no more
+    than needed."""
     _bridge(sealed, fresh.log_start)
     _heal(sealed, fresh)
     sealed.commit(now_us)
@@ -179,7 +179,7 @@ def _bridge(sealed: Log, fresh_start: int) -> None:
 
 
 def _heal(sealed: Log, fresh: Log) -> None:
-    """What rotted in the sealed log and still lies whole in the fresh one is given up, to be sealed again."""
+    """Drop damaged parts of the sealed log that are still whole in the fresh one, so that they are sealed again."""
     rotten = next((part for part in sealed.damaged() if part.start >= fresh.log_start), None)
     if rotten is None:
         return

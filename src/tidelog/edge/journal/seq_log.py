@@ -1,6 +1,6 @@
 """A boat's frames by seq: the newest from the ring, older ones from the journal.
 
-What a caller must keep: one reader uses one of these; it is called where the journal is driven.
+What a caller must keep: each reader has its own; it is called by the journal's driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JournalFrames:
 
     @property
     def end_seq(self) -> int:
-        """The first one behind them."""
+        """One past the last seq."""
         return self.base_seq + len(self.frames)
 
     def from_seq(self, seq: int) -> JournalFrames:
@@ -42,7 +42,7 @@ class JournalSeqs:
         self._journal = journal
         self._ring = ring
         self._held: JournalFrames | None = None
-        """The block that was read last, made columns: it is asked for in pieces."""
+        """The block that was read last, as columns: callers ask for it in pieces."""
         self._held_lineage = b""
         self._blocks: Iterator[Block] | None = None
         self._blocks_at = (b"", 0)
@@ -57,7 +57,7 @@ class JournalSeqs:
         return self._journal.lineage
 
     def read(self, seq: int) -> JournalFrames | None:
-        """Frames from `seq` on, or from the next one that is held; None if none is, or cannot be had yet."""
+        """Frames from `seq` on, or from the next one that is held; None if none is, or cannot be read yet."""
         if seq > self.head:
             return None
         if (recent := self._recent(seq)) is not None:
@@ -68,7 +68,7 @@ class JournalSeqs:
             self._held_lineage = self.lineage
         if held is not None:
             return held.from_seq(seq)
-        # What the journal has not written yet is in the ring, unless that is smaller than a second of frames.
+        # Frames that the journal has not written yet are in the ring, unless that is smaller than a second of frames.
         start = self._ring.seqs.start if self._ring is not None else 0
         return self._recent(start) if start > seq else None
 

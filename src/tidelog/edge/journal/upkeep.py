@@ -1,10 +1,9 @@
-"""What a journal has to do besides writing frames, and why it could not: leasing seqs, sealing, retention, Backfill.
+"""Failures of a journal's maintenance: leasing seqs, sealing, retention, reading for Backfill.
 
-A failure there loses nothing at once and is tried again, so nobody who records sees it. But the journal then grows
-until the disk is full, or the cloud misses what the disk holds; whoever drives it says so.
+A failure there loses nothing at once and is tried again, so recording does not notice it. But the journal then grows
+until the disk is full, or the cloud misses what the disk holds; so its driver logs the failure.
 
-UK1  A failure stands until the same work has been done without one, or need not be done any more. That it was not due
-     proves nothing.
+UK1  A failure is kept until the same work has succeeded, or is no longer needed. That it was not due proves nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Upkeep:
 
     @contextlib.contextmanager
     def attempt(self, work: Work) -> Iterator[None]:
-        """Notes a failure and lets it pass on."""
+        """Note a failure and re-raise it."""
         try:
             yield
         except DiskError as error:
@@ -44,5 +43,5 @@ class Upkeep:
 
     @property
     def problem(self) -> str | None:
-        """What cannot be done and why, each with its reason; None while all is well."""
+        """The work that fails, each with its reason; None while all is well."""
         return "; ".join(f"the journal cannot {work.value}: {error}" for work, error in self._failures.items()) or None

@@ -3,16 +3,16 @@
 Frames keep their distances in time, divided by the speed. Where the recorded clock goes back (the start of the
 next file, a clock that was set) the next frame follows at once; a long gap can be cut short.
 
-What holds:
-RY1  Every frame of every file comes out once per round, in file order; raw candump frames after
-    reassembly (`fast_packet`), which counts what it could not make whole.
+Invariants:
+RY1  Every frame of every file comes out once per round, in file order; raw candump frames after reassembly
+     (`fast_packet`), which counts what it could not make whole.
 RY2  No frame comes out before its time; at speed 0 every frame is due at once.
 RY3  At most one chunk of frames (of an .lpj file: one block) is in memory, however long the file is.
-RY4  Where a file cannot be read on, the chunks before that place come out first; then `read` raises once. Of
-    text, the lines of the chunk with the bad one are not given; with `on_damage="skip"` only bad ones are not.
+RY4  Where a file cannot be read further, the chunks before that place come out first; then `read` raises once. For
+     text, all lines of the chunk with the bad one are left out; with `on_damage="skip"` only the bad ones.
 RY5  A block of an .lpj file with a bad record under a good checksum, as lplex's own writer makes them, gives the
-    records before it, and the file is read on. It counts as damaged; with `on_damage="raise"` the end of that file
-    raises.
+     records before it, and the file is read on. It counts as damaged; with `on_damage="raise"` the end of that file
+     raises.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Kind = Literal["lpj", "candump", "canboat"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
     speed: float = 1.0
-    """1 is real time, 10 ten times faster, 0 as fast as frames are asked for."""
+    """1 is real time, 10 ten times faster, 0 as fast as frames are read."""
     stamps: Literal["original", "now"] = "original"
     """Frames keep the time they were recorded at, or get the time they come out at."""
     gap_us_max: int | None = GAP_US_MAX
@@ -72,22 +72,22 @@ class ReplayOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStatistics:
     frames: int
-    """Given out so far. Counts of what was left out are complete once its file was read to the end."""
+    """Frames given out so far. Counts of what was left out are complete once its file was read to the end."""
     rounds: int
-    """Times that all files were read to their end."""
+    """How often all files were read to their end."""
     skipped: dict[SkipReason, int]
     """Lines of captures that gave no frame."""
     damaged_blocks: int
     """Blocks of .lpj files that were left out, in whole or in part (RY5)."""
     assembler: AssemblerStatistics
-    """Of the candump file that is being read, or the last one."""
+    """The counts of the candump file that is being read, or the last one."""
 
 
 @dataclass(slots=True)
 class _Chunk:
     frames: FrameColumns
     elapsed_us: npt.NDArray[np.int64]
-    """When each is due, in recorded time since the replay began, gaps cut. Never falls."""
+    """When each frame is due, in recorded time since the replay began, gaps cut. Never falls."""
     given: int = 0
 
 
@@ -98,7 +98,7 @@ class ReplaySource:
         if not paths:
             raise InvalidConfig(section="replay", problems=["there is no file to replay; name at least one"])
         self._options = options or ReplayOptions()
-        # Looked at now, so that a wrong path is an error at the start and not in the middle of the night.
+        # Checked now, so that a wrong path is an error at the start and not in the middle of the night.
         self._files = [(path, _kind_of(path)) for path in paths]
         self._skipped: Counter[SkipReason] = Counter()
         self._damaged_blocks = 0
@@ -206,7 +206,7 @@ class ReplaySource:
             try:
                 part = next(self._parts, None)
             except LogError as error:
-                # This may be a look ahead, with good frames in hand: they go out first.
+                # This may be reading ahead, with good frames waiting: they go out first.
                 self._failure = error
                 break
             if part is None:

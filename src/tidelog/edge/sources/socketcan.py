@@ -4,10 +4,10 @@ A thread takes frames off the bus as they come, because the kernel keeps only a 
 not say how many it threw away; the caller takes them from a bounded queue and assembles. The thread touches
 nothing but the bus and that queue.
 
-What holds:
+Invariants:
 SSO1  A frame is given out, counted as dropped, or waits in the queue.
 SSO2  The queue never has more than `queue_frames_max` frames.
-SSO3  A broken bus is told once, by `SourceFailed`, after everything heard before was given out.
+SSO3  A broken bus is reported once, by `SourceFailed`, after everything heard before was given out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 READ_FRAMES_MAX: Final = 8192
 _LISTEN_S: Final = 0.2
-"""How long the thread may listen before it looks whether it shall stop."""
+"""How long the thread may listen before it checks whether it must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class SocketCanStatistics:
     overflowed: int
     """Frames thrown away because the queue was full."""
     skipped: dict[SkipReason, int]
-    """Frames that are no NMEA 2000: by reason."""
+    """Frames that are no NMEA 2000, by reason."""
     assembler: AssemblerStatistics
 
 
@@ -97,7 +97,7 @@ class SocketCanSource:
             if reason is not None:
                 self._skipped[reason] += 1
                 continue
-            # Interfaces without a clock of their own say 0.
+            # Interfaces without a clock of their own give 0.
             time_us = round(message.timestamp * US_PER_S) if message.timestamp > 0 else now_us
             row = self._assembler.receive(time_us, message.arbitration_id, bytes(message.data))
             if row is not None:
@@ -120,7 +120,7 @@ class SocketCanSource:
             raise SourceFailed(source=self._name, reason=str(error)) from error
 
     def wake_at_us(self) -> int | None:
-        """At once while frames or a failure wait; otherwise `on_frames` tells."""
+        """At once while frames or a failure wait; otherwise `on_frames` is called."""
         return 0 if self._queue or (self._failure is not None and not self._told) else None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a boat's frames come from: a CAN bus or several, a file, or a simulated voyage.
+"""Sources of a boat's frames: a CAN bus or several, a file, or a simulated voyage.
 
 All are a `FrameSource` and are driven by their caller's clock: `read` gives what is due, `wake_at_us` says when
 to ask again. Nothing here waits, so tests and simulators pass any time they like. Frames come out
@@ -28,7 +28,7 @@ BUS_RETRY_US: Final = 5 * US_PER_S
 
 
 class FrameSource(Protocol):
-    """What the boat process needs of a source, and all it may use."""
+    """What the boat process needs of a source; it uses nothing else."""
 
     @property
     def ended(self) -> bool:
@@ -43,21 +43,21 @@ class FrameSource(Protocol):
         ...
 
     def wake_at_us(self) -> int | None:
-        """When to read next; at or before now if more is due already. None when the clock cannot tell: the source
-        has ended, or it announces frames by itself."""
+        """When to read next; now or earlier if more is due already. None when the clock cannot tell: the source has
+        ended, or it announces frames by itself."""
         ...
 
     def close(self) -> None:
-        """Let go of file, bus and thread. May be called twice."""
+        """Close file, bus and thread. May be called twice."""
         ...
 
 
 class VoyageSource:
     """A simulated voyage in the caller's time.
 
-    After a leap of the clock of more than a minute the voyage goes on at the new time instead of making up
-    for it; when the clock is set back, it sails that stretch again, as a real bus would. A step back of
-    less than a second is waited out.
+    After a leap of the clock of more than a minute the voyage goes on at the new time instead of making up for it; when
+    the clock is set back, that stretch is given again, as a real bus would. A step back of less than a second is waited
+    out.
     """
 
     def __init__(self, *, seed: int, now_us: int, frames_per_s: float | None = None) -> None:
@@ -66,7 +66,8 @@ class VoyageSource:
             raise InvalidConfig(section="voyage", problems=[problem])
         self._voyage = Voyage(seed=seed, start_us=now_us)
         self._frames_per_s = frames_per_s
-        # A stretch costs two milliseconds however short it is, so a second is made at a time and given out as due.
+        # Making a stretch costs two milliseconds however short it is, so a second is made at a time and given out as
+        # due.
         self._stretch_us = int(min(1.0, VOYAGE_FRAMES_PER_READ / (frames_per_s or 100)) * US_PER_S)
         self._made = FrameColumns.from_rows([])
         self._made_until_us = now_us
@@ -102,10 +103,10 @@ class VoyageSource:
 
 
 class MergedSource:
-    """Several sources as one, such as the two buses of a boat. Which one a frame came from is not kept.
+    """Several sources as one, such as the two buses of a boat. The source of a frame is not recorded.
 
-    Frames of one read are merged by time; those of one bus stay in their order. A bus that breaks is opened again
-    after a pause, while the others go on.
+    Frames of one read are merged by time; those of one bus stay in their order. A bus that breaks is opened again after
+    a pause, while the others go on.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Putting frames on the bus for callers over HTTP: what is asked for, judged before anything is sent.
+"""Putting frames on the bus for HTTP callers: every request is checked before anything is sent.
 
-A boat sends nothing unless its operator allowed it by name, PGN by PGN, and the caller's credential has the scope.
-What is sent is not recorded: the interface does not hear itself.
+A boat sends nothing unless its operator allowed it by name, PGN by PGN, and the caller's credential has the scope. Sent
+frames are not recorded: the interface does not hear itself.
 
 SB1  A frame is sent only if sending is on, its PGN is allowed, and the rate allows it.
-SB2  A message is put on the bus whole or not at all as far as we can tell: a bus that stops taking frames in the
+SB2  A message is put on the bus whole or not at all, as far as can be known: a bus that stops taking frames in the
      middle of one is an error that says so.
 """
 
@@ -21,7 +21,7 @@ from tidelog.units import parse_duration_us
 
 ISO_REQUEST: Final = 59904
 NULL_ADDRESS: Final = 254
-"""Of somebody without an address, as lplex asks."""
+"""The address of a device without one, as lplex requests."""
 BROADCAST: Final = 255
 QUERY_MS: Final = 2_000
 QUERY_MS_MAX: Final = 20_000
@@ -37,9 +37,9 @@ class SendOptions:
     """What a boat may put on its bus."""
 
     pgns: frozenset[int] | None = frozenset()
-    """None: every one. Requests (59904) count by the PGN that they ask for."""
+    """The allowed PGNs; None: every one. Requests (59904) count by the PGN that they ask for."""
     rate_per_s: float = 10.0
-    """Messages; so many may also come at once, and one at least."""
+    """Messages per second; as many may also come at once, and at least one."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -59,7 +59,7 @@ class Query:
 
 
 class BusSender:
-    """Judges and sends. `transmit` gives what sends now, None while the source cannot."""
+    """Checks and sends. `transmit` returns the function that sends now, None while the source cannot send."""
 
     def __init__(self, options: SendOptions | None, *, transmit: Callable[[], Transmit | None]) -> None:
         self._options = options
@@ -67,7 +67,7 @@ class BusSender:
         self._tokens = 1.0 if options is None else max(1.0, options.rate_per_s)
         self._refilled_ms: int | None = None
         self._counters: dict[int, int] = {}
-        """Sequence counter of the next fast packet, by PGN: three bits, as NMEA 2000 has it."""
+        """The sequence counter of the next fast packet, by PGN: three bits, as in NMEA 2000."""
         self.sent = 0
         """Messages put on the bus."""
 

@@ -1,10 +1,9 @@
 """A simulated voyage as real NMEA 2000 frames: for demos, tests and benchmarks without a boat.
 
-The boat's track, speed, wind, depth, engines and batteries are functions of time, drawn once
-from a seed, so any stretch of the voyage can be made at any time and always comes out the same.
-Fast-packet messages appear whole, as after reassembly. Every device claims its address and sends its
-product information at the start and every minute. `Voyage.frames` makes whole columns at once;
-nothing here loops over frames in Python.
+The boat's track, speed, wind, depth, engines and batteries are functions of time, drawn once from a seed, so any
+stretch of the voyage can be computed at any time and is always the same. Fast-packet messages appear whole, as after
+reassembly. Every device claims its address and sends its product information at the start and every minute.
+`Voyage.frames` makes whole columns at once; nothing here loops over frames in Python.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _noise(seconds: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One kind of message: who sends it, how often, and how its payloads are laid out."""
+    """One kind of message: its sender, its rate, and the layout of its payloads."""
 
     pgn: int
     source: int
@@ -113,8 +112,8 @@ class Voyage:
     def frames(self, start_us: int, end_us: int, *, frames_per_s: float | None = None) -> FrameColumns:
         """The frames with times in [start_us, end_us), in order of time.
 
-        `frames_per_s` speeds the instruments up or slows them down; by default they talk as real ones do.
-        The devices introduce themselves once a minute whatever the rate.
+        `frames_per_s` speeds the instruments up or slows them down; by default they send as real ones do. The devices
+        send their claims once a minute whatever the rate.
         """
         natural = sum(message.per_second for message in self._messages)
         factor = 1.0 if frames_per_s is None else frames_per_s / natural
@@ -319,7 +318,7 @@ _DEVICES: Final = {
     43: (504, 195, 70, "Cortex AIS"),
     60: (358, 170, 35, "SmartShunt"),
 }
-"""Manufacturer code, device function, device class and model by source address: who sends what `_plan` lists."""
+"""Manufacturer code, device function, device class and model by source address: the senders that `_plan` lists."""
 
 
 def _device(

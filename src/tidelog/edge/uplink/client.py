@@ -1,10 +1,10 @@
-"""The uplink over gRPC, boat side: dials, shakes hands, and carries Live and Backfill.
+"""The uplink over gRPC, boat side: dials, does the Handshake, runs Live and Backfill.
 
-A thin shell around `BoatUplink`: it polls, carries out what comes back in order, passes answers in, and
-reports a broken connection. One connection at a time; answers of an old one are dropped with it.
+A thin shell around `BoatUplink`: it polls, carries out the orders in sequence, passes answers in, and reports a broken
+connection. One connection at a time; answers of an old one are dropped with it.
 
-A cluster tells in its answer to the Handshake which node leads the boat's channel. The boat goes there, and shakes
-hands again; a leader that it cannot reach is left alone for a while, and the node that was dialed passes everything on.
+The answer to the Handshake names the node that leads the boat's channel. The boat connects there, and does another
+Handshake; a leader that it cannot reach is not tried for a while, and the node that was dialed relays everything.
 
 What a caller must keep: run `run` as a task; call `notify` after recording frames, so that they leave
 at once; touch journal and ring only from the same event loop.
@@ -37,13 +37,13 @@ _BackfillItem: TypeAlias = BackfillData[MadeBlock] | bytes | None
 _SERVICE: Final = "/lplex.replication.v1.Replication"
 _HANDSHAKE_S: Final = 20.0
 _LEADER_S: Final = 3.0
-"""For the Handshake with a leader that another node named: behind a router it may never answer."""
+"""The timeout of the Handshake with a leader that another node named: behind a router it may never answer."""
 _UNREACHED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _AVOID_MS: Final = 60_000
 _PROBE_INTERVAL_MS: Final = 60_000
-"""Asking what TLS says is one more dial."""
+"""Finding out the TLS error costs one more dial."""
 _NOT_TLS: Final = ("Connection refused", "No route", "unreachable", "DNS", "resolution", "imeout")
-"""Words of gRPC for a cloud that was not reached at all."""
+"""gRPC's messages for a cloud that was not reached at all."""
 _IDLE_S: Final = 5.0
 _BUNDLE_BYTES: Final = 1 * MIB
 _SEED_RATE: Final = 2_000.0
@@ -51,7 +51,7 @@ _SEED_BURST: Final = 500
 
 
 class UplinkClient:
-    """A `target` that can be called is asked at every dial, so that a renewed certificate is used. `seeds` gives the
+    """A `target` that can be called is called at every dial, so that a renewed certificate is used. `seeds` gives the
     (CAN id, payload) by which an lplex cloud learns the boat's devices."""
 
     def __init__(
@@ -71,10 +71,10 @@ class UplinkClient:
         self._wake = asyncio.Event()
         self._connection: _Connection | None = None
         self._closing: set[_Connection] = set()
-        """Given up, and not closed yet."""
+        """Connections that were dropped, and are not closed yet."""
         self._crash: BaseException | None = None
         self._said = ""
-        """The kind of trouble that the log knows of."""
+        """The kind of trouble that was logged last."""
         self._dials_before = 0
         self._probe_at_ms = 0
         self._probed: LogError | None = None
@@ -82,7 +82,7 @@ class UplinkClient:
         """Leaders that could not be reached, and until when they are not tried."""
 
     def notify(self) -> None:
-        """Frames were recorded, or something else changed: look at once."""
+        """Frames were recorded, or something else changed: poll at once."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -130,7 +130,7 @@ class UplinkClient:
         return self._avoided.get(leader, 0) > self._clock_ms()
 
     def avoid(self, leader: str, reason: str) -> None:
-        """Stay with the address that was given."""
+        """Stay with the configured address."""
         now_ms = self._clock_ms()
         self._avoided = {address: until_ms for address, until_ms in self._avoided.items() if until_ms > now_ms}
         self._avoided[leader] = now_ms + _AVOID_MS
@@ -146,7 +146,7 @@ class UplinkClient:
     def broke(self, connection: _Connection, trouble: Trouble) -> None:
         if connection is self._connection:
             if trouble.kind != self._said:
-                # A boat that is refused dials again and again: a line when the reason changes, not for each dial.
+                # A boat that is refused dials again and again: log when the reason changes, not for each dial.
                 self._said = trouble.kind
                 self._log(f"uplink broke reason={trouble.reason!r}")
             self._connection = None
@@ -154,7 +154,7 @@ class UplinkClient:
             self._wake.set()
 
     async def explain(self, target: UplinkTarget, error: Any) -> Trouble:
-        """What keeps a Handshake from being answered; gRPC does not say what TLS said."""
+        """Why the Handshake gets no answer; gRPC does not report the TLS error."""
         code, details = error.code(), str(error.details())
         if code is grpc.StatusCode.UNAVAILABLE and not target.insecure_dev:
             found = own_trouble(target, wall_clock_us())
@@ -177,7 +177,7 @@ class UplinkClient:
         self._probed, self._probe_at_ms = None, 0
 
     def closed(self, connection: _Connection, crash: BaseException | None) -> None:
-        """A connection's task is over. A bug in it is ours to raise; `run` does."""
+        """A connection's task has ended. A bug in it is raised by `run`."""
         self._closing.discard(connection)
         if crash is not None:
             self._crash = crash
@@ -250,7 +250,7 @@ class _Connection:
         self._client.broke(self, trouble)
 
     async def _shake_hands(self, stack: contextlib.AsyncExitStack) -> tuple[Any, bytes]:
-        """The connection to talk over and the answer to the Handshake: the leader's, if it can be reached."""
+        """The connection to use and its answer to the Handshake: the leader's, if it can be reached."""
         target = self._target
         channel = target.open_channel()
         stack.push_async_callback(channel.close)
@@ -266,7 +266,8 @@ class _Connection:
             if error.code() not in _UNREACHED:
                 raise
             self._client.avoid(leader, f"{error.code().name}: {error.details()}")
-        # The leader may have heard it all the same, and the session of the first answer is fenced. This one is not.
+        # The leader may have received it all the same, and then the session of the first answer is fenced. This session
+        # is not.
         return channel, await self._handshake(channel, _HANDSHAKE_S)
 
     async def _handshake(self, channel: Any, timeout_s: float) -> bytes:
@@ -287,10 +288,10 @@ class _Connection:
                 self._live.put_nowait(codec.encode_live(seed))
         live = channel.stream_stream(f"{_SERVICE}/Live")(metadata=metadata)
         tasks = [_write(live, self._live), self._read_live(live)]
-        # An lplex cloud is asked to take Backfill only when it named holes, and closes the stream after us.
+        # An lplex cloud gets a Backfill stream only when it named holes, and closes the stream after the boat.
         if welcome.holes or not is_lplex:
             backfill = channel.stream_stream(f"{_SERVICE}/Backfill")(metadata=metadata)
-            # What Live has to say before a block of an lplex cloud must leave before it.
+            # Live messages that precede a block for an lplex cloud must be sent before it.
             after_live = self._live.join if is_lplex else _at_once
             tasks += [
                 _write_backfill(backfill, self._backfill, after_live),
@@ -317,21 +318,21 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a connection is over: of what kind, and in words."""
+    """Why a connection is over: its kind, and in words."""
 
     kind: str
     reason: str
 
 
 def trouble_of(error: Any) -> Trouble:
-    """What the cloud said: the code of its refusal comes first in the details, the rest may differ each time."""
+    """The cloud's refusal: its code comes first in the details, the rest may differ each time."""
     name, details = error.code().name, str(error.details())
     kind = details.partition(":")[0]
     return Trouble(kind if kind.isidentifier() else name, f"{name}: {details}")
 
 
 class _Ended(Exception):
-    """A stream came to its end; so does the connection."""
+    """A stream ended, so the connection ends."""
 
 
 async def _at_once() -> None:
@@ -339,8 +340,8 @@ async def _at_once() -> None:
 
 
 async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
-    """Send what is queued; None ends our half of the stream."""
-    with contextlib.suppress(asyncio.InvalidStateError):  # the call is over; whoever reads it hears why
+    """Send what is queued; None ends the boat's half of the stream."""
+    with contextlib.suppress(asyncio.InvalidStateError):  # the call is over; its reader gets the reason
         while (message := await queue.get()) is not None:
             await call.write(message)
             queue.task_done()
@@ -350,7 +351,8 @@ async def _write(call: Any, queue: asyncio.Queue[bytes | None]) -> None:
 async def _write_backfill(
     call: Any, queue: asyncio.Queue[_BackfillItem], after_live: Callable[[], Awaitable[None]]
 ) -> None:
-    """The same for Backfill, whose blocks go together: what waits when the last message has left is the next one."""
+    """The same for Backfill, where only the newest block counts: what waits when the last message was sent is the next
+    one."""
     with contextlib.suppress(asyncio.InvalidStateError):
         while True:
             item: _BackfillItem = await queue.get()

@@ -1,11 +1,11 @@
-"""Feeding an lplex cloud: frames one by one, journal blocks as `.lpj` blocks.
+"""Sending to an lplex cloud: frames one by one, journal blocks as `.lpj` blocks.
 
 An lplex cloud knows no Tidelog blocks. Its Live takes single frames, its Backfill version 2 blocks of one fixed size,
 which it writes to its own journal as they are.
 
 It cannot be told that a seq is void or gone, and its cursor passes only what it has frames for: at the first such seq
 it would stand still, and each Handshake would ask for everything above it again. So the boat sends a frame in place of
-each seq that has none: of a PGN that NMEA 2000 assigns to nothing, from the null address, with the words `no frame`.
+each seq that has none: with an unassigned PGN, from the null address, and the payload `no frame`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NO_FRAME_ID: Final = 7 << 26 | 0x10000 << 8 | 0xFF << 8 | 0xFE
 """Lowest priority, PGN 65536 to everybody, from the null address, which no device that sends has."""
 NO_FRAME_PAYLOAD: Final = b"no frame"
 NO_FRAMES_MAX: Final = 16_384
-"""In one block: as many surely fit."""
+"""The most frames in one block: so many always fit."""
 
 
 def no_frames(count: int, time_us: int) -> FrameColumns:
-    """What stands in for `count` seqs that have no frame."""
+    """The frames in place of `count` seqs that have none."""
     size = len(NO_FRAME_PAYLOAD)
     return FrameColumns(
         times_us=np.full(count, time_us, dtype=np.int64),
@@ -41,7 +41,8 @@ def no_frames(count: int, time_us: int) -> FrameColumns:
 def without_gaps(
     runs: Iterable[tuple[int, FrameColumns]], seqs: range, *, now_us: int
 ) -> Iterator[tuple[int, FrameColumns]]:
-    """Runs of frames, each with its first seq, in order, and in between what stands in for the seqs that they lack."""
+    """Runs of frames, each with its first seq, in order, with substitutes for the seqs in between that have no
+    frame."""
     next_seq, time_us = seqs.start, now_us
     for base_seq, frames in runs:
         if base_seq > next_seq:
@@ -58,7 +59,7 @@ def lplex_frames(frames: FrameColumns, base_seq: int) -> Iterator[LplexFrame]:
 
 
 def lplex_blocks(frames: FrameColumns, base_seq: int) -> Iterator[LplexBlock]:
-    """The frames in as many `.lpj` blocks as they need: one ends where it is full, or where the clock went back."""
+    """The frames in as many `.lpj` blocks as they need: a block ends where it is full, or where the clock went back."""
     compressor = zstandard.ZstdCompressor(level=3)
     while len(frames):
         fit = lpj_frames_that_fit(frames, LPJ_BLOCK_BYTES, 0)

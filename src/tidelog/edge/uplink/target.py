@@ -1,4 +1,4 @@
-"""Where a boat's cloud is, and who the boat is: address, name and certificates."""
+"""The address of a boat's cloud, and the boat's name and certificates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tidelog.units import MIB
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 20 * MIB),
     ("grpc.max_send_message_length", 20 * MIB),
-    # A half-open link is noticed by silence (the sender's business); this only keeps middleboxes awake. lplex
-    # clouds refuse pings more often than every five minutes.
+    # The sender notices a half-open link by silence; this only keeps middleboxes from closing it. lplex clouds refuse
+    # pings more often than every five minutes.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.enable_retries", 0),
     # Answers are small and few: probing for the size of the link would only cost bytes on a metered one.
@@ -56,8 +56,8 @@ class UplinkTarget:
 class ReloadingTarget:
     """A target whose certificate, key and authority are files, read again at every dial.
 
-    The three are taken as one: while a renewal has written only one of them, or none can be read, the last good ones
-    are used, and `log` hears why.
+    The three are used together: while a renewal has written only one of them, or one cannot be read, the last good ones
+    are used, and the reason is logged.
     """
 
     def __init__(

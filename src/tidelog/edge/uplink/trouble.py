@@ -1,9 +1,9 @@
-"""Why a boat cannot reach its cloud, in words that say what to do: gRPC only says that a socket was closed.
+"""Why a boat cannot reach its cloud, and what to do: gRPC only reports that a socket was closed.
 
-Asked after a dial failed. First the boat's own files: a certificate whose time is over, or has not come by the boat's
-clock. Then a TLS handshake of our own with the same certificate, whose alert tells what the cloud thinks of it. A
-server of gRPC sends none: it hangs up as soon as it has seen the certificate, before a byte of HTTP. That tells enough:
-by the boat's clock the certificate is good, so its authority is unknown there, or the cloud has another clock.
+Called after a dial failed. It checks the boat's own files first: a certificate that has expired or is not valid yet by
+the boat's clock. Then it makes a TLS handshake with the same certificate, whose alert shows why the cloud refuses it. A
+gRPC server sends no alert: it closes the connection as soon as it has seen the certificate, before a byte of HTTP. That
+is enough: by the boat's clock the certificate is good, so its authority is unknown there, or the cloud's clock differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidelog.errors import CertificateRejected, CloudNotTrusted, LogError
 from tidelog.pki.identity import parse_certificate, require_valid_at
 
 PROBE_S: Final = 3.0
-"""For each step of the handshake."""
+"""The timeout of each step of the handshake."""
 
 _REMEDIES: Final = {
     "CERTIFICATE_EXPIRED": "by the cloud's clock it has expired: renew it with `tidelog ca renew`",
@@ -54,7 +54,7 @@ def own_trouble(target: UplinkTarget, now_us: int) -> LogError | None:
 
 
 def probe(target: UplinkTarget) -> LogError | None:
-    """What TLS says, or None when it is content or the cloud cannot be reached at all. Blocks; for a thread."""
+    """The TLS error, or None when there is none or the cloud cannot be reached at all. Blocks; for a thread."""
     host, _, port = target.address.rpartition(":")
     host = host.strip("[]")
     try:

@@ -1,13 +1,12 @@
 """A boat's side of the uplink: the journal, the ring of the newest frames, and the sender that decides.
 
-Assembles the sender core with what the boat holds; still no I/O of its own but the journal's. Whoever
-drives it (the gRPC shell, the simulator) calls `poll`, carries out what comes back in order, and passes
-in the cloud's answers. Live takes frames from the ring before they are flushed, so no delay is added;
-Backfill takes the journal's blocks as they lie there, byte for byte. An lplex cloud gets the same frames in its own
-forms.
+Connects the sender core with the journal and the ring; it does no I/O except the journal's. Its driver (the gRPC shell,
+the simulator) calls `poll`, carries out the orders in sequence, and passes in the cloud's answers. Live takes frames
+from the ring before they are flushed, so no delay is added; Backfill takes the journal's blocks byte for byte. An lplex
+cloud gets the same frames in its own formats.
 
-What a caller must keep: a frame is in the ring before the next `poll` after it was recorded. `now_ms` never
-goes back; `now_us` is what the boat's clock says, which may, and is only for what the journal writes.
+What a caller must keep: a frame is in the ring before the next `poll` after it was recorded. `now_ms` never goes back;
+`now_us` is the boat's clock, which may, and is used only in what the journal writes.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection; `disconnected` has been taken care of."""
+    """Close the connection; `disconnected` has been called already."""
 
     reason: str
 
@@ -98,16 +97,16 @@ class UplinkStatistics:
     reconnects: int
     dials: int
     last_ack_us: int | None
-    """By the boat's clock when it came."""
+    """When it came, by the boat's clock."""
     trouble: str
     """Why the cloud is not reached, in words; empty while it is, and before the first dial."""
     name_in_use: int
-    """Dials that were told to wait, for another process uses this boat's name."""
+    """Dials that were refused and told to wait, since another process uses this boat's name."""
     live_bytes_today: int
     backfill_bytes_today: int
     live_bytes_total: int
     backfill_bytes_total: int
-    """Of this journal, over all its lives."""
+    """Counters over all openings of this journal."""
     daily_bytes: int | None
     """The budget, if there is one."""
 
@@ -131,15 +130,15 @@ class BoatUplink:
         self._meter = Meter(daily_bytes=daily_bytes, reset_hour=reset_hour, state=journal.kept.get(_METER))
         self.sender = UplinkSender(config=config, jitter=jitter, now_ms=now_ms)
         self._sent_through = journal.declared.opened_head
-        """The newest seq that the cloud can know of from this journal (B7)."""
+        """The newest seq from this journal that the cloud can know of (B7)."""
         self._disk_retry_ms: int | None = None
-        """The journal could not be flushed or read; no use in trying again before."""
+        """The journal could not be flushed or read; it is not tried again before this time."""
         self._meter_retry_ms: int | None = None
-        """Backfill has used its share of the day's bytes; Live may leave some of its own."""
+        """Backfill has used its share of the day's bytes; Live may still send."""
         self._reading: Iterator[Block] | None = None
         """Backfill's place in the journal."""
         self._read_next = (b"", 0)
-        """Lineage and seq that come next there."""
+        """The lineage and seq that come next there."""
         self._last_ack_us: int | None = None
         self._trouble = ""
         self._name_in_use = 0
@@ -189,13 +188,14 @@ class BoatUplink:
         return out + self._poll_live(now_ms, now_us) + self._poll_backfill(now_ms, now_us)
 
     def _status(self) -> LiveStatus:
-        """An lplex cloud hears of what Live has sent: once no hole is left, its cursor claims all that it heard of."""
+        """Report Live's position to an lplex cloud: once no hole is left, its cursor claims everything that was
+        reported."""
         sender, journal = self.sender, self._journal
         head = sender.live_position() - 1 if sender.speaks_lplex else journal.head
         return LiveStatus(session=sender.session, head=head, journal_bytes=journal.size_bytes())
 
     def _rest(self, now_ms: int, now_us: int) -> Disconnect:
-        """Not a byte more today; what is recorded meanwhile goes by Backfill tomorrow."""
+        """Send nothing more today; frames recorded meanwhile are sent by Backfill tomorrow."""
         rest_ms = (self._meter.next_day_us(now_us) - now_us) // 1000
         self.sender.rest_until(now_ms + rest_ms, now_ms=now_ms)
         self._journal.kept[_METER] = self._meter.to_state()
@@ -208,9 +208,9 @@ class BoatUplink:
         )
 
     def _re_record_some(self, now_ms: int, now_us: int) -> None:
-        """Frames of an older lineage get new numbers, a few at a time and only while Live has nothing to send."""
+        """Give frames of an older lineage new seqs, a few at a time and only while Live has nothing to send."""
         if not self._re_recording.pending:
-            self._journal.upkeep.done(Work.RE_RECORD)  # nobody wants it any more
+            self._journal.upkeep.done(Work.RE_RECORD)  # no longer needed
         if not self._may_re_record() or now_ms < self._re_record_at_ms:
             return
         self._re_record_at_ms = now_ms + _RE_RECORD_INTERVAL_MS
@@ -218,7 +218,7 @@ class BoatUplink:
             with self._journal.upkeep.attempt(Work.RE_RECORD):
                 re_recorded = self._re_recording.step(now_us)
         except DiskError:
-            return  # they are safe where they are; the next step tries again
+            return  # the frames are still in the journal; the next step tries again
         self._journal.upkeep.done(Work.RE_RECORD)
         if re_recorded is not None:
             seqs, frames = re_recorded
@@ -250,7 +250,7 @@ class BoatUplink:
             boot_id=journal.declared.boot_id,
             sent_through=self._sent_through,
             earlier=tuple(journal.declared.earlier),
-            # The oldest first: the rest is said once the cursor has passed these.
+            # The oldest first: the rest is declared once the cursor has passed these.
             lost=journal.declared.lost.freeze()[:_DECLARED_MAX],
             void=journal.declared.void.freeze()[:_DECLARED_MAX],
             orphans=tuple(sorted(journal.orphans)),
@@ -296,7 +296,7 @@ class BoatUplink:
             out.append(LiveData(session=self.sender.session, seqs=seqs, block=made))
 
     def _lplex_live_through(self, now_us: int) -> int:
-        """How far Live may go: through what the ring holds, else through what is surely on the disk or void."""
+        """How far Live may go: through the frames in the ring, else through those that are surely on disk or void."""
         journal, position = self._journal, self.sender.live_position()
         if position in self._ring.seqs or position > journal.head:
             return journal.head
@@ -304,12 +304,13 @@ class BoatUplink:
             try:
                 journal.flush(now_us)
             except LogError:
-                return journal.durable_head  # what cannot be written yet is neither void nor gone
+                return journal.durable_head  # seqs that cannot be written yet are neither void nor gone
             return journal.head
         return journal.durable_head
 
     def _lplex_live(self, seqs: range, frames: FrameColumns | None, now_us: int) -> list[Out]:
-        """A new lplex cloud asks for all of the past over Live, so what has left the ring comes from the journal."""
+        """A new lplex cloud requests the whole past over Live, so frames that have left the ring come from the
+        journal."""
         journal = self._journal
         runs = [(seqs.start, frames)] if frames is not None else []
         if frames is None:
@@ -326,7 +327,7 @@ class BoatUplink:
         if self._disk_retry_ms is not None and now_ms >= self._disk_retry_ms:
             self._disk_retry_ms = None
         if not self.sender.is_missing_any():
-            self._journal.upkeep.done(Work.READ)  # nobody wants it any more
+            self._journal.upkeep.done(Work.READ)  # no longer needed
         while self.sender.is_missing_any() and self._backfill_is_affordable(now_ms, now_us):
             hole = self._next_hole(now_ms, now_us)
             if hole is None:
@@ -335,7 +336,7 @@ class BoatUplink:
                 with self._journal.upkeep.attempt(Work.READ):
                     block = self._first_in(hole)
             except DiskError:
-                # What cannot be read now is not gone.
+                # Seqs that cannot be read now are not gone.
                 self._disk_retry_ms = now_ms + _DISK_RETRY_MS
                 break
             self._journal.upkeep.done(Work.READ)
@@ -373,7 +374,7 @@ class BoatUplink:
         return [BackfillData(session=session, seqs=seqs, block=block.made(), file_offset=block.position)]
 
     def _lplex_backfill(self, block: Block | None, hole: range, now_ms: int, now_us: int) -> list[Out]:
-        """The block's part of the hole, or what stands in for seqs before it that have no frame.
+        """The block's part of the hole, or substitutes for seqs before it that have no frame.
 
         Only a status, or nothing, while the last hole must not close yet.
         """
@@ -405,7 +406,7 @@ class BoatUplink:
         self._backfill_bytes_sent += size_bytes
 
     def _next_hole(self, now_ms: int, now_us: int) -> range | None:
-        """The newest hole that the journal can speak for. What its disk has not taken yet is not gone."""
+        """The newest hole for which the journal is complete. Seqs that its disk has not taken yet are not gone."""
         hole = self.sender.next_backfill(now_ms=now_ms)
         if hole is None or hole.stop - 1 <= self._journal.durable_head:
             return hole
@@ -435,7 +436,7 @@ class BoatUplink:
         try:
             block = next(self._reading, None)
         except LogError:
-            return None  # whoever looks for the place anew hears why
+            return None  # looking for the place anew raises the reason
         return block if block is not None and seq in block.maker.seqs else None
 
     # --- what arrives ----------------------------------------------------------------------------
