@@ -4,6 +4,7 @@ Modules:
 
     client_codec            What native clients and nodes say to each other, as bodies of the link
     error_codec             Typed errors that keep their class and their fields on the way to a client
+    layout                  Where the numbers of a message lie in its bytes: one declaration for both ways
     liftbridge_envelope     The envelope that Liftbridge puts around every NATS payload, public and internal
     liveness_codec          The messages of liveness to and from bytes
     nats_replication_codec  Replication over NATS, from our messages to Liftbridge's bytes and back

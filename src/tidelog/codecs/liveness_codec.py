@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
+from tidelog.codecs.layout import Layout
 from tidelog.core.liveness import (
     CLAIMS_BYTES_MAX,
     HEARTBEAT_MS_MAX,
@@ -47,11 +49,19 @@ _HAS_ECHO: Final = 1
 _BUNDLE_HEAD: Final = struct.Struct("<BB")
 _MESSAGE_HEAD: Final = struct.Struct("<BI")
 _HEARTBEAT_HEAD: Final = struct.Struct("<QQIB")
-_ECHO: Final = struct.Struct("<QQI")
+_ECHO: Final = Layout(Echo, "", "incarnation", "counter", "held_us", shape="QQI")
 _HEARING: Final = struct.Struct("<HHIQ")
-_TWO_NUMBERS: Final = struct.Struct("<QQ")
-_ONE_NUMBER: Final = struct.Struct("<Q")
-_SPANS: Final = struct.Struct("<II")
+_OF_SESSIONS: Final = {
+    _RENEW: ("a session renewal", Layout(RenewSession, "", "incarnation", "counter")),
+    _RENEWED: (
+        "an answer to a session renewal",
+        Layout(SessionRenewed, "", "incarnation", "counter", "timeout_ms", "confirmed_ago_ms", shape="QQII"),
+    ),
+    _FENCED: ("the word that a session is fenced", Layout(SessionRefused, "", "incarnation")),
+}
+"""What a message is called, and its numbers, which follow the name of the node."""
+_KINDS: Final = {layout.message: kind for kind, (_, layout) in _OF_SESSIONS.items()}
+_AGO_MS_MAX: Final = 2**32 - 1
 _BYTE: Final = struct.Struct("<B")
 _LENGTH: Final = struct.Struct("<I")
 
@@ -92,23 +102,19 @@ def decode_liveness(data: Buffer) -> list[Message]:
 
 
 def _encode(message: Message) -> tuple[int, bytes]:
-    match message:
-        case Heartbeat():
-            return _HEARTBEAT, _encode_heartbeat(message)
-        case RenewSession(node=node, incarnation=incarnation, counter=counter):
-            return _RENEW, _encode_name(node) + _TWO_NUMBERS.pack(incarnation, counter)
-        case SessionRenewed(node=node, incarnation=incarnation, counter=counter):
-            spans = _SPANS.pack(message.timeout_ms, min(message.confirmed_ago_ms, 2**32 - 1))
-            return _RENEWED, _encode_name(node) + _TWO_NUMBERS.pack(incarnation, counter) + spans
-        case SessionRefused(node=node, incarnation=incarnation):
-            return _FENCED, _encode_name(node) + _ONE_NUMBER.pack(incarnation)
+    if isinstance(message, Heartbeat):
+        return _HEARTBEAT, _encode_heartbeat(message)
+    if isinstance(message, SessionRenewed) and message.confirmed_ago_ms > _AGO_MS_MAX:
+        message = replace(message, confirmed_ago_ms=_AGO_MS_MAX)
+    kind = _KINDS[type(message)]
+    return kind, _encode_name(message.node) + _OF_SESSIONS[kind][1].pack(message)
 
 
 def _encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     flags = 0 if heartbeat.echo is None else _HAS_ECHO
     parts = [_HEARTBEAT_HEAD.pack(heartbeat.incarnation, heartbeat.counter, heartbeat.interval_ms, flags)]
-    if (echo := heartbeat.echo) is not None:
-        parts.append(_ECHO.pack(echo.incarnation, echo.counter, echo.held_us))
+    if heartbeat.echo is not None:
+        parts.append(_ECHO.pack(heartbeat.echo))
     parts += (_LENGTH.pack(len(heartbeat.claims)), heartbeat.claims)
     hearings = heartbeat.report.hearings
     parts.append(_BYTE.pack(len(hearings)))
@@ -172,24 +178,10 @@ def _decode(kind: int, body: bytes) -> Message:
     if kind == _HEARTBEAT:
         reader = _Reader(body, "a heartbeat")
         message = _decode_heartbeat(reader)
-    elif kind == _RENEW:
-        reader = _Reader(body, "a session renewal")
-        node = reader.name()
-        incarnation, counter = reader.unpack(_TWO_NUMBERS)
-        message = RenewSession(node=node, incarnation=incarnation, counter=counter)
-    elif kind == _RENEWED:
-        reader = _Reader(body, "an answer to a session renewal")
-        node = reader.name()
-        incarnation, counter = reader.unpack(_TWO_NUMBERS)
-        timeout_ms, ago_ms = reader.unpack(_SPANS)
-        message = SessionRenewed(
-            node=node, incarnation=incarnation, counter=counter, timeout_ms=timeout_ms, confirmed_ago_ms=ago_ms
-        )
-    elif kind == _FENCED:
-        reader = _Reader(body, "the word that a session is fenced")
-        node = reader.name()
-        (incarnation,) = reader.unpack(_ONE_NUMBER)
-        message = SessionRefused(node=node, incarnation=incarnation)
+    elif kind in _OF_SESSIONS:
+        what, layout = _OF_SESSIONS[kind]
+        reader = _Reader(body, what)
+        message = layout.message(node=reader.name(), **layout.fields(reader.unpack(layout.struct)))
     else:
         raise BadMessage(problem=f"a liveness bundle has a message of unknown kind {kind}")
     reader.end()
@@ -205,18 +197,16 @@ def _decode_heartbeat(reader: _Reader) -> Heartbeat:
     reader.interval_ms(interval_ms)
     echo = None
     if flags & _HAS_ECHO:
-        echo_incarnation, echo_counter, held_us = reader.unpack(_ECHO)
-        echo = Echo(incarnation=echo_incarnation, counter=echo_counter, held_us=held_us)
+        echo = Echo(**_ECHO.fields(reader.unpack(_ECHO.struct)))
     (claims_length,) = reader.unpack(_LENGTH)
     if claims_length > CLAIMS_BYTES_MAX:
         raise BadMessage(problem=f"a heartbeat has {claims_length} bytes of claims, at most {CLAIMS_BYTES_MAX} may be")
-    claims = reader.take(claims_length)
     return Heartbeat(
         incarnation=incarnation,
         counter=counter,
         interval_ms=interval_ms,
         echo=echo,
-        claims=claims,
+        claims=reader.take(claims_length),
         report=_decode_report(reader),
     )
 

@@ -14,10 +14,10 @@ CRC3  Entries of an Append follow each other and the place they name; terms neve
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Final, TypeAlias
 
+from tidelog.codecs.layout import Layout
 from tidelog.core.raft.members import MEMBERS_MAX, Members
 from tidelog.core.raft.messages import (
     AppendAnswer,
@@ -53,18 +53,29 @@ VOTE_REQUEST, VOTE_ANSWER, APPEND, APPEND_ANSWER, SNAPSHOT_CHUNK, SNAPSHOT_ANSWE
 _PRE: Final = 1
 _FORCED: Final = 2
 _YES: Final = 4
-_FLAGS: Final = (0, _PRE | _FORCED, _YES | _PRE, 0, _YES, 0, 0, 0)
-
-# Every message begins with version, kind, flags and a byte that is zero, then 4 bytes that are a count or zero.
-_HEAD: Final = struct.Struct("<BBBxI")
-_VOTE_REQUEST: Final = struct.Struct("<BBBxIQQQ")
-_VOTE_ANSWER: Final = struct.Struct("<BBBxIQ")
-_APPEND: Final = struct.Struct("<BBBxIQQQQQ")
-_APPEND_ANSWER: Final = struct.Struct("<BBBxIQQQQQ")
-_SNAPSHOT_CHUNK: Final = struct.Struct("<BBBxIQQQQ")
+_HEAD_SHAPE: Final = "BBBxI"
+"""Every message begins with version, kind, flags and a byte that is zero, then 4 bytes that are a count or zero."""
+_HEAD: Final = struct.Struct(f"<{_HEAD_SHAPE}")
+_APPEND: Final = Layout(AppendEntries, _HEAD_SHAPE, "term", "previous_index", "previous_term", "commit", "round")
+_CHUNK: Final = Layout(SnapshotChunk, _HEAD_SHAPE, "term", "round", "size_bytes", "offset")
+_LAYOUTS: Final = {
+    VOTE_REQUEST: Layout(
+        VoteRequest, _HEAD_SHAPE, "term", "last_index", "last_term", flags={"pre": _PRE, "forced": _FORCED}
+    ),
+    VOTE_ANSWER: Layout(VoteAnswer, _HEAD_SHAPE, "term", flags={"granted": _YES, "pre": _PRE}),
+    APPEND: _APPEND,
+    APPEND_ANSWER: Layout(
+        AppendAnswer,
+        _HEAD_SHAPE,
+        *("term", "round", "index", "rejected_index", "hint_term"),
+        flags={"accepted": _YES},
+    ),
+    SNAPSHOT_CHUNK: _CHUNK,
+    SNAPSHOT_ANSWER: Layout(SnapshotAnswer, _HEAD_SHAPE, "term", "round", "index", "received_bytes"),
+    TIMEOUT_NOW: Layout(TimeoutNow, _HEAD_SHAPE, "term"),
+}
+_KINDS: Final = {layout.message: kind for kind, layout in _LAYOUTS.items()}
 _CHUNK_REST: Final = struct.Struct("<II")
-_SNAPSHOT_ANSWER: Final = struct.Struct("<BBBxIQQQQ")
-_TIMEOUT_NOW: Final = _VOTE_ANSWER
 _ENTRY: Final = struct.Struct("<BBHIQQ")
 _SNAPSHOT_HEAD: Final = struct.Struct("<QQHxxxxxx")
 
@@ -199,35 +210,23 @@ def decode_snapshot_head(data: Buffer) -> SnapshotHead:
 
 def encode_message(message: Message) -> list[bytes]:
     """The message as buffers to be written one after the other."""
-    version = MESSAGE_VERSION
+    kind = _KINDS[type(message)]
     match message:
         case AppendEntries():
             return _encode_append(message)
-        case AppendAnswer(term=term, round=number, index=index, rejected_index=rejected, hint_term=hint):
-            flags = _YES if message.accepted else 0
-            return [_APPEND_ANSWER.pack(version, APPEND_ANSWER, flags, 0, term, number, index, rejected, hint)]
-        case VoteRequest(term=term, last_index=index, last_term=last_term):
-            flags = (_PRE if message.pre else 0) | (_FORCED if message.forced else 0)
-            return [_VOTE_REQUEST.pack(version, VOTE_REQUEST, flags, 0, term, index, last_term)]
-        case VoteAnswer(term=term):
-            flags = (_YES if message.granted else 0) | (_PRE if message.pre else 0)
-            return [_VOTE_ANSWER.pack(version, VOTE_ANSWER, flags, 0, term)]
-        case SnapshotChunk(term=term, round=number, size_bytes=size, offset=offset):
+        case SnapshotChunk():
             packed = encode_snapshot_head(message.head)
-            place = (len(packed), term, number, size, offset)
-            head = _SNAPSHOT_CHUNK.pack(version, SNAPSHOT_CHUNK, 0, *place)
+            head = _CHUNK.pack(message, MESSAGE_VERSION, kind, 0, len(packed))
             sizes = _CHUNK_REST.pack(message.checksum, len(message.data))
             return [b"".join((head, sizes, packed)), message.data]
-        case SnapshotAnswer(term=term, round=number, index=index, received_bytes=received):
-            return [_SNAPSHOT_ANSWER.pack(version, SNAPSHOT_ANSWER, 0, 0, term, number, index, received)]
-        case TimeoutNow(term=term):
-            return [_TIMEOUT_NOW.pack(version, TIMEOUT_NOW, 0, 0, term)]
+        case _:
+            layout = _LAYOUTS[kind]
+            return [layout.pack(message, MESSAGE_VERSION, kind, layout.flags_of(message), 0)]
 
 
 def _encode_append(message: AppendEntries) -> list[bytes]:
     entries = message.entries
-    place = (message.term, message.previous_index, message.previous_term, message.commit, message.round)
-    head = _APPEND.pack(MESSAGE_VERSION, APPEND, 0, len(entries), *place)
+    head = _APPEND.pack(message, MESSAGE_VERSION, APPEND, 0, len(entries))
     if not entries:
         return [head]
     assert len(entries) <= ENTRIES_MAX, "the core bounds what one message carries"
@@ -259,30 +258,25 @@ def decode_message(data: Buffer) -> Message:
     version, kind, flags, count = _HEAD.unpack_from(view)
     if version != MESSAGE_VERSION:
         raise BadMessage(problem=f"Raft message version {version} is unknown; upgrade the older node")
-    if not VOTE_REQUEST <= kind <= TIMEOUT_NOW:
+    layout = _LAYOUTS.get(kind)
+    if layout is None:
         raise BadMessage(problem=f"Raft message kind {kind} is unknown")
-    if flags & ~_FLAGS[kind] or view[3]:
+    if flags & ~layout.flags_known or view[3]:
         raise BadMessage(problem=f"a Raft message of kind {kind} has flags {flags}, which mean nothing there")
-    layout, decode = _DECODERS[kind]
     if len(view) < layout.size or (kind not in (APPEND, SNAPSHOT_CHUNK) and (count or len(view) != layout.size)):
         raise BadMessage(problem=f"a Raft message of kind {kind} has {len(view)} bytes, which is not its length")
-    numbers = layout.unpack_from(view)[4:]
+    numbers = layout.struct.unpack_from(view)[4:]
     if max(numbers) >= NUMBER_MAX:
         raise BadMessage(problem=f"a Raft message claims {max(numbers)}, beyond every limit")
-    return decode(view, flags, count, numbers)
+    if kind == APPEND:
+        return _decode_append(view, count, numbers)
+    if kind == SNAPSHOT_CHUNK:
+        return _decode_snapshot_chunk(view, count, numbers)
+    message: Message = layout.message(**layout.fields(numbers, flags))
+    return message
 
 
-def _decode_vote_request(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> VoteRequest:
-    term, last_index, last_term = numbers
-    pre, forced = bool(flags & _PRE), bool(flags & _FORCED)
-    return VoteRequest(term=term, last_index=last_index, last_term=last_term, pre=pre, forced=forced)
-
-
-def _decode_vote_answer(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> VoteAnswer:
-    return VoteAnswer(term=numbers[0], granted=bool(flags & _YES), pre=bool(flags & _PRE))
-
-
-def _decode_append(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> AppendEntries:
+def _decode_append(view: memoryview, count: int, numbers: tuple[int, ...]) -> AppendEntries:
     term, previous_index, previous_term, commit, number = numbers
     position = _APPEND.size
     if count > ENTRIES_MAX or count * ENTRY_HEAD_BYTES > len(view) - position:
@@ -309,57 +303,18 @@ def _decode_append(view: memoryview, flags: int, count: int, numbers: tuple[int,
     )
 
 
-def _decode_append_answer(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> AppendAnswer:
-    term, number, index, rejected_index, hint_term = numbers
-    return AppendAnswer(
-        term=term,
-        round=number,
-        accepted=bool(flags & _YES),
-        index=index,
-        rejected_index=rejected_index,
-        hint_term=hint_term,
-    )
-
-
-def _decode_snapshot_chunk(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> SnapshotChunk:
-    term, number, size_bytes, offset = numbers
-    start = _SNAPSHOT_CHUNK.size + _CHUNK_REST.size
+def _decode_snapshot_chunk(view: memoryview, count: int, numbers: tuple[int, ...]) -> SnapshotChunk:
+    start = _CHUNK.size + _CHUNK_REST.size
     if start > len(view):
         raise BadMessage(problem="a chunk of a snapshot is shorter than its head")
-    checksum, data_bytes = _CHUNK_REST.unpack_from(view, _SNAPSHOT_CHUNK.size)
+    checksum, data_bytes = _CHUNK_REST.unpack_from(view, _CHUNK.size)
     if start + count + data_bytes != len(view):
         raise BadMessage(problem=f"a chunk claims {count} and {data_bytes} bytes, which is not its length")
     head = decode_snapshot_head(view[start : start + count])
     data = view[start + count :]
-    if offset + len(data) > size_bytes:
-        raise BadMessage(problem=f"{len(data)} bytes at {offset} do not belong to a snapshot of {size_bytes}")
-    return SnapshotChunk(
-        term=term,
-        round=number,
-        head=head,
-        size_bytes=size_bytes,
-        checksum=checksum,
-        offset=offset,
-        data=bytes(data),
-    )
-
-
-def _decode_snapshot_answer(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> SnapshotAnswer:
-    term, number, index, received_bytes = numbers
-    return SnapshotAnswer(term=term, round=number, index=index, received_bytes=received_bytes)
-
-
-def _decode_timeout_now(view: memoryview, flags: int, count: int, numbers: tuple[int, ...]) -> TimeoutNow:
-    return TimeoutNow(term=numbers[0])
-
-
-_Decoder: TypeAlias = Callable[[memoryview, int, int, tuple[int, ...]], Message]
-_DECODERS: Final[dict[int, tuple[struct.Struct, _Decoder]]] = {
-    VOTE_REQUEST: (_VOTE_REQUEST, _decode_vote_request),
-    VOTE_ANSWER: (_VOTE_ANSWER, _decode_vote_answer),
-    APPEND: (_APPEND, _decode_append),
-    APPEND_ANSWER: (_APPEND_ANSWER, _decode_append_answer),
-    SNAPSHOT_CHUNK: (_SNAPSHOT_CHUNK, _decode_snapshot_chunk),
-    SNAPSHOT_ANSWER: (_SNAPSHOT_ANSWER, _decode_snapshot_answer),
-    TIMEOUT_NOW: (_TIMEOUT_NOW, _decode_timeout_now),
-}
+    chunk = SnapshotChunk(head=head, checksum=checksum, data=bytes(data), **_CHUNK.fields(numbers))
+    if chunk.offset + len(data) > chunk.size_bytes:
+        raise BadMessage(
+            problem=f"{len(data)} bytes at {chunk.offset} do not belong to a snapshot of {chunk.size_bytes}"
+        )
+    return chunk

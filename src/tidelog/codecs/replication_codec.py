@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
+from tidelog.codecs.layout import Layout
 from tidelog.core.catalog.changes import CHANGE_BYTES_MAX
 from tidelog.core.catalog.records import CHANNELS_MAX
 from tidelog.core.replication.messages import (
@@ -68,10 +70,22 @@ NUMBER_BITS: Final = 62
 # are the length or the count of what follows its fields, or a field, or zero.
 _REQUEST: Final = struct.Struct("<IIQQQQQQQQQ")
 _RESPONSE: Final = struct.Struct("<IIQQQQQQQ")
-_NACK: Final = struct.Struct("<IHBBQQQQQQQ")
-_TWO: Final = struct.Struct("<IIQQ")
-_THREE: Final = struct.Struct("<IIQQQ")
-_FIVE: Final = struct.Struct("<IIQQQQQ")
+_NACK: Final = Layout(
+    SyncNack,
+    "IHBB",
+    *("channel_id", "leader_epoch", "request_id", "log_start", "epoch", "end", "retry_after_ms"),
+)
+_FACTS: Final = Layout(LogFacts, "II", "channel_id", "channel_epoch", "incarnation", "last_epoch", "log_end")
+_LOAD: Final = Layout(NodeLoadReport, "II", "incarnation", "free_bytes", "capacity_bytes")
+_SMALL: Final = {
+    NOTIFY: Layout(Notify, "II", "channel_id", "leader_epoch"),
+    LEADER_SILENT: Layout(LeaderSilent, "II", "channel_id", "leader_epoch", "channel_epoch"),
+    RESIGN: Layout(Resign, "II", "channel_id", "leader_epoch", "incarnation"),
+    WITHDRAW: Layout(Withdraw, "II", "channel_id", "channel_epoch", "incarnation"),
+    ASK_LOG: Layout(AskLog, "II", "channel_id", "channel_epoch", flags={"with_memory": 1}),
+}
+"""Messages of numbers alone, or with one text behind them, whose length is the second number of the head."""
+_TEXTS: Final = {LEADER_SILENT: "leader", RESIGN: "reason", WITHDRAW: "reason"}
 _BARE: Final = struct.Struct("<II")
 _MEMORY: Final = struct.Struct("<QQ")
 _END: Final = struct.Struct("<QH")
@@ -162,45 +176,20 @@ def _text(text: str) -> bytes:
 
 def _encode_nack(nack: SyncNack) -> bytes:
     detail = _text(nack.detail)
-    head = _NACK.pack(
-        SYNC_NACK,
-        len(detail),
-        nack.error.value,
-        0,
-        nack.channel_id,
-        nack.leader_epoch,
-        nack.request_id,
-        nack.log_start,
-        nack.epoch,
-        nack.end,
-        nack.retry_after_ms,
-    )
-    return head + detail
+    return _NACK.pack(nack, SYNC_NACK, len(detail), nack.error.value, 0) + detail
 
 
-def _encode_silent(silent: LeaderSilent) -> bytes:
-    assert is_name(silent.leader), "node names are checked where they enter"
-    name = silent.leader.encode()
-    numbers = (silent.channel_id, silent.leader_epoch, silent.channel_epoch)
-    return _THREE.pack(LEADER_SILENT, len(name), *numbers) + name
-
-
-def _encode_resign(resign: Resign) -> bytes:
-    reason = _text(resign.reason)
-    numbers = (resign.channel_id, resign.leader_epoch, resign.incarnation)
-    return _THREE.pack(RESIGN, len(reason), *numbers) + reason
-
-
-def _encode_withdraw(withdraw: Withdraw) -> bytes:
-    reason = _text(withdraw.reason)
-    numbers = (withdraw.channel_id, withdraw.channel_epoch, withdraw.incarnation)
-    return _THREE.pack(WITHDRAW, len(reason), *numbers) + reason
+def _encode_small(kind: int, message: ReplicationMessage) -> bytes:
+    layout, field = _SMALL[kind], _TEXTS.get(kind)
+    if field is None:
+        return layout.pack(message, kind, layout.flags_of(message))
+    text = _text(getattr(message, field))
+    return layout.pack(message, kind, len(text)) + text
 
 
 def _encode_facts(facts: LogFacts) -> bytes:
     memory = b"" if facts.memory == NO_MEMORY else _encode_memory(facts.memory)
-    numbers = (facts.channel_id, facts.channel_epoch, facts.incarnation, facts.last_epoch, facts.log_end)
-    return _FIVE.pack(LOG_FACTS, len(memory), *numbers) + memory
+    return _FACTS.pack(facts, LOG_FACTS, len(memory)) + memory
 
 
 def _encode_memory(memory: LogMemory) -> bytes:
@@ -220,17 +209,12 @@ def _encode_proposal(proposal: ProposeChange) -> bytes:
 def _encode_load(report: NodeLoadReport) -> bytes:
     chains = sorted(report.chains)
     assert len(chains) <= CHANNELS_MAX, "more chains than there can be channels"
-    head = _THREE.pack(NODE_LOAD, len(chains), report.incarnation, report.free_bytes, report.capacity_bytes)
-    return head + struct.pack(f"<{len(chains)}Q", *chains)
+    return _LOAD.pack(report, NODE_LOAD, len(chains)) + struct.pack(f"<{len(chains)}Q", *chains)
 
 
 _ENCODERS: Final[dict[type[Any], Callable[[Any], bytes]]] = {
+    **{layout.message: partial(_encode_small, kind) for kind, layout in _SMALL.items()},
     SyncNack: _encode_nack,
-    Notify: lambda notify: _TWO.pack(NOTIFY, 0, notify.channel_id, notify.leader_epoch),
-    LeaderSilent: _encode_silent,
-    Resign: _encode_resign,
-    Withdraw: _encode_withdraw,
-    AskLog: lambda ask: _TWO.pack(ASK_LOG, int(ask.with_memory), ask.channel_id, ask.channel_epoch),
     LogFacts: _encode_facts,
     ProposeChange: _encode_proposal,
     NodeLoadReport: _encode_load,
@@ -328,57 +312,39 @@ def _response_at(body: memoryview, position: int) -> _Decoded:
 
 
 def _nack_at(body: memoryview, position: int) -> _Decoded:
-    dispatch, detail_bytes, number, zero, *numbers = _NACK.unpack_from(body, position)
+    dispatch, detail_bytes, number, zero, *numbers = _NACK.struct.unpack_from(body, position)
     error = _ERRORS.get(number)
     if dispatch != SYNC_NACK or error is None or zero:
         raise _odd("a sync nack")
-    channel_id, leader_epoch, request_id, log_start, epoch, end, retry_after_ms = _checked(numbers, "a sync nack")
+    fields = _NACK.fields(_checked(numbers, "a sync nack"))
     detail, after = _text_at(body, position + _NACK.size, detail_bytes)
-    nack = SyncNack(
-        channel_id=channel_id,
-        leader_epoch=leader_epoch,
-        request_id=request_id,
-        error=error,
-        log_start=log_start,
-        epoch=epoch,
-        end=end,
-        retry_after_ms=retry_after_ms,
-        detail=detail,
-    )
-    return nack, after
+    return SyncNack(error=error, detail=detail, **fields), after
 
 
-def _notify_at(body: memoryview, position: int) -> _Decoded:
-    channel_id, leader_epoch = _numbers_at(body, position, _TWO, NOTIFY)
-    return Notify(channel_id=channel_id, leader_epoch=leader_epoch), position + _TWO.size
-
-
-def _ask_log_at(body: memoryview, position: int) -> _Decoded:
-    dispatch, with_memory, *numbers = _TWO.unpack_from(body, position)
-    if dispatch != ASK_LOG or with_memory > 1:
+def _small_at(kind: int, body: memoryview, position: int) -> _Decoded:
+    layout, field = _SMALL[kind], _TEXTS.get(kind)
+    dispatch, more, *numbers = layout.struct.unpack_from(body, position)
+    if dispatch != kind or (field is None and more & ~layout.flags_known):
         raise _odd("a message of replication")
-    channel_id, channel_epoch = _checked(numbers, "a message of replication")
-    ask = AskLog(channel_id=channel_id, channel_epoch=channel_epoch, with_memory=bool(with_memory))
-    return ask, position + _TWO.size
+    fields = layout.fields(_checked(numbers, "a message of replication"), more)
+    after = position + layout.size
+    if field is not None:
+        fields[field], after = _text_at(body, after, more)
+        if kind == LEADER_SILENT and not is_name(fields[field]):
+            raise BadMessage(problem="a message of replication names a node that cannot be one")
+    return layout.message(**fields), after
 
 
 def _facts_at(body: memoryview, position: int) -> _Decoded:
-    dispatch, memory_bytes, *numbers = _FIVE.unpack_from(body, position)
+    dispatch, memory_bytes, *numbers = _FACTS.struct.unpack_from(body, position)
     if dispatch != LOG_FACTS:
         raise _odd("a message of replication")
-    channel_id, channel_epoch, incarnation, last_epoch, log_end = _checked(numbers, "a message of replication")
-    start = position + _FIVE.size
+    fields = _FACTS.fields(_checked(numbers, "a message of replication"))
+    start = position + _FACTS.size
     if memory_bytes > len(body) - start:
         raise BadMessage(problem=f"facts of a log claim {memory_bytes} bytes of memory, more than there are")
-    facts = LogFacts(
-        channel_id=channel_id,
-        channel_epoch=channel_epoch,
-        incarnation=incarnation,
-        last_epoch=last_epoch,
-        log_end=log_end,
-        memory=_memory_at(body[start : start + memory_bytes]) if memory_bytes else NO_MEMORY,
-    )
-    return facts, start + memory_bytes
+    memory = _memory_at(body[start : start + memory_bytes]) if memory_bytes else NO_MEMORY
+    return LogFacts(memory=memory, **fields), start + memory_bytes
 
 
 def _memory_at(body: memoryview) -> LogMemory:
@@ -398,29 +364,6 @@ def _memory_at(body: memoryview) -> LogMemory:
     return memory
 
 
-def _silent_at(body: memoryview, position: int) -> _Decoded:
-    name_bytes, (channel_id, leader_epoch, channel_epoch) = _three_at(body, position, LEADER_SILENT)
-    leader, after = _text_at(body, position + _THREE.size, name_bytes)
-    if not is_name(leader):
-        raise BadMessage(problem="a message of replication names a node that cannot be one")
-    silent = LeaderSilent(channel_id=channel_id, leader=leader, leader_epoch=leader_epoch, channel_epoch=channel_epoch)
-    return silent, after
-
-
-def _resign_at(body: memoryview, position: int) -> _Decoded:
-    reason_bytes, (channel_id, leader_epoch, incarnation) = _three_at(body, position, RESIGN)
-    reason, after = _text_at(body, position + _THREE.size, reason_bytes)
-    resign = Resign(channel_id=channel_id, leader_epoch=leader_epoch, incarnation=incarnation, reason=reason)
-    return resign, after
-
-
-def _withdraw_at(body: memoryview, position: int) -> _Decoded:
-    reason_bytes, (channel_id, channel_epoch, incarnation) = _three_at(body, position, WITHDRAW)
-    reason, after = _text_at(body, position + _THREE.size, reason_bytes)
-    withdraw = Withdraw(channel_id=channel_id, channel_epoch=channel_epoch, incarnation=incarnation, reason=reason)
-    return withdraw, after
-
-
 def _proposal_at(body: memoryview, position: int) -> _Decoded:
     dispatch, size = _BARE.unpack_from(body, position)
     start = position + _BARE.size
@@ -430,10 +373,10 @@ def _proposal_at(body: memoryview, position: int) -> _Decoded:
 
 
 def _load_at(body: memoryview, position: int) -> _Decoded:
-    dispatch, count, incarnation, free_bytes, capacity_bytes = _THREE.unpack_from(body, position)
-    start = position + _THREE.size
+    dispatch, count, *numbers = _LOAD.struct.unpack_from(body, position)
+    start = position + _LOAD.size
     after = start + 8 * count
-    if dispatch != NODE_LOAD or (incarnation | free_bytes | capacity_bytes) >> NUMBER_BITS:
+    if dispatch != NODE_LOAD or any(number >> NUMBER_BITS for number in numbers):
         raise _odd("a node's load")
     if count > CHANNELS_MAX or after > len(body):
         raise BadMessage(problem=f"a node's load claims {count} chains, more than there are or may be")
@@ -441,20 +384,13 @@ def _load_at(body: memoryview, position: int) -> _Decoded:
     rises = all(one < other for one, other in pairwise(chains))
     if not rises or (chains and (not chains[0] or chains[-1] >> NUMBER_BITS)):
         raise BadMessage(problem="the chains of a node's load do not rise, or cannot be")
-    report = NodeLoadReport(
-        incarnation=incarnation, free_bytes=free_bytes, capacity_bytes=capacity_bytes, chains=chains
-    )
-    return report, after
+    return NodeLoadReport(chains=chains, **_LOAD.fields(numbers)), after
 
 
 _DECODERS: Final[dict[int, Callable[[memoryview, int], _Decoded]]] = {
+    **{kind: partial(_small_at, kind) for kind in _SMALL},
     SYNC_RESPONSE: _response_at,
     SYNC_NACK: _nack_at,
-    NOTIFY: _notify_at,
-    LEADER_SILENT: _silent_at,
-    RESIGN: _resign_at,
-    WITHDRAW: _withdraw_at,
-    ASK_LOG: _ask_log_at,
     LOG_FACTS: _facts_at,
     PROPOSE_CHANGE: _proposal_at,
     NODE_LOAD: _load_at,
@@ -470,20 +406,6 @@ def _checked(numbers: Sequence[int], what: str) -> Sequence[int]:
     if not numbers[0] or any(number >> NUMBER_BITS for number in numbers):
         raise _odd(what)
     return numbers
-
-
-def _numbers_at(body: memoryview, position: int, shape: struct.Struct, wanted: int) -> Sequence[int]:
-    dispatch, zero, *numbers = shape.unpack_from(body, position)
-    if dispatch != wanted or zero:
-        raise _odd("a message of replication")
-    return _checked(numbers, "a message of replication")
-
-
-def _three_at(body: memoryview, position: int, wanted: int) -> tuple[int, Sequence[int]]:
-    dispatch, size, *numbers = _THREE.unpack_from(body, position)
-    if dispatch != wanted:
-        raise _odd("a message of replication")
-    return size, _checked(numbers, "a message of replication")
 
 
 def _text_at(body: memoryview, start: int, size: int) -> tuple[str, int]:
