@@ -5,12 +5,12 @@ seed's own names for the same things.
 
 Modules:
 
-    chain_reader     Reading a replicated channel from whoever holds it
-    coordinator      The handle on one replicated channel as this node takes part in it
+    chain_reader     Reading a replicated channel from any node that holds it
+    coordinator      The handle of this node on one replicated channel
     local_file       A file on this node alone
     local_logs       The logs of a manager that are on this node alone
-    log_file         An open channel as a program uses it, whether it is on this node alone or replicated
-    manager          Tidelog inside a program
+    log_file         An open channel, on this node alone or replicated
+    manager          Opens and closes channels
     replicated_file  A file whose channel is replicated
     sync             The manager for programs without an event loop
 """

@@ -1,14 +1,14 @@
-"""Reading a replicated channel from whoever holds it: this node's own replica, and when that is gone, the next holder.
+"""Reading a replicated channel: from this node's own replica, and without one, from the next node that holds it.
 
-A replica that withdrew, fell behind, or whose node died is passed over without the reader noticing (seed 001: "reads
-re-route automatically"). Only committed records are ever given out, by whichever node.
+A replica that withdrew, fell behind, or whose node died is skipped without the reader noticing (seed 001: "reads
+re-route automatically"). Only committed records are ever given out.
 
-ECR1  What was seen here as committed is never taken back: a holder that knows only an older epoch, or less than is
-     known here to be committed, is passed over. Only an unclean election ends that, and a tail is told of it.
-ECR2  That records are gone is believed when the leader says so, or every holder does.
-ECR3  Without a wait the end is believed of the leader, or of a replica if the leader does not answer: what was
-     acknowledged before somebody asks is found, whichever node is nearest.
-ECR4  Asking goes on for `PATIENCE_MS` while nobody can answer, then the reason is raised.
+ECR1  A record seen as committed never disappears: a replica with an older epoch, or with less than is known here to be
+      committed, is skipped. Only an unclean election ends that, and a tail raises an error then.
+ECR2  Records count as gone when the leader reports that, or every replica does.
+ECR3  Without a wait the end is the leader's, or a replica's if the leader does not answer: a record that was
+      acknowledged before the read is found, whichever node is nearest.
+ECR4  Reading is tried for `PATIENCE_MS` while no node can answer, then the reason is raised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 PATIENCE_MS: Final = 5_000
 RETRY_MS: Final = 25
 ANSWER_MS: Final = 2_000
-"""How long another node may take beyond what it was asked to wait."""
+"""How long another node may take beyond the requested wait."""
 _NEXT_HOLDER: Final = frozenset(
     (
         "replica_behind",
@@ -56,11 +56,11 @@ _NEXT_HOLDER: Final = frozenset(
         "not_leader",
     )
 )
-"""Codes that say something about one node, and nothing about the others."""
+"""Error codes that concern one node only."""
 
 
 class ChainReader:
-    """Of one channel on one node; shared by everything that reads it there."""
+    """The reader of one channel on one node; shared by everything that reads it there."""
 
     def __init__(self, node: Node, *, channel: str, channel_id: int) -> None:
         self._node = node
@@ -68,14 +68,14 @@ class ChainReader:
         self._channel_id = channel_id
         self.leader_epoch = 0
         self.known_end = 0
-        """The newest committed end that any answer had."""
+        """The newest committed end in any answer."""
         self.log_start = 0
         self._unclean_epoch = 0
         self.rerouted = 0
-        """Answers that came from another node than the nearest holder."""
+        """Answers that came from another node than the nearest replica."""
 
     def record(self) -> ChannelRecord:
-        """As the catalog has it; raises what stands against using it at all."""
+        """The channel in the catalog; raises if it cannot be used at all."""
         record = self._node.doors.catalog.channel(self._channel_id)
         if record is None:
             raise ChannelDeleted(channel_id=self._channel_id)
@@ -115,7 +115,7 @@ class ChainReader:
             await asyncio.sleep(RETRY_MS / 1000)
 
     def _holders(self) -> list[str]:
-        """Nearest first. This node's own replica is asked only while it can answer: others need no waiting."""
+        """Nodes to ask, nearest first. This node's own replica only while it can answer."""
         core = self._node.core
         holders = find_chain_holders(core, self._channel_id)
         own = core.channels.replicas.replica(self._channel_id)
@@ -138,7 +138,7 @@ class ChainReader:
         return decode_fetched(answer)
 
     def unclean_epoch(self) -> int:
-        """Of the newest election that may have cost committed records; 0 if there was none."""
+        """The epoch of the newest election that may have lost committed records; 0 if there was none."""
         return max((election.leader_epoch for election in self.record().unclean), default=0)
 
     def _note_loss(self) -> None:
@@ -157,7 +157,7 @@ class ChainReader:
         self.log_start = fetched.log_start
 
     def _is_beyond(self, offset: int, record: ChannelRecord, problems: dict[str, LogError]) -> bool:
-        """Whether the leader ends before an offset that nobody has ever called committed: it is not there yet."""
+        """Whether the leader ends before an offset that was never known as committed: the record does not exist yet."""
         told = problems.get(record.leader or "")
         return isinstance(told, ReplicaBehind) and offset > max(self.known_end, told.committed_end)
 

@@ -1,14 +1,15 @@
-"""The handle on one replicated channel as this node takes part in it: role, figures, observers, and what a hand may do.
+"""The handle of this node on one replicated channel: role, metrics, observers, and manual transitions.
 
-Roles follow from what the catalog decides; the handle shows them and lets a person push where pushing is safe. Every
-manual transition is checked by the table of `core.replication.roles` first, cause and all. What the table allows and no
-hand may give (to lead without an election, to follow without a placement) is refused with what to do instead.
+Roles follow from the catalog; the handle shows them and allows the manual transitions that are safe. Every manual
+transition is checked by the table of `core.replication.roles` first, including its cause. A transition that the table
+allows but no operator may cause (to lead without an election, to follow without a placement) is refused with what to do
+instead.
 
-ECO1  No manual transition makes a leader: one is elected by the catalog, whoever asked for it.
-ECO2  A manual transition costs no committed record: a leader that steps down leaves its ISR as it is, and a copy that
-     is withdrawn is kept until the catalog no longer counts on it.
-ECO3  Observers are called on the node's event loop, after the change. What happens within one turn of it is one change:
-     a Candidate that wins at once is seen as Replica, then Leader.
+ECO1  No manual transition makes a leader: only the catalog elects one.
+ECO2  A manual transition loses no committed record: a leader that steps down leaves its ISR unchanged, and a withdrawn
+      copy is kept until the catalog no longer counts it.
+ECO3  Observers are called on the node's event loop, after the change. Changes within one turn of the loop are one
+      change: a Candidate that wins at once is seen as Replica, then Leader.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleChange:
-    """What an observer is told."""
+    """A change of role, for an observer."""
 
     channel: str
     before: Role
@@ -70,7 +71,7 @@ class ReplicationCoordinator:
         node.doors.listeners.setdefault(channel_id, []).append(self._moved)
 
     def detach(self) -> None:
-        """For the manager, when the file is closed."""
+        """Called by the manager when the file is closed."""
         listeners = self._node.doors.listeners.get(self.channel_id, [])
         if self._moved in listeners:
             listeners.remove(self._moved)
@@ -86,7 +87,7 @@ class ReplicationCoordinator:
 
     @property
     def record(self) -> ChannelRecord:
-        """As the catalog has it here."""
+        """The channel in this node's catalog."""
         record = self._node.doors.catalog.channel(self.channel_id)
         if record is None:
             raise ChannelDeleted(channel_id=self.channel_id)
@@ -94,7 +95,7 @@ class ReplicationCoordinator:
 
     @property
     def role(self) -> Role:
-        """Idle where the channel has no replica on this node."""
+        """The role; Idle where the channel has no replica on this node."""
         replica = self._replica
         return Role.IDLE if replica is None else replica.role
 
@@ -108,7 +109,7 @@ class ReplicationCoordinator:
 
     @property
     def is_advertised(self) -> bool:
-        """Whether this node holds the chain and says so."""
+        """Whether this node holds the chain and advertises it."""
         replica = self._replica
         return replica is not None and holds_chain(replica)
 
@@ -140,7 +141,7 @@ class ReplicationCoordinator:
     # --- observers -----------------------------------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Call this whenever the role changes here; what is returned ends it."""
+        """Call this whenever the role changes here; the result unsubscribes."""
         self._observers.append(observer)
 
         def end() -> None:
@@ -157,11 +158,11 @@ class ReplicationCoordinator:
             channel=self.channel, before=before, after=replica.role, leader_epoch=replica.record.leader_epoch
         )
         for observer in self._observers:
-            # In a turn of its own: what an observer raises is the loop's to report, and no end of the node.
+            # In a callback of its own: an exception of an observer is reported by the loop and does not stop the node.
             asyncio.get_running_loop().call_soon(observer, change)
 
     async def wait_for_role(self, *roles: Role, timeout_ms: int = _WAIT_MS) -> Role:
-        """Until this node has one of these roles in the channel."""
+        """Wait until this node has one of these roles in the channel."""
         deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
         while self.role not in roles:
             if asyncio.get_running_loop().time() >= deadline_s:
@@ -206,7 +207,7 @@ class ReplicationCoordinator:
         await self._admin.ask(ALTER, request, principal=f"node:{node}")
 
     async def hand_over(self, *, timeout_ms: int) -> None:
-        """If this node leads and somebody else could: step down, and wait until somebody does, within the time."""
+        """If this node leads and another could: step down, and wait until another leads, within the time."""
         replica = self._replica
         if replica is None or replica.leading is None:
             return
@@ -224,9 +225,9 @@ class ReplicationCoordinator:
 
 
 def relinquish(replica: ChannelReplica, reason: str, now_ms: int) -> None:
-    """A leader steps down: Idle first (seed 001), and at once a replica again, for the catalog still has its copy.
+    """A leader steps down: Idle first (seed 001), and at once a replica again, since the catalog still has its copy.
 
-    In the epoch that it gave up it never leads again (R1); it says so until another epoch has begun.
+    In the epoch that it gave up it never leads again (R1); it reports that until another epoch has begun.
     """
     assert replica.leading is not None, "only a leader steps down"
     replica.leading.end()

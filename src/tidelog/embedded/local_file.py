@@ -1,4 +1,4 @@
-"""A file on this node alone: its records are committed when they are as durable as its fsync option promises."""
+"""A file on this node alone: a record is committed when it is as durable as the fsync option promises."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LocalFile(LogFile):
 
     @property
     def epoch(self) -> int:
-        """In which this process writes (R1)."""
+        """The epoch in which this process writes (R1)."""
         return self._channel.epoch
 
     async def _append(self, made: MadeBlock, expected_offset: int, timeout_ms: int) -> int:
@@ -75,11 +75,11 @@ class LocalFile(LogFile):
         return Lagged(channel=self.name, offset=offset, log_start=self.log_start)
 
     async def _wait_moved(self, offset: int, wait_ms: int) -> None:
-        """Until there is more, the file is closed, or the time is up."""
+        """Wait until there is more, the file is closed, or the time is up."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(future)
         try:
-            # Looked at again now that whoever moves it would tell: between the two it may have moved.
+            # Check again after subscribing: the end may have moved in between.
             if offset < self.committed_end or self._is_closed:
                 return
             async with asyncio.timeout(wait_ms / 1000):
@@ -90,7 +90,7 @@ class LocalFile(LogFile):
             self._waiting.discard(future)
 
     def _moved(self) -> None:
-        """In the writer's thread."""
+        """Called in the writer's thread."""
         try:
             self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
@@ -113,7 +113,7 @@ class LocalFile(LogFile):
         await self._close(self.name)
 
     async def let_go(self) -> None:
-        """For the manager: everything that waits is written, then the log is closed."""
+        """Called by the manager: everything that waits is written, then the log is closed."""
         self._is_closed = True
         with suppress(LogClosed):  # a writer that ended before has closed it
             await asyncio.wrap_future(self._logs.close_channel(self._channel))

@@ -1,13 +1,13 @@
 """The logs of a manager that are on this node alone: one store, logs in memory, and the thread that writes both.
 
-Appends that come while one commit is on its way gather and ride in the next, so one sync serves all who wait. Nothing
-here speaks to anybody: a channel without replication says nothing on any wire.
+Appends that come during one commit gather and go into the next, so one sync serves all of them. Nothing here uses the
+network: a channel without replication sends nothing.
 
 What a caller must keep: `close` once. Futures may be awaited or waited for by any thread; reads may come from any.
 
 LL1  A future resolves once its records are as durable as the channel's fsync option promises.
-LL2  Every opening of the store has an epoch of its own, durable before the first record (R1): what a crash took and
-     what was written after it are told apart, though they have the same offsets.
+LL2  Every opening of the store has an epoch of its own, durable before the first record (R1): records lost in a crash
+     and records written after it can be told apart, though they have the same offsets.
 LL3  At most `QUEUE_BYTES_MAX` wait to be written; more is refused.
 LL4  A name is used by one channel at a time; what is not persistent is gone when it is closed.
 """
@@ -41,9 +41,9 @@ QUEUE_BYTES_MAX: Final = 64 * MIB
 RETENTION_MS: Final = 10_000
 """How often retention runs by itself."""
 _PARTS: Final = 8
-"""Retention drops whole segments: a channel that is limited by events is cut into so many."""
+"""Retention drops whole segments: a channel that is limited by events is cut into this many."""
 _PART_EVENTS_MIN: Final = 64
-"""On disk a segment costs two files, so it holds at least so many events."""
+"""On disk a segment costs two files, so it holds at least this many events."""
 _EMPTY_STORE_BYTES: Final = 64 * MIB
 _PUBLISH_PATH: Final = 3
 _IDLE_S: Final = 3_600.0
@@ -62,7 +62,7 @@ class LocalChannel:
     """LL2."""
     log_start: int
     held_end: int
-    """All below is as durable as promised, and may be read."""
+    """Everything below is as durable as promised, and may be read."""
     log_end: int
     rolled_at: int = 0
     is_open: bool = True
@@ -86,7 +86,7 @@ class _Append:
 
 
 class _Action:
-    """Something that must be alone with the logs."""
+    """A function that needs exclusive use of the logs."""
 
     __slots__ = ("_action", "future")
 
@@ -123,7 +123,7 @@ class LocalLogs:
         self._thread.start()
 
     def names(self) -> list[str]:
-        """Of persistent channels, open or not."""
+        """Names of persistent channels, open or not."""
         return sorted(self._logs.known().values())
 
     # --- from any thread -----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class LocalLogs:
         return self._logs.read(channel.channel_id, offset, bytes_max=bytes_max, end=channel.held_end)
 
     def run(self, action: Callable[[int], T]) -> Future[T]:
-        """Something for the writer's thread, in line with the appends."""
+        """Queue a function for the writer's thread, in line with the appends."""
         item = _Action(action)
         with self._guard:
             self._check_open("the manager")
@@ -185,7 +185,7 @@ class LocalLogs:
     def _run(self) -> None:
         try:
             self._drive()
-        except Exception as error:  # a bug, told to everybody who waits: nothing is written any more
+        except Exception as error:  # a bug: every waiting future fails, and nothing is written any more
             self._end(error)
             raise
         self._end(LogClosed(log="the manager"))
@@ -216,7 +216,7 @@ class LocalLogs:
         self._logs.close_all(wall_clock_us())
 
     def _round(self, wait_s: float) -> bool:
-        """Carry out all that waits; whether it was told to stop."""
+        """Carry out everything that waits; returns whether to stop."""
         try:
             item = self._queue.get(timeout=wait_s)
         except queue.Empty:
@@ -252,13 +252,13 @@ class LocalLogs:
                 for append in own:
                     append.future.set_exception(error)
                 continue
-            # One that is too much for the disk must not take the others with it.
+            # One append that is too large for the disk must not fail the others.
             for append in own:
                 for alone in self._commit_together({channel_id: [append]}).values():
                     append.future.set_exception(alone)
 
     def _commit_together(self, by_channel: dict[int, list[_Append]]) -> dict[int, LogError]:
-        """One commit for all; answers what was taken, and returns what was refused, by channel."""
+        """One commit for all; resolves those that were taken, and returns the refused ones, by channel."""
         now_us = wall_clock_us()
         orders: list[tuple[int, list[Block]]] = []
         firsts: dict[int, list[tuple[_Append, int]]] = {}

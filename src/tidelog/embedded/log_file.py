@@ -1,12 +1,12 @@
-"""An open channel as a program uses it, whether it is on this node alone or replicated: append, read, tail.
+"""An open channel, on this node alone or replicated: append, read, tail.
 
-Offsets are half-open everywhere. What is read is committed: it was as durable as the channel promises, on as many nodes
-as it promises, before anybody saw it.
+Offsets are half-open everywhere. Every record that is read is committed: it was as durable as the channel promises, on
+as many nodes as it promises, before any reader got it.
 
 ELF1  `read_range` and `tail` give every committed record once, in order. Control records of the log itself have offsets
-     and are not given, so offsets may have holes and never repeat.
-ELF2  A reader that retention has passed is told so (`Lagged`), before it sees anything that comes later.
-ELF3  Every wait has an end; an append whose fate is not known says so (`definite` is False).
+      and are not given, so offsets may have holes and never repeat.
+ELF2  A reader whose position retention has removed gets `Lagged` before any later record.
+ELF3  Every wait ends; the error of an append with unknown outcome is not definite (`definite` is False).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidelog.units import MIB
 APPEND_MS: Final = 10_000
 READ_BYTES: Final = 1 * MIB
 TAIL_WAIT_MS: Final = 1_000
-"""How long one look of a tail waits for records before it looks again."""
+"""How long a tail waits for records before it checks again."""
 
 
 class LogFile(ABC):
-    """What `LogManager.open_file` gives."""
+    """The result of `LogManager.open_file`."""
 
     def __init__(self, name: str, config: FileConfig) -> None:
         self.name = name
@@ -48,12 +48,12 @@ class LogFile(ABC):
     @property
     @abstractmethod
     def log_end(self) -> int:
-        """Behind the newest record, committed or not."""
+        """One past the newest record, committed or not."""
 
     @property
     @abstractmethod
     def committed_end(self) -> int:
-        """Behind the newest record that readers see."""
+        """One past the newest record that readers see."""
 
     @property
     def is_closed(self) -> bool:
@@ -102,10 +102,10 @@ class LogFile(ABC):
         return found
 
     async def tail(self, start: int | None = None) -> AsyncIterator[AnyRecord]:
-        """Every committed record from `start` on (by default from what is committed now), and then what comes.
+        """Every committed record from `start` on (by default from the present committed end), and then new ones.
 
-        Ends when the file is closed. Raises `Lagged` when retention has passed it, `CommittedLost` after an unclean
-        election. Nothing is buffered for a slow reader: it reads the log at its own pace.
+        Ends when the file is closed. Raises `Lagged` when retention has removed its position, `CommittedLost` after an
+        unclean election. Nothing is buffered for a slow reader: it reads the log at its own pace.
         """
         self._check_open()
         offset = self.committed_end if start is None else start
@@ -136,7 +136,7 @@ class LogFile(ABC):
             raise
 
     def _unclean_epoch(self) -> int:
-        """Of the newest election that may have cost committed records; 0 where there are no elections."""
+        """The epoch of the newest election that may have lost committed records; 0 where there are no elections."""
         return 0
 
     @abstractmethod
@@ -150,11 +150,11 @@ class LogFile(ABC):
 
     @abstractmethod
     async def sweep_retention(self) -> int:
-        """Apply the retention limits now; where the log begins then. Without limits nothing goes."""
+        """Apply the retention limits now; returns the new start. Without limits nothing is removed."""
 
     @abstractmethod
     async def sync(self) -> None:
-        """Until what was appended before is as safe as this channel can make it."""
+        """Wait until earlier appends are as safe as this channel can make them."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Tidelog inside a program: open channels by name, replicated or not, with the calls of seed 001.
+"""The manager: opens channels by name, replicated or not, with the calls of seed 001.
 
     manager = LogManager(persistent_dir=folder)
     manager.enable_replication(node)
@@ -10,12 +10,12 @@ through its catalog: a program that opens it on another node, an operator, and a
 
 What a caller must keep: use a manager from one event loop, the node's if it has one; `close` it before the node stops.
 
-EM1  Replication is opt-in per channel: without it nothing is sent and nobody else is asked.
-EM2  A name is open once: opening it again gives the same file, with another config `ConfigMismatch`.
-EM3  A config is judged as a whole before anything happens; all its problems are told at once.
-EM4  `enable_replication` and `disable_replication` may be called again and from anywhere: what is so already stays so.
-EM5  A replicated channel is opened with as many replicas as its factor says, or `FactorNotMet` says who can hold it
-     and why others cannot; it is not created then.
+EM1  Replication is opt-in per channel: without it nothing is sent over the network.
+EM2  A name is open once: opening it again returns the same file, or `ConfigMismatch` with another config.
+EM3  A config is checked as a whole before anything happens; all its problems are reported at once.
+EM4  `enable_replication` and `disable_replication` may be repeated and called from anywhere.
+EM5  A replicated channel is opened with as many replicas as its factor says, or `FactorNotMet` says which nodes can
+     hold it and why others cannot; it is not created then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LogManager:
         store: StoreOptions | None = None,
         factor_timeout_ms: int = FACTOR_MS,
     ) -> None:
-        """`persistent_dir` is for persistent channels without replication; those with it lie in the node's folder.
+        """`persistent_dir` is for persistent channels without replication; replicated ones are in the node's folder.
 
         `factor_timeout_ms` is how long `open_file` waits for as many nodes as the factor of a replicated channel.
         """
@@ -99,7 +99,7 @@ class LogManager:
         return self._node is not None
 
     def enable_replication(self, node: Node) -> None:
-        """Let channels be replicated by this node, which runs. With the same node again nothing changes (EM4)."""
+        """Use this running node to replicate channels. With the same node again nothing changes (EM4)."""
         self._check_open()
         if self._node is node:
             return
@@ -107,16 +107,16 @@ class LogManager:
             problem = f"replication is on with node {self._node.core.node}; disable it before another takes its place"
             raise InvalidConfig(section="embedded", problems=[problem])
         doors = node.doors
-        # A program that runs the node could do anything in its name.
+        # The program that runs the node may do anything in its name.
         access = ClientAccess(catalog=lambda: doors.catalog, now_ms=doors.wall_ms, insecure_dev=True)
         rng = random.Random(random.SystemRandom().getrandbits(64))
         self._admin = ChannelAdministration(doors, access=access, rng=rng)
         self._node = node
 
     async def disable_replication(self) -> None:
-        """Close what is replicated and let go of the node. Files without replication go on (EM4).
+        """Close replicated files and release the node. Files without replication stay open (EM4).
 
-        The node keeps its copies and serves them: a copy that went on by itself would be another log.
+        The node keeps its copies and serves them: a copy that continued by itself would be another log.
         """
         async with self._changing:
             names = [name for name, file in self._files.items() if isinstance(file, ReplicatedFile)]
@@ -134,7 +134,7 @@ class LogManager:
 
     @property
     def metrics(self) -> ReplicationMetricsRegistry:
-        """What replication counts on this node, with lags as of now. Says nothing while replication is off."""
+        """The metrics of replication on this node, with present lags. Empty while replication is off."""
         if self._node is None:
             return self._no_metrics
         replicas = self._node.core.channels.replicas
@@ -180,7 +180,8 @@ class LogManager:
         return file
 
     async def _open_replicated(self, name: str, config: FileConfig, held: LogFile | None) -> LogFile:
-        """Through the catalog, also if the file is open: an operator may have altered the channel since."""
+        """Alter the config through the catalog, also if the file is open: an operator may have altered the channel
+        since."""
         node, admin = self._node, self._admin
         if node is None or admin is None:
             raise ReplicationNotEnabled(channel=name)
@@ -199,7 +200,7 @@ class LogManager:
         return file
 
     async def _placed(self, admin: ChannelAdministration, wanted: dict[str, Any], *, principal: str) -> int:
-        """The channel's id, once it is there. Nodes that start together are waited for (EM5)."""
+        """The channel's id, once it exists. Waits for nodes that start at the same time (EM5)."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._factor_timeout_ms / 1000
         while True:
@@ -218,9 +219,9 @@ class LogManager:
             await asyncio.sleep(_FACTOR_LOOK_MS / 1000)
 
     async def close_file(self, name: str) -> None:
-        """Close a file; one that is not open is no error. A leader hands over first, if anybody can take over.
+        """Close a file; one that is not open is no error. A leader hands over first, if another node can lead.
 
-        A replicated channel goes on without this file: to end it, pause it or delete it.
+        A replicated channel continues without this file: to end it, pause it or delete it.
         """
         async with self._changing:
             await self._close_file(name)
@@ -237,7 +238,7 @@ class LogManager:
         return self._files.get(name)
 
     async def close(self) -> None:
-        """Close every file, then the logs of this manager. The node goes on."""
+        """Close every file, then the logs of this manager. The node keeps running."""
         async with self._changing:
             if self._is_closed:
                 return
@@ -253,7 +254,7 @@ class LogManager:
 
 
 async def _registered(node: Node) -> None:
-    """A node that has just started is let in within moments; before that nothing can be placed on it."""
+    """A node that has just started is admitted within moments; before that nothing can be placed on it."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + REGISTERED_MS / 1000
     while not node.core.is_registered:

@@ -1,4 +1,4 @@
-"""A file whose channel is replicated: written at its leader, read from whoever holds it.
+"""A file whose channel is replicated: written at its leader, read from any replica.
 
 There is one writer per channel, its leader (seed 001). A file on another node refuses to append and names the leader: a
 follower that took a record would have a log of its own.
@@ -29,7 +29,7 @@ _PUBLISH_PATH: Final = 3
 _LOOK_MS: Final = 10
 _SWEEP_MS: Final = 5_000
 _SWEEPS_MAX: Final = 3
-"""Of one call: a leader may have to write a snapshot first, and that to be committed."""
+"""The timeout of one call: a leader may first have to write and commit a snapshot."""
 
 
 class ReplicatedFile(LogFile):
@@ -51,13 +51,13 @@ class ReplicatedFile(LogFile):
 
     @property
     def _replica(self) -> ChannelReplica | None:
-        """This node's own, while its log can be used."""
+        """This node's own log, while it can be used."""
         replica = self._node.core.channels.replicas.replica(self.channel_id)
         return replica if replica is not None and replica.storage is not Storage.CLOSED else None
 
     @property
     def log_start(self) -> int:
-        """On this node; where it has no replica, as another one said last."""
+        """The start on this node; where it has no replica, as another node last reported."""
         replica = self._replica
         return self.reader.log_start if replica is None else replica.log_start
 
@@ -68,13 +68,13 @@ class ReplicatedFile(LogFile):
 
     @property
     def committed_end(self) -> int:
-        """As this node knows it: a follower hears of it a moment after the leader."""
+        """The committed end that this node knows: a follower hears of it a moment after the leader."""
         replica = self._replica
         return max(self.reader.known_end, 0 if replica is None else replica.committed_end)
 
     @property
     def leader(self) -> str | None:
-        """Where to append."""
+        """The address of the leader, to append there."""
         return self.coordinator.leader
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -88,12 +88,13 @@ class ReplicatedFile(LogFile):
                 order = ProduceOrder(None, made, AckPolicy.ALL, path=_PUBLISH_PATH, expected_offset=expected_offset)
                 return await self._node.doors.append(self.channel_id, order, timeout_ms=max(1, left_ms))
             except NotChannelLeader as error:
-                # Nothing was written. Where another one leads it is for the caller to go there; a moment without a
-                # leader, or before this one has taken over, is waited out.
+                # Nothing was written. If another node leads, the caller has to go there; a moment without a leader, or
+                # before this one has taken over, is waited out.
                 if error.leader not in (None, self._node.core.node) or left_ms <= 0:
                     raise
             except NotEnoughReplicas:
-                # Definite too. Replicas that come back are let in within moments; if none does, the caller is told.
+                # Definite too. Replicas that come back are admitted within moments; if none does, the caller gets the
+                # error.
                 if left_ms <= 0:
                     raise
             await asyncio.sleep(_LOOK_MS / 1000)
@@ -122,7 +123,7 @@ class ReplicatedFile(LogFile):
     # --- keeping -------------------------------------------------------------------------------------------------
 
     async def sweep_retention(self) -> int:
-        """On this node: replicas trim by themselves, and alike, because their settings are."""
+        """Sweep on this node: replicas trim independently, and equally, because they have the same settings."""
         self._check_open()
         replica = self._own_replica()
         deadline_ms = steady_clock_ms() + _SWEEP_MS
@@ -141,7 +142,7 @@ class ReplicatedFile(LogFile):
         return replica.log_start
 
     async def _settle(self) -> None:
-        """Until the writer's thread has carried out what was ordered, and the replica knows."""
+        """Wait until the writer's thread has carried out earlier orders, and the replica knows."""
         storage, loop = self._node.storage, asyncio.get_running_loop()
         assert storage is not None
         done: asyncio.Future[None] = loop.create_future()
@@ -160,7 +161,7 @@ class ReplicatedFile(LogFile):
             await done
 
     async def sync(self) -> None:
-        """Until all that this node's log holds now is committed or, on a follower, durable here."""
+        """Wait until all records in this node's log are committed or, on a follower, durable here."""
         self._check_open()
         replica = self._own_replica()
         if not await self._wait_committed(replica, steady_clock_ms() + _SWEEP_MS):
@@ -184,7 +185,7 @@ class ReplicatedFile(LogFile):
         await self._close(self.name)
 
     async def let_go(self, *, timeout_ms: int) -> None:
-        """For the manager: a leader hands over, as seed 001 has it; the copy stays, the catalog counts on it."""
+        """Called by the manager: a leader hands over, as in seed 001; the copy stays, since the catalog counts it."""
         self._is_closed = True
         await self.coordinator.hand_over(timeout_ms=timeout_ms)
         self.coordinator.detach()

@@ -1,11 +1,11 @@
 """The manager for programs without an event loop: the same names, without await.
 
-Calls are handed to an event loop and waited for: to one of the manager's own, in a thread, or to one that runs already.
+Calls run on an event loop and are waited for: on one of the manager's own, in a thread, or on one that runs already.
 With replication it must be the node's loop, because a node belongs to the loop that started it.
 
 What a caller must keep: never call from the loop itself, it would wait for itself. `close` at the end.
 
-SM1  A call that is interrupted (Ctrl-C) is cancelled over there too.
+SM1  A call that is interrupted (Ctrl-C) is cancelled on the loop too.
 SM2  After `close` every call raises `LogClosed`, and a thread of the manager's own is gone.
 """
 
@@ -179,7 +179,7 @@ class SyncLogManager:
         return self._portal.call(lambda: self._manager.find_chain_holders(name))
 
     def role_of(self, name: str) -> Role:
-        """Of this node in a replicated channel that is open here."""
+        """The role of this node in a replicated channel that is open here."""
         return self._portal.call(lambda: self._coordinator(name).role)
 
     def transition_to(self, name: str, role: Role, cause: Cause) -> Role:

@@ -1,7 +1,7 @@
-"""Who asks over HTTP, and what they may see.
+"""Authentication of HTTP callers, and their permissions.
 
-A caller is known by a token (`Authorization: Bearer`, or `X-API-Key` as lplex's clients send it) or by a client
-certificate. Nobody is let in anonymously unless the operator says so.
+A caller is identified by a token (`Authorization: Bearer`, or `X-API-Key` as lplex's clients send it) or by a client
+certificate. Anonymous access is off unless the operator allows it.
 
 The token file has one token per line: a name, the SHA-256 of the secret in hex, the scopes with commas between,
 and, if the token shall not see every instance, the instances with commas between (`*` and `?` as in a shell).
@@ -10,10 +10,10 @@ and, if the token shall not see every instance, the instances with commas betwee
 What a caller must keep: ask on every request, for tokens may be taken back and certificates revoked meanwhile.
 
 HA1  A token is compared with every known one, each in constant time.
-HA2  The file is believed as a whole. One that became unusable (a typo, cut off, writable by others) changes nothing:
-    the last good one stays in force and `problem` says why. A file that is gone means that nobody has a token.
+HA2  The file is used as a whole. One that became unusable (a typo, cut off, writable by others) changes nothing: the
+     last good one stays in force and `problem` says why. A missing file means that there are no tokens.
 HA3  An operator's certificate may do everything, a boat's reads its own instance, a node's nothing.
-HA4  Whoever is let in anonymously reads; nothing but a named credential writes.
+HA4  Anonymous callers may only read; writing needs a named credential.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ READ_DATA: Final = "read:data"
 """Frames, devices, values, history."""
 READ_METRICS: Final = "read:metrics"
 WRITE_BUS: Final = "write:bus"
-"""Put frames on a boat's bus: steering and engines listen there, so nobody has it without being given it."""
+"""Put frames on a boat's bus. Steering and engines listen there, so the scope must be given explicitly."""
 READ_SCOPES: Final = (READ_STATUS, READ_DATA, READ_METRICS)
 SCOPES: Final = (*READ_SCOPES, WRITE_BUS)
 
@@ -60,7 +60,7 @@ _PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]{1,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Somebody who asks."""
+    """An authenticated or anonymous caller."""
 
     name: str
     scopes: frozenset[str]
@@ -80,7 +80,7 @@ ANYBODY: Final = Principal(name="anybody", scopes=frozenset(READ_SCOPES))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """A token that was just made: the secret for its holder, the line for the file."""
+    """A new token: the secret for its holder, the line for the file."""
 
     secret: str
     line: str
@@ -93,7 +93,7 @@ def new_token(
     instances: Sequence[str] = EVERY_INSTANCE,
     secret: str | None = None,
 ) -> NewToken:
-    """Make a token. Show the secret once; only the line is kept. Raises `InvalidConfig` for what no line can say."""
+    """Make a token. Show the secret once; only the line is kept. Raises `InvalidConfig` for what no line can hold."""
     secret = secret or TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     line = f"{name} {_digest(secret).hex()} {','.join(scopes)}"
     if tuple(instances) != EVERY_INSTANCE:
@@ -103,7 +103,7 @@ def new_token(
     except ValueError as error:
         raise InvalidConfig(section="token", problems=[str(error)]) from None
     wanted = Principal(name=name, scopes=frozenset(scopes), instances=tuple(instances))
-    # A name with a # in it, or no instances at all, would make a line that says something else.
+    # A name with a # in it, or no instances at all, would make a line with another meaning.
     if parsed is None or parsed[1] != wanted:
         problem = "a token has a name, at least one scope and at least one instance, none with a space or # in it"
         raise InvalidConfig(section="token", problems=[problem])
@@ -176,8 +176,8 @@ class TokenFile:
         return f"{self._path}: {self._problem}" if self._problem is not None else None
 
     def tokens(self, now_us: int) -> Mapping[bytes, Principal]:
-        """By digest; looks at the file first if it is time to."""
-        # A clock that was set back must not keep us from looking.
+        """Look a token up by its digest; checks the file first if it is due."""
+        # A clock that was set back must not stop the checks.
         if not 0 <= now_us - self._checked_at_us < self._check_interval_us:
             self._checked_at_us = now_us
             self._reload(now_us)
@@ -200,7 +200,7 @@ class TokenFile:
 
     def _read(self, now_us: int) -> dict[bytes, Principal] | None:
         """The file's tokens; None if they are those that were read last."""
-        # Not blocking: a path that leads to a pipe must not hold up the server.
+        # Non-blocking: a path that leads to a pipe must not delay the server.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -228,11 +228,11 @@ class AccessOptions:
     """lplex's one key: a token with every scope."""
     token_file: Path | None = None
     fleet: str | None = None
-    """Only certificates of this fleet are believed; None believes whom the client authority signed."""
+    """Accept only certificates of this fleet; None accepts all that the client authority signed."""
 
 
 class Access:
-    """Answers who a request comes from."""
+    """Authenticates the caller of a request."""
 
     def __init__(
         self,
@@ -253,11 +253,11 @@ class Access:
         return self._file.problem if self._file is not None else None
 
     def caller(self, headers: Mapping[str, str], certificate: bytes | None) -> Principal:
-        """Who asks; `NOBODY` when nothing says so. Raises `RequestRefused` (401) for credentials that are not good."""
+        """The caller; `NOBODY` without credentials. Raises `RequestRefused` (401) for credentials that are not good."""
         if (secret := _presented(headers)) is not None:
             return self._holder(secret)
         if self._options.anonymous:
-            return ANYBODY  # a certificate must not open less than none would
+            return ANYBODY  # a certificate must not permit less than none would
         return self._certified(certificate) if certificate is not None else NOBODY
 
     def _holder(self, secret: str) -> Principal:
@@ -276,7 +276,7 @@ class Access:
         return found
 
     def _certified(self, data: bytes) -> Principal:
-        """What a certificate that TLS has verified may read (HA3)."""
+        """The permissions of a certificate that TLS has verified (HA3)."""
         try:
             certificate = parse_certificate(data)
             identity = identity_of_certificate(certificate, fleet=self._options.fleet)

@@ -1,4 +1,4 @@
-"""What is asked of a bus, on the boat itself or of one boat among many: frames, devices, values, history."""
+"""Routes for the data of a bus, on a boat and in the cloud: frames, devices, values, history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BusPages(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusSummaries:
-    """What the OpenAPI document says of each."""
+    """The description of each in the OpenAPI document."""
 
     events: str
     devices: str

@@ -1,7 +1,7 @@
-"""The latest values of a bus, decoded: what each field of a message says, by its name.
+"""The latest values of a bus, decoded: the fields of each message by name.
 
 Decoding needs the `nmea2000` package (the extra `decode`), which takes a fraction of a second to load, so it is loaded
-when somebody asks for the first time, and on another thread.
+at the first request, and on another thread.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Fields = dict[str, Any]
 async def decoded_values_json(
     values: Sequence[Value], devices: Sequence[Device], wanted: FrameFilter
 ) -> list[dict[str, object]]:
-    """lplex's shape of /values/decoded. Raises `RequestRefused` (501) where nothing can decode.
+    """lplex's shape of /values/decoded. Raises `RequestRefused` (501) if there is no decoder.
 
-    Messages that nobody can read, and devices of which nothing can be read, are left out, as lplex does.
+    Messages that cannot be decoded, and devices without any that can, are left out, as lplex does.
     """
     if importlib.util.find_spec("nmea2000") is None:
         raise RequestRefused(
@@ -62,7 +62,7 @@ def _decode(values: Sequence[Value]) -> dict[tuple[Any, Any], tuple[str, Fields]
 
     batch = pa.record_batch(
         {
-            # The place among the values instead of a seq: it comes back with each row.
+            # The index of the value instead of a seq: it comes back with each row.
             "seq": pa.array(range(len(values)), pa.int64()),
             "time": pa.array([value.time_us for value in values], pa.timestamp("us", tz="UTC")),
             "source": pa.array([value.source for value in values], pa.int16()),

@@ -1,15 +1,15 @@
-"""What happens on one bus, as it happens, for any number of readers.
+"""Live frames and device changes of one bus, for any number of readers.
 
-The owner (a boat, or the cloud for one instance) publishes blocks of frames and changes of devices on the event
-loop. Each reader has a queue of its own with a limit. A reader that is too slow loses the oldest of what waits
-for it and is told how much; it never holds up the owner or another reader. Without readers a publish costs
-nothing but the fold of the latest values.
+The owner (a boat, or the cloud for one instance) publishes blocks of frames and changes of devices on the event loop.
+Each reader has a queue of its own with a limit. A reader that is too slow loses the oldest entries of its queue and
+gets their number; it never delays the owner or another reader. Without readers a publish costs only the fold of the
+latest values.
 
 What a caller must keep: everything is called on one event loop; published frames are not changed afterwards, and
 one call carries frames whose seqs follow each other.
 
-E1  A reader gets blocks in the order in which they were published, and what it lost is told where it is missing.
-E2  The text of a block is made at most once, and only if somebody reads the whole of it.
+E1  A reader gets blocks in the order in which they were published, and a notice where some are missing.
+E2  The text of a block is made at most once, and only if a reader takes the whole block.
 E3  A queue never holds more than its limits, whatever the owner publishes.
 """
 
@@ -33,17 +33,17 @@ from tidelog.nmea.devices import DeviceChange
 
 BLOCKS_MAX: Final = 1024
 FRAMES_MAX: Final = 65_536
-"""What may wait for one reader: about half a minute of a full bus."""
+"""The limits of one reader's queue: about half a minute of a full bus."""
 
 
 class FeedBlock:
-    """Frames with seqs that follow each other, and their text once somebody wanted it."""
+    """Frames with seqs that follow each other, and their text once a reader has wanted it."""
 
     __slots__ = ("_events", "base_seq", "frames")
 
     def __init__(self, base_seq: int, frames: FrameColumns) -> None:
         self.base_seq = base_seq
-        """Of the first frame; 0 when none of them has a number."""
+        """The seq of the first frame; 0 when none of them has a number."""
         self.frames = frames
         self._events: bytes | None = None
 
@@ -68,7 +68,7 @@ def _events(texts: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNews:
-    """A device that is new, says something new of itself, or left."""
+    """A device that is new, has changed, or left."""
 
     change: DeviceChange
 
@@ -84,7 +84,7 @@ class DeviceNews:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What this reader was too slow for. Comments, which every client of ours passes over."""
+    """How much this reader lost by being slow. Sent as comments, which every Tidelog client skips."""
 
     frames: int
     devices: int
@@ -121,13 +121,13 @@ class Subscription:
 
     @property
     def ended(self) -> bool:
-        """Nothing will come any more; what waits can still be taken."""
+        """Nothing more will come; waiting entries can still be taken."""
         return self._ended
 
     def take_nowait(self) -> FeedItem | None:
-        """The next thing that waits, if anything does."""
+        """The next waiting entry, if there is one."""
         if self._frames_dropped or self._devices_dropped:
-            # What was dropped is older than everything that still waits (E1).
+            # The dropped entries are older than everything that still waits (E1).
             dropped = Dropped(frames=self._frames_dropped, devices=self._devices_dropped)
             self._frames_dropped = self._devices_dropped = 0
             return dropped
@@ -139,7 +139,7 @@ class Subscription:
         return item
 
     async def wait_item(self, timeout_s: float) -> FeedItem | None:
-        """The next thing; None after `timeout_s`, and at once when the feed has ended."""
+        """The next entry; None after `timeout_s`, and at once when the feed has ended."""
         if (item := self.take_nowait()) is not None or self._ended:
             return item
         self._changed.clear()
@@ -159,13 +159,13 @@ class Subscription:
         self._changed.set()
 
     def cancel(self) -> None:
-        """End at once: what waits is not wanted any more."""
+        """End at once and drop the waiting entries."""
         self._waiting.clear()
         self._frames_waiting = self._frames_dropped = self._devices_dropped = 0
         self.close()
 
     def offer(self, item: FeedBlock | DeviceNews) -> None:
-        """Called by the feed. Makes room from the old end, so that a slow reader sees what is new (E3)."""
+        """Called by the feed. Drops the oldest entries, so that a slow reader sees the newest (E3)."""
         self._waiting.append(item)
         if isinstance(item, FeedBlock):
             self._frames_waiting += len(item)
@@ -181,7 +181,7 @@ class Subscription:
 
 
 class Notice:
-    """Tells one reader that something was published, and nothing of what: for who reads the log itself."""
+    """Signals one reader that something was published, without the data: for readers of the log itself."""
 
     def __init__(self, feed: FrameFeed) -> None:
         self._feed = feed
@@ -205,7 +205,7 @@ class Notice:
         self._changed.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until something was published since the last `clear`, or `timeout_s` have passed."""
+        """Wait until something was published since the last `clear`, or `timeout_s` have passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -220,16 +220,16 @@ class FrameFeed:
         self.values = LatestValues()
         self.frames_published = 0
         self.last_frame_us: int | None = None
-        """The bus time of the newest frame that was published."""
+        """The bus time of the newest published frame."""
         self.frames_dropped = 0
-        """Summed over all readers that there have been."""
+        """Summed over all readers so far."""
 
     @property
     def readers(self) -> int:
         return len(self._subscriptions) + len(self._notices)
 
     def publish(self, base_seq: int, frames: FrameColumns) -> None:
-        """Show frames to every reader. `base_seq` is the first one's seq; 0 says that none has one."""
+        """Publish frames to every reader. `base_seq` is the first one's seq; 0 means that none has one."""
         if not len(frames):
             return
         self.frames_published += len(frames)
@@ -241,7 +241,7 @@ class FrameFeed:
             notice.tell()
 
     def publish_devices(self, changes: Sequence[DeviceChange]) -> None:
-        """Show what `DeviceRegistry.receive` or `forget_idle` returned."""
+        """Publish the result of `DeviceRegistry.receive` or `forget_idle`."""
         if self._subscriptions:
             for change in changes:
                 self._offer(DeviceNews(change))
@@ -260,7 +260,7 @@ class FrameFeed:
         self._subscriptions.discard(subscription)
 
     def notice(self) -> Notice:
-        """For a reader of the log; a `with` statement ends it."""
+        """A signal for a reader of the log; a `with` statement ends it."""
         notice = Notice(self)
         self._notices.add(notice)
         return notice
@@ -269,7 +269,7 @@ class FrameFeed:
         self._notices.discard(notice)
 
     def close(self) -> None:
-        """Nothing more will come: every reader's stream ends when it has taken what waits."""
+        """Nothing more will come: every reader's stream ends when it has taken its queue."""
         for subscription in self._subscriptions:
             subscription.end()
         self._subscriptions.clear()

@@ -1,8 +1,8 @@
 """Which frames a reader wants: lplex's query parameters, applied to whole blocks.
 
-Parameters may be repeated: values of one parameter are alternatives, different parameters must all hold. What a
-source's NAME says (manufacturer, instance, name) is looked up in the registry at that moment; a source that has not
-claimed an address has none of it.
+Parameters may be repeated: values of one parameter are alternatives, different parameters must all hold. The facts in a
+source's NAME (manufacturer, instance, name) are looked up in the registry at that moment; a source that has not claimed
+an address has none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Query = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameFilter:
-    """Empty sets ask for nothing."""
+    """Empty sets match everything."""
 
     pgns: frozenset[int] = frozenset()
     excluded_pgns: frozenset[int] = frozenset()
@@ -42,7 +42,7 @@ class FrameFilter:
     names: frozenset[int] = frozenset()
     excluded_names: frozenset[int] = frozenset()
     buses: frozenset[str] = frozenset()
-    """Frames carry no bus here, so naming one asks for none of them."""
+    """Frames have no bus here, so naming one matches none of them."""
 
     @property
     def passes_all(self) -> bool:
@@ -96,7 +96,7 @@ EVERYTHING: Final = FrameFilter()
 
 
 def filter_from_query(query: _Query) -> FrameFilter:
-    """Raises `RequestRefused` (400) for a value that cannot be."""
+    """Raises `RequestRefused` (400) for an invalid value."""
     _refuse_decode(query)
     return FrameFilter(
         pgns=_values(query, "pgn", _pgn),
@@ -116,7 +116,7 @@ def bad_parameter(name: str, text: str, wanted: str) -> RequestRefused:
 
 
 def whole_number(name: str, text: str, *, smallest: int, largest: int) -> int:
-    # isdecimal alone would let digits of other scripts through.
+    # isdecimal alone would accept digits of other scripts.
     if not (text.isascii() and text.isdecimal() and len(text) <= 20) or not smallest <= int(text) <= largest:
         raise bad_parameter(name, text, f"a whole number from {smallest} to {largest}")
     return int(text)

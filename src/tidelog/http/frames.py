@@ -17,14 +17,14 @@ from tidelog.compat.captures import parts_from_can_id
 from tidelog.units import format_time_us
 
 Rows = npt.NDArray[np.intp]
-"""Places of frames in a block, ascending unless said otherwise."""
+"""Indexes of frames in a block, ascending unless stated otherwise."""
 
-# Where a calendar of four-digit years begins and ends; numpy would write other times in its own way.
+# The first and last moment of a calendar with four-digit years; numpy would format other times differently.
 _CALENDAR_BEGINS_US: Final = -62_135_596_800_000_000
 _CALENDAR_ENDS_US: Final = 253_402_300_800_000_000
 
 UNNUMBERED: Final = 0
-"""As a base seq: none of these frames has a number. They are all shown with seq 0, as lplex shows them."""
+"""As a base seq: none of these frames has a number. They are all shown with seq 0, as lplex does."""
 
 
 def time_text(time_us: int) -> str:
@@ -70,7 +70,7 @@ def frame_texts(seqs: npt.NDArray[np.int64], frames: FrameColumns, rows: Rows | 
 
 
 def time_texts(times_us: npt.NDArray[np.int64]) -> list[str]:
-    """`time_text` of each."""
+    """`time_text` of each time."""
     if not len(times_us):
         return []
     if int(times_us.min()) < _CALENDAR_BEGINS_US or int(times_us.max()) >= _CALENDAR_ENDS_US:

@@ -1,4 +1,4 @@
-"""Routes that every server of ours has: whether it lives, whether it is ready, what it counts."""
+"""Routes that every Tidelog server has: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READINESS: Final = object_of({"status": {"type": "string", "enum": ["ok", "unava
 
 
 def probe_route(path: str, summary: str, answer: Handler, schema: Schema) -> Route:
-    """A question that anybody may ask; its answer has the same shape when things are bad (503)."""
+    """A route without authentication; its answer has the same shape when the state is bad (503)."""
     return Route(path=path, summary=summary, answer=answer, scope=None, schema=schema, unhealthy_schema=schema)
 
 
@@ -30,7 +30,7 @@ def livez_route() -> Route:
 
 
 def metrics_route(fill: Callable[[Metrics, Call], None]) -> Route:
-    """`fill` adds what the server knows; what HTTP itself counts is added here."""
+    """`fill` adds the server's own metrics; those of HTTP are added here."""
 
     async def answer(call: Call) -> web.StreamResponse:
         metrics = Metrics()

@@ -10,7 +10,7 @@ _NO_LABELS: Final[Mapping[str, str]] = {}
 
 
 class Metrics:
-    """One scrape. Values of one name must be added one after the other, as the format wants them."""
+    """One scrape. Values of one name must be added one after the other, as the format requires."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

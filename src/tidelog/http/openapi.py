@@ -30,7 +30,7 @@ _ERRORS: Final = {
 
 
 def with_document(routes: Sequence[Route], *, title: str) -> tuple[list[Route], Mapping[str, Any]]:
-    """The routes and one more that shows their document, which has that one in it too."""
+    """The routes, and one more that serves their document, in which it is listed too."""
     served = [*routes, _document_route(lambda: document)]
     document = openapi_document(served, title=title)
     return served, document

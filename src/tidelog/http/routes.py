@@ -1,10 +1,10 @@
-"""What a server answers: one table of routes, from which requests are served and the OpenAPI document is written.
+"""The table of routes, from which requests are served and the OpenAPI document is written.
 
-A route is a path and a method, what it takes, who may ask, and the function that answers. Most are read-only: GET,
-which answers HEAD too. PUT and POST take one JSON object, with its length and type said; OPTIONS is answered where
-browsers of other origins are let in.
+A route is a path and a method, its parameters, the required scope, and the function that answers. Most are read-only:
+GET, which answers HEAD too. PUT and POST take one JSON object with Content-Length and Content-Type; OPTIONS is answered
+where other origins are allowed.
 
-What a caller must keep: a route's answer fits its schema. The tests hold every answer they get against it.
+What a caller must keep: a route's answer fits its schema. The tests check every answer against it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one answer that goes on for long may take."""
+    """The limits of one long answer."""
 
     heartbeat_s: float = 15.0
     """How long an event stream may be silent before a comment is sent."""
     recheck_s: float = 10.0
-    """How often an event stream's caller is asked about again: tokens are taken back, certificates revoked."""
+    """How often an event stream's caller is checked again: tokens are withdrawn, certificates revoked."""
     write_timeout_s: float = 30.0
-    """A client that takes nothing for so long is cut off."""
+    """A client that reads nothing for this long is cut off."""
     reader_blocks_max: int = 1024
     reader_frames_max: int = 65_536
-    """What may wait for one reader of events."""
+    """The limits of one event reader's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +62,26 @@ class SiteStatistics:
     readers: int
     """Event streams that are open."""
     requests: Mapping[int, int]
-    """By status."""
+    """Answers by status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request that was let in."""
+    """One request that passed authentication."""
 
     request: web.BaseRequest
     path: Mapping[str, str]
-    """The parts of the path that the route leaves open."""
+    """The values of the path's parameters."""
     query: Query
     caller: Principal
     limits: Limits
     headers: Mapping[str, str]
-    """Goes with every answer; an answer that is written piece by piece must add it itself."""
+    """Headers of every answer; an answer that is written piece by piece must add them itself."""
     is_allowed: Callable[[], bool]
-    """Whether the caller would be let in now."""
+    """Whether the caller would pass authentication now."""
     site: Callable[[], SiteStatistics]
     reader: Callable[[Callable[[], None]], ReaderSlot]
-    """Take a place for an event stream; raises `RequestRefused` (503) when there is none."""
+    """Reserve a place for an event stream; raises `RequestRefused` (503) when there is none."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The JSON object of a PUT or POST."""
 
@@ -98,7 +98,7 @@ class Call:
 
 
 class ReaderSlot:
-    """A place for an event stream, given back at the end of a `with`."""
+    """A place for an event stream, released at the end of a `with`."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back = give_back
@@ -116,29 +116,29 @@ Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     path: str
-    """Parts in braces are left open: `/instances/{id}/status`."""
+    """Parts in braces are parameters: `/instances/{id}/status`."""
     summary: str
     answer: Handler
     scope: str | None
-    """None: anybody may ask, and the answer says no more than that caller may know."""
+    """None: no authentication, and the answer holds nothing confidential."""
     method: str = "GET"
     body: Schema | None = None
-    """Of the JSON object that a PUT or POST takes."""
+    """The schema of the JSON object that a PUT or POST takes."""
     schema: Schema | None = None
-    """Of a JSON answer with status `status`."""
+    """The schema of a JSON answer with status `status`."""
     status: int = 200
-    """When all went well; 204 has no body."""
+    """The status of success; 204 has no body."""
     content_type: str = JSON_TYPE
     streams: bool = False
-    """The answer is written piece by piece and takes as long as it takes."""
+    """The answer is written piece by piece, without a time limit."""
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
-    """Statuses beside those that every route may answer with."""
+    """Statuses beside those of every route."""
     unhealthy_schema: Schema | None = None
-    """Of a 503 that is an answer and not an error."""
+    """The schema of a 503 that is an answer and not an error."""
 
     def match(self, parts: Sequence[str]) -> dict[str, str] | None:
-        """What the open parts hold, if these parts of a path are the route's."""
+        """The values of the path's parameters, if this path matches the route."""
         wanted = self.path.split("/")
         if len(wanted) != len(parts):
             return None
@@ -154,7 +154,8 @@ class Route:
 
 
 def routes_at(routes: Sequence[Route], raw_path: str) -> dict[str, tuple[Route, dict[str, str]]]:
-    """By method, with what the open parts of the path hold. Raises `RequestRefused` (404) where there is none.
+    """The routes by method, with the values of the path's parameters. Raises `RequestRefused` (404) where there is
+    none.
 
     The path is split before it is unquoted, so %2F stays inside its part.
     """
@@ -171,7 +172,7 @@ def routes_at(routes: Sequence[Route], raw_path: str) -> dict[str, tuple[Route, 
 
 
 def methods_of(served: Collection[str]) -> list[str]:
-    """As `Allow` says it: whatever answers GET answers HEAD."""
+    """The value of `Allow`: a route for GET answers HEAD too."""
     return [word for method in served for word in (("GET", "HEAD") if method == "GET" else (method,))]
 
 
@@ -187,7 +188,7 @@ def parse_body(data: bytes) -> Mapping[str, Any]:
 
 
 def refuse_secrets(request: web.BaseRequest) -> None:
-    """Before anything else is said: a token in an address is burnt, whether it is good or not."""
+    """Checked first: a token in an address is compromised, whether it is good or not."""
     if any(name.lower() in SECRETS_IN_QUERY for name in request.query):
         raise RequestRefused(
             status=400,
@@ -197,7 +198,7 @@ def refuse_secrets(request: web.BaseRequest) -> None:
 
 
 def checked_query(route: Route, request: web.BaseRequest) -> Query:
-    """The query by name. Refuses names the route does not know: a misspelt filter would let everything through."""
+    """The query by name. Refuses unknown names: a misspelt filter would let everything through."""
     known = {parameter.name: parameter for parameter in route.parameters}
     query: dict[str, list[str]] = {}
     for name, value in request.query.items():

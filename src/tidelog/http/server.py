@@ -1,9 +1,9 @@
-"""One HTTP(S) server on an event loop that others use too.
+"""One HTTP(S) server on a shared event loop.
 
-It knows nothing of boats and clouds: it is given a table of routes, decides who may ask, keeps the limits, and gives
+It knows nothing of boats and clouds: it gets a table of routes, authenticates callers, enforces the limits, and gives
 every error one shape: `{"error": code, "detail": words}`.
 
-What a caller must keep: `start` once and `stop` once, on the loop on which the routes' data lives.
+What a caller must keep: `start` once and `stop` once, on the loop that owns the routes' data.
 
 HS1  Every request passes through `_answer`, so nothing is served without the checks in it.
 HS2  Connections, event streams, sizes and times all have a limit; over it the answer is 503, 413 or 431.
@@ -52,7 +52,7 @@ _PREFLIGHT_MAX_AGE_S: Final = 86_400
 _CORS_HEADERS: Final = "Authorization, X-API-Key, Accept, Cache-Control, Content-Type, Last-Event-ID"
 _GZIP_BYTES_MIN: Final = 1 * KIB
 _REFUSED_CONNECTIONS_MAX: Final = 64
-"""How many connections over the limit are told so; those beyond are closed without a word."""
+"""How many connections over the limit get an answer; those beyond are closed without one."""
 _LEFT: Final = 499
 """Counted, never sent: the client left before there was an answer."""
 _TLS_HANDSHAKE_S: Final = 10
@@ -66,7 +66,7 @@ class HttpOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    """Client certificates of this authority are believed; showing one is optional."""
+    """Client certificates of this authority are accepted; presenting one is optional."""
     access: AccessOptions = field(default_factory=AccessOptions)
     cors_origins: tuple[str, ...] = ()
     """Exact origins, such as https://dash.example.com, whose pages may read the answers."""
@@ -74,7 +74,7 @@ class HttpOptions:
     readers_max: int = 64
     header_bytes_max: int = 8_190
     body_bytes_max: int = 64 * KIB
-    """Few routes take a body; where none is taken, a small one is tolerated."""
+    """Few routes take a body; elsewhere a small one is tolerated."""
     request_timeout_s: float = 30.0
     idle_timeout_s: float = 30.0
     """Also how long a client may take to send its request."""
@@ -108,7 +108,7 @@ class HttpServer:
         revocations: RevocationList | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`owner` is the one instance that all of this server's data is of, if it is of one."""
+        """`owner` is the one instance that all of this server's data belongs to, if there is one."""
         self._options = options
         self._owner = owner
         self._log = log
@@ -129,7 +129,7 @@ class HttpServer:
 
     @property
     def problem(self) -> str | None:
-        """What an operator should repair: the token file, or the certificate."""
+        """Problems that an operator should fix: the token file, or the certificate."""
         return self._access.problem or (self.tls.problem if self.tls is not None else None)
 
     def statistics(self) -> SiteStatistics:
@@ -155,7 +155,7 @@ class HttpServer:
         self._log(f"http up port={self.port} tls={self.tls is not None} anonymous={options.access.anonymous}")
 
     async def stop(self) -> None:
-        """Take no new requests, end event streams at once, give other answers a moment (HS3)."""
+        """Take no new requests, end event streams at once, and wait briefly for other answers (HS3)."""
         self._stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -171,7 +171,7 @@ class HttpServer:
     # --- one request -----------------------------------------------------------------------------
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Every request, whatever comes of it (HS1)."""
+        """Handles every request, whatever its outcome (HS1)."""
         status = _LEFT
         headers = self._common_headers(request)
         try:
@@ -186,13 +186,13 @@ class HttpServer:
                 response = _refusal(late)
             except LogError as error:
                 self._log(f"http failed path={request.path!r} code={error.code} reason={str(error)!r}")
-                # The words may name files, which are the operator's business.
+                # The message may name files, which is for the operator only.
                 words = "the server could not do this now; its log says why"
                 failed = RequestRefused(status=503 if error.retriable else 500, reason=error.code, detail=words)
                 response = _refusal(failed)
             status = response.status
         finally:
-            # Readers of events leave when they like; what they got was an answer.
+            # Readers of events disconnect when they like; what they got was an answer.
             begun = status == _LEFT and request.writer.output_size > 0
             self._requests[200 if begun else status] += 1
         if not response.prepared:
@@ -257,10 +257,10 @@ class HttpServer:
             raise RequestRefused(status=413, reason="body_too_large", detail=most)
 
     async def _body(self, route: Route, request: web.BaseRequest) -> Mapping[str, Any]:
-        """What a PUT or POST says; it was let in by then, so strangers cost no parsing."""
+        """The body of a PUT or POST; read after authentication, so unknown callers cost no parsing."""
         if route.body is None:
             return {}
-        # A page of another origin can send anything else without asking the browser's leave.
+        # A page of another origin can send any other content type without asking the browser's permission.
         if request.content_type != JSON_TYPE:
             detail = f"the body must be JSON; say Content-Type: {JSON_TYPE}"
             raise RequestRefused(status=415, reason="not_json", detail=detail)
@@ -298,7 +298,7 @@ class HttpServer:
                 status=403, reason="forbidden", detail=f"{caller.name} has not the scope {route.scope}"
             )
         instance = path.get("id", self._owner)
-        # As if it did not exist: even that it does is not everybody's business.
+        # As if it did not exist: even its existence may be confidential.
         if instance is not None and not caller.sees(instance):
             raise not_found("instance", instance)
 
@@ -392,7 +392,7 @@ class _Site(web.Server):
 
 
 class _Protocol(web.RequestHandler):
-    """Answers what could not be parsed, and bugs of ours, in the one shape of errors."""
+    """Answers requests that could not be parsed, and bugs, in the one shape of errors."""
 
     __slots__ = ()
 

@@ -1,15 +1,14 @@
 """Buffered sessions of lplex's clients: a name, a filter, and how far its reader has come.
 
-A session holds no frames: its reader is fed from the log of the bus, by seq, from the last one that it acked on. So a
-reader that was away for a minute finds what it missed, and a slow one loses nothing that the log still has. Sessions
-live in memory: after a restart a client makes its session anew, and begins with what is new.
+A session holds no frames: its reader gets them from the log of the bus, by seq, after the last one that it acked. So a
+reader that was away for a minute gets what it missed, and a slow one loses nothing that the log still has. Sessions are
+kept in memory: after a restart a client makes its session anew, and begins with new frames.
 
 What a caller must keep: everything on one event loop; `now_ms` never goes back.
 
-BS1  A session is its maker's: another credential that uses the same id has a session of its own.
-BS2  A session that nobody reads is forgotten when it was not touched for its buffer timeout; there are never more
-     than `sessions_max`.
-BS3  A reader gets every frame that is held, once, in the order of the seqs. What is gone is told where it is missing.
+BS1  A session belongs to the credential that made it: another credential with the same id has a session of its own.
+BS2  A session without a reader is deleted after its buffer timeout; there are never more than `sessions_max`.
+BS3  A reader gets every frame that is held, once, in the order of the seqs, and a notice where frames are gone.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ UNBUFFERED_MS: Final = 30_000
 CLIENT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _TEXT_FRAMES: Final = 2_000
-"""Made text at once: some milliseconds during which the event loop does nothing else."""
+"""Frames formatted at once: some milliseconds during which the event loop does nothing else."""
 _FILTER_VALUES_MAX: Final = 256
 _FILTER_KEYS: Final = ("pgn", "exclude_pgn", "src", "manufacturer", "instance", "name", "exclude_name", "bus")
 
@@ -53,7 +52,7 @@ class ClientSession:
     cursor: int = 0
     """The last seq that was acked; 0 for none yet."""
     lineage: bytes = b""
-    """Whose seq that is."""
+    """The lineage of that seq."""
     readers: int = 0
 
     def is_over(self, now_ms: int) -> bool:
@@ -72,7 +71,7 @@ class SessionBook:
         return len(self._sessions)
 
     def make(self, owner: str, client_id: str, body: Mapping[str, Any], now_ms: int) -> ClientSession:
-        """A new session, or the one that is there with another timeout and filter. Raises `RequestRefused`."""
+        """A new session, or the existing one with another timeout and filter. Raises `RequestRefused`."""
         if CLIENT_ID.fullmatch(client_id) is None:
             detail = f"{client_id[:80]!a} is no client id; use 1 to 64 letters, digits, dashes and underscores"
             raise RequestRefused(status=400, reason="bad_client_id", detail=detail)
@@ -131,7 +130,7 @@ def _buffer_ms(text: Any) -> int:
 
 
 def _filter(plain: Any) -> FrameFilter:
-    """lplex's object of lists, judged as the same words in a query are."""
+    """lplex's object of lists, checked like the same values in a query."""
     if plain is None:
         return EVERYTHING
     if not isinstance(plain, dict):
@@ -159,12 +158,12 @@ class SeqLog(Protocol):
     def lineage(self) -> bytes: ...
 
     def read(self, seq: int) -> NumberedFrames | None:
-        """Frames from `seq` on, or from the next one that is held; None if none is, or cannot be had yet."""
+        """Frames from `seq` on, or from the next one that is held; None if none is, or cannot be read yet."""
         ...
 
 
 class _Position:
-    """Where a reader is, and the text of what comes next."""
+    """The position of a reader, and the text of the next events."""
 
     def __init__(self, session: ClientSession, log: SeqLog, devices: Callable[[], Iterable[Device]]) -> None:
         self._session = session
@@ -201,7 +200,7 @@ async def stream_session(
     devices: Callable[[], Iterable[Device]],
     now_ms: Callable[[], int],
 ) -> web.StreamResponse:
-    """Everything after the session's position, then what comes, until one side ends (BS3)."""
+    """Everything after the session's position, then new frames, until one side ends (BS3)."""
     headers = {**call.headers, **EVENT_HEADERS}
     if call.head_only:
         return web.Response(headers=headers)
@@ -225,7 +224,7 @@ async def stream_session(
                         return response
                 if notice.ended:
                     return response
-                notice.clear()  # before the look, so that what comes during it is not slept through
+                notice.clear()  # before reading, so that frames which come meanwhile are not missed
                 pending = position.text()
                 if pending is None:
                     await notice.wait(next_due_s(now_s, written_s, checked_s, limits))

@@ -1,6 +1,6 @@
 """The shapes of JSON answers that boat and cloud share, as JSON Schema, and the parameters that they take.
 
-Objects are closed where clients build on them: a key that appears must be written down here first.
+Objects are closed where clients depend on them: a new key must be added here first.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SEQ_RANGES: Final = array_of(ref("SeqRange"))
 
 
 def ranges_json(ranges: tuple[range, ...] | list[range]) -> list[dict[str, int]]:
-    """Half-open ranges as the clients' types have them."""
+    """Half-open ranges as in the clients' types."""
     return [{"start": part.start, "end": part.stop} for part in ranges]
 
 

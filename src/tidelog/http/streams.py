@@ -1,7 +1,7 @@
 """Answers that are written piece by piece: event streams and arrays of frames.
 
-Neither holds more than a piece in memory, and a client that takes nothing is cut off after a while. An array that
-breaks off in the middle (the disk failed, say) is left without its end, so no client takes it for the whole.
+Neither holds more than a piece in memory, and a client that reads nothing is cut off after a while. An array that fails
+in the middle (the disk failed, say) is left without its end, so no client takes it for complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HISTORY_LIMIT_MAX: Final = 1_000_000
 TIME_MAX_US: Final = 2**63 - 1
 
 _CHUNK_FRAMES: Final = 2_000
-"""How many frames are made text at once: some milliseconds during which the event loop does nothing else."""
+"""How many frames are formatted at once: some milliseconds during which the event loop does nothing else."""
 
 EVENT_HEADERS: Final = {
     "Content-Type": EVENTS_TYPE,
@@ -65,7 +65,7 @@ async def stream_events(call: Call, feed: FrameFeed, *, devices: Callable[[], It
     ):
         response = web.StreamResponse(headers=headers)
         await response.prepare(call.request)
-        # A first comment, so that every proxy on the way passes the headers on.
+        # A first comment, so that every proxy forwards the headers.
         pending = b": ready\n\n"
         written_s = checked_s = time.monotonic()
         while True:
@@ -88,7 +88,7 @@ async def stream_events(call: Call, feed: FrameFeed, *, devices: Callable[[], It
 
 
 def next_due_s(now_s: float, written_s: float, checked_s: float, limits: Limits) -> float:
-    """How long to wait for news before something else is due."""
+    """How long to wait for entries before something else is due."""
     return max(0.0, min(written_s + limits.heartbeat_s, checked_s + limits.recheck_s) - now_s)
 
 
@@ -99,7 +99,7 @@ def _event_text(item: FeedItem, wanted: FrameFilter, devices: Callable[[], Itera
 
 
 async def was_written(call: Call, response: web.StreamResponse, data: bytes) -> bool:
-    """Whether the client took it; if not it has gone, or was cut off for taking nothing."""
+    """Whether the client took it; if not, it has disconnected or was cut off for reading nothing."""
     try:
         async with asyncio.timeout(call.limits.write_timeout_s):
             await response.write(data)
@@ -155,7 +155,7 @@ def history_query(call: Call) -> HistoryQuery:
 
 
 def last_of(call: Call) -> int | None:
-    """How many of the newest frames are asked for; None where a time is. Raises `RequestRefused` (400)."""
+    """How many of the newest frames are requested; None where a time is. Raises `RequestRefused` (400)."""
     if (text := call.one("last")) is None:
         if call.one("from") is None:
             raise RequestRefused(
@@ -182,7 +182,7 @@ async def stream_history(
     headers = {**call.headers, "Content-Type": f"{JSON_TYPE}; charset=utf-8"}
     if call.head_only:
         return web.Response(headers=headers)
-    # The first piece is made before the status line is sent: what fails by then gets a proper error.
+    # The first piece is made before the status line is sent: errors up to then get a proper answer.
     async with aclosing(_pieces(query, blocks, devices)) as pieces:
         first = await anext(pieces, "")
         response = web.StreamResponse(headers=headers)
@@ -214,7 +214,7 @@ async def _pieces(
             left -= len(rows)
             for part in _cut(rows):
                 yield ",".join(frame_texts(seqs, frames, part))
-                # Others have their turn between two pieces.
+                # Other tasks get their turn between two pieces.
                 await asyncio.sleep(0)
             if left <= 0:
                 return
@@ -234,7 +234,7 @@ async def _gathered(blocks: AsyncIterator[NumberedFrames]) -> AsyncGenerator[lis
         if group:
             yield group
     finally:
-        # A generator that is left early would else hold its files until it is collected.
+        # A generator that is not exhausted would otherwise hold its files until it is collected.
         if isinstance(blocks, AsyncGenerator):
             await blocks.aclose()
 
@@ -245,7 +245,7 @@ def _history_rows(
     frames: FrameColumns,
     devices: Callable[[], Iterable[Device]],
 ) -> Rows:
-    """The places of the frames that are asked for: block by block, by time in each, else in their order."""
+    """The indexes of the requested frames: block by block, by time in each, else in their order."""
     inside = (frames.times_us >= query.from_us) & (frames.times_us < query.to_us)
     if (passed := query.wanted.rows(frames, devices)) is not None:
         chosen = np.zeros(len(frames), dtype=np.bool_)

@@ -1,10 +1,10 @@
 """The certificate a server shows, read again when it changes, without a restart.
 
 Certificate, key and client authority are one generation: they are loaded into a context of their own, and every new
-connection is handed the newest one that loaded as a whole. While an operator (or an ACME client) has replaced the
+connection gets the newest one that loaded as a whole. While an operator (or an ACME client) has replaced the
 certificate and not yet the key, the last good generation stays; `problem` says why.
 
-What a caller must keep: give `context` to the listener. Connections that are open keep what they began with.
+What a caller must keep: give `context` to the listener. Open connections keep the certificate that they began with.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServerTls:
         self.context.sni_callback = self._choose
 
     def refresh(self) -> bool:
-        """Load what is on the disk if it differs; whether a new generation is in force."""
+        """Load the files if they have changed; returns whether a new generation is in force."""
         stamps = self._stamps()
         if stamps is not None and stamps == self._seen:
             return False
@@ -88,10 +88,10 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(self._protocols)
-        # A resumed session would carry a client's old proof past a change of the authority.
+        # A resumed session would keep a client's old proof after a change of the authority.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
-        # An empty password, or OpenSSL would ask the terminal for that of an encrypted key.
+        # An empty password, or OpenSSL would ask the terminal for the one of an encrypted key.
         context.load_cert_chain(self._certificate, self._key, password="")
         if self._client_ca is not None:
             context.load_verify_locations(self._client_ca)

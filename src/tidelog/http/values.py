@@ -1,7 +1,7 @@
-"""The latest frame of every (source, PGN) of a bus: what its gauges would show now.
+"""The latest frame of every (source, PGN) of a bus: the values that its gauges show now.
 
-Folded from what is published, so it begins empty with the process and knows only what came by Live. Bounded: a
-hostile bus can name many PGNs, and then the pair that was quiet for longest is forgotten.
+Folded from published frames, so it begins empty with the process and has only frames that came by Live. Bounded: a
+hostile bus can use many PGNs, and then the pair that was silent for longest is dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Value:
 
 
 class LatestValues:
-    """Folds many small blocks at once: when somebody asks, or when enough have come."""
+    """Folds many small blocks at once: at a request, or when enough have come."""
 
     def __init__(self, *, pairs_max: int = PAIRS_MAX) -> None:
         self._pairs_max = pairs_max
@@ -57,7 +57,7 @@ class LatestValues:
         return [self._values[key] for key in sorted(self._values)]
 
     def _fold(self) -> None:
-        """Loops over the pairs that spoke, not over the frames."""
+        """Loops over the pairs that sent, not over the frames."""
         if not self._pending:
             return
         frames = FrameColumns.concatenate([part for _, part in self._pending])

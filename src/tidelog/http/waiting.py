@@ -1,6 +1,6 @@
-"""What a process answers over HTTP while it waits for its disk: it lives, it is not well, and why.
+"""The HTTP server of a process that waits for its disk: alive, not healthy, and why.
 
-Nothing of the data is served, and nothing is asked of the disk.
+No data is served, and the disk is not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TITLE: Final = "Tidelog, waiting for its disk"
 
 
 def waiting_routes(reason: str) -> list[Route]:
-    """`reason` is for those who may read the status."""
+    """`reason` is shown to callers who may read the status."""
 
     async def unwell(call: Call) -> web.StreamResponse:
         answer = {"status": "unavailable"}

@@ -5,7 +5,7 @@ Modules:
     authority     A certificate authority in a folder
     certificates  Making certificates
     files         Small files that are whole or absent, for keys and certificates
-    identity      Who a certificate says you are
-    revocation    Certificates that are no longer good although their time is not over
+    identity      The holder that a certificate names
+    revocation    Certificates that are revoked before they expire
     tls_files     Certificates and keys as files
 """

@@ -11,11 +11,12 @@ and clients, who write and read, have certificates of the nodes' authority, good
 
 What a caller must keep: hold `IssuedCertificate.key_pem` only as long as it takes to write it; it is kept nowhere here.
 
-PA1  A certificate is in `issued/` and in the index before anyone gets it, so all that is out there can be revoked.
-PA2  `revoked.txt` decides who is revoked and is written first; the index only remembers when and why.
+PA1  A certificate is in `issued/` and in the index before its holder gets it, so every certificate in use can be
+     revoked.
+PA2  `revoked.txt` decides which certificates are revoked and is written first; the index only records when and why.
 PA3  A name has one certificate to be issued and any number of renewals; a name that differs from a known one only in
-    case is refused (I4). A revoked or expired name may be issued again: a boat outlives its computer. A node, an
-    operator and a client may have the same name; they are different holders.
+     case is refused (I4). A revoked or expired name may be issued again, since a boat may get a new computer. A node,
+     an operator and a client may have the same name; they are different holders.
 PA4  No key is ever overwritten, and the files of an authority appear all at once or not at all.
 """
 
@@ -77,9 +78,9 @@ from tidelog.pki.revocation import LIST_BYTES_MAX, parse_revocations, parse_seri
 from tidelog.units import MIB, format_time_us
 
 FOLDER_NAMES: dict[Kind, str] = {"boat": "boats", "node": "nodes"}
-"""Of the authorities."""
+"""Kinds of authorities."""
 SIGNED_BY: dict[Kind, Kind] = {"boat": "boat", "node": "node", "operator": "node", "client": "node"}
-"""Whose authority signs a holder of this kind."""
+"""The authority that signs a holder of this kind."""
 CERTIFICATE_NAME = "ca.crt"
 KEY_NAME = "ca.key"
 ISSUED_NAME = "issued"
@@ -130,7 +131,7 @@ class _Entry:
     serial: str
     name: str = ""
     kind: str = ""
-    """Only where it is another one than the authority's."""
+    """Only where the kind differs from the authority's."""
     not_before_us: int = 0
     not_after_us: int = 0
     reason: str = ""
@@ -221,7 +222,7 @@ class Authority:
     ) -> IssuedCertificate:
         """Another certificate for a name that has one, by default for the same key, so no secret has to travel.
 
-        The one before stays good until it expires: the holder may be at sea when this one is made.
+        The earlier one stays good until it expires: the holder may be at sea when this one is made.
         """
         kind = self._signed_kind(kind)
         with locked(self._folder):
@@ -264,7 +265,7 @@ class Authority:
     def certificates(self, now_us: int) -> list[Listed]:
         """Everything issued, in the order in which it was."""
         entries = self._entries()
-        # The file decides who is revoked, by hand too; the index knows the reason without its decoration.
+        # The file decides which certificates are revoked, also after edits by hand; the index has the original reason.
         reasons = {serial_hex(serial): reason for serial, reason in self._revoked().items()}
         reasons |= {
             entry.serial: entry.reason

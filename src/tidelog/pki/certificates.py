@@ -1,4 +1,4 @@
-"""Making certificates: what is in them, and nothing about where they are kept.
+"""Making certificates. Where they are kept is decided elsewhere.
 
 Time and serial numbers come from the caller. Keys are P-256: small, fast to sign on a boat's computer, and known to
 every TLS library that lplex or gRPC is built with.
@@ -6,7 +6,8 @@ every TLS library that lplex or gRPC is built with.
 PCE1  An authority may sign leaves and nothing below them (path length 0), and may do nothing else.
 PCE2  A leaf is no authority, says so, and names exactly one holder (I1), in its URI and its common name alike.
 PCE3  A boat's, an operator's or a client's leaf is good for clients only; a node's for servers and clients.
-PCE4  A leaf begins `BACKDATE_US` before it is made, for boats whose clocks are slow, and never outlives its authority.
+PCE4  A leaf is valid from `BACKDATE_US` before it is made, for boats whose clocks are slow, and expires no later than
+      its authority.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _TREES: dict[Kind, str] = {"boat": "boats", "node": "nodes"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityOptions:
-    """What an authority is made with; it keeps the first two for life."""
+    """The options of a new authority; the first two cannot be changed later."""
 
     kind: Kind
     fleet: str = "fleet"
@@ -64,13 +65,13 @@ class AuthorityOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafOptions:
-    """What one certificate is made with."""
+    """The options of one certificate."""
 
     identity: Identity
     server_names: Sequence[str] = ()
     """Host names and addresses under which clients will call; nodes only."""
     days: int = 730
-    """Boats are out of reach for months, so longer than a web server's; a stolen one is revoked, not waited for."""
+    """Boats are out of reach for months, so longer than a web server's; a stolen one is revoked before it expires."""
 
     def __post_init__(self) -> None:
         if not is_name(self.identity.name):

@@ -29,7 +29,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 @contextlib.contextmanager
 def translated(operation: str, path: Path) -> Iterator[None]:
-    """`OSError` into ours, once, at the edge."""
+    """Translate `OSError` into a Tidelog error, once, at the edge."""
     try:
         yield
     except OSError as error:

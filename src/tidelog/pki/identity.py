@@ -1,16 +1,16 @@
-"""Who a certificate says you are.
+"""The holder that a certificate names.
 
-TLS proves that the holder owns the certificate and that an authority of ours signed it. Everything else is
-decided here, from the certificate alone, and the same way on every call: no function reads a clock or a file.
-What a caller must keep: ask on every RPC, and never believe a name that came any other way.
+TLS proves that the holder owns the certificate and that a trusted authority signed it. Everything else is decided here,
+from the certificate alone, and the same way on every call: no function reads a clock or a file. What a caller must
+keep: check on every RPC, and never use a name from another source.
 
-I1  A certificate has one name or none. Two common names, two URIs, or a URI and a common name that differ
-    are refused, because two readers could each believe another one.
+I1  A certificate has one name or none. Two common names, two URIs, or a URI and a common name that differ are refused,
+    because two readers could each use a different one.
 I2  The URI `spiffe://<fleet>/boat|node|operator|client/<name>` decides. A certificate without a URI is a boat's and its
     common name decides, as lplex issues them; so nothing without a URI can ever be any of the others.
 I3  A name is `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, compared byte for byte: no path, no wildcard, no look-alike.
-I4  Two names that differ only in case are not both let in: they would be one folder on some disks.
-I5  An authority's own certificate, a forgeable signature or a short key is nobody.
+I4  Two names that differ only in case are not both accepted: they would be one folder on some disks.
+I5  An authority's own certificate, a forgeable signature or a short key identifies no holder.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from tidelog.units import format_time_us
 
 Kind = Literal["boat", "node", "operator", "client"]
 """An operator is a person or a tool that reads over HTTP and runs `tidelog cluster`; a client is an application that
-may do what its grants say, over the link or through a door in front of a node. The uplink is open to neither."""
+may do what its grants allow, over the link or through a gateway. Neither may use the uplink."""
 
 CERTIFICATE_BYTES_MAX = 64 * 1024
-"""Of one certificate or a chain of them. Ours take about 1 KiB."""
+"""The size limit of one certificate or a chain of them. Tidelog's take about 1 KiB."""
 NAMES_MAX = 100_000
 RSA_BITS_MIN = 2048
 CURVE_BITS_MIN = 256
@@ -53,7 +53,7 @@ _FLEET = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _URI = re.compile(r"spiffe://([^/]*)/([^/]*)/([^/]*)")
 _PEM_MARK = b"-----BEGIN "
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Whatever a hostile certificate makes the parser raise. A common name of a forbidden length is only a warning
+# Everything that a hostile certificate makes the parser raise. A common name of a forbidden length is only a warning
 # there, which becomes an exception where Python runs with -W error.
 _UNREADABLE = (
     ValueError,
@@ -95,7 +95,7 @@ def parse_certificate(data: bytes) -> x509.Certificate:
 
 
 def identity_of(certificate_pem_or_der: bytes, *, fleet: str | None = None) -> Identity:
-    """Whose certificate this is; with `fleet`, one whose URI names another fleet is refused."""
+    """The holder of this certificate; with `fleet`, one whose URI names another fleet is refused."""
     return identity_of_certificate(parse_certificate(certificate_pem_or_der), fleet=fleet)
 
 
@@ -127,13 +127,13 @@ def identity_of_certificate(certificate: x509.Certificate, *, fleet: str | None 
 
 
 def require_kind(identity: Identity, kind: Kind) -> None:
-    """A boat's certificate opens no node's door, nor the other way round."""
+    """A boat's certificate is not accepted where a node's is needed, nor the other way round."""
     if identity.kind != kind:
         raise WrongKind(name=identity.name, kind=identity.kind, needed=kind)
 
 
 def require_valid_at(certificate: x509.Certificate, now_us: int) -> None:
-    """TLS checks this too, but its peer only hears "handshake failed"; this tells a wrong clock from an old file."""
+    """TLS checks this too, but the peer only gets "handshake failed"; this tells a wrong clock from an old file."""
     begins_us, ends_us = validity_us(certificate)
     facts = {"subject": _subject(certificate), "now": format_time_us(now_us)}
     if now_us < begins_us:
@@ -154,7 +154,7 @@ def serial_hex(serial: int) -> str:
 
 
 class NameRegistry:
-    """The names that are known, and a refusal of any that differs from one of them only in case (I4)."""
+    """The known names, and a refusal of any that differs from one of them only in case (I4)."""
 
     def __init__(self, names: Iterable[str] = (), *, names_max: int = NAMES_MAX) -> None:
         self._spellings: dict[str, str] = {}
@@ -179,7 +179,7 @@ class NameRegistry:
             raise NameTaken(name=name, held=held, remedy="names that differ only in case are not both allowed")
 
     def admit(self, name: str) -> None:
-        """Remember a name; one that is known already is fine."""
+        """Remember a name; a known one is fine."""
         self.check(name)
         self._spellings[name.lower()] = name
 

@@ -1,15 +1,15 @@
-"""Certificates that are no longer good although their time is not over.
+"""Certificates that are revoked before they expire.
 
-The list is a text file: one serial number in hex per line, then, if anyone cares to say, the reason; `#` begins a
-comment. It is small enough to be read whole, and is read again when it has changed.
+The list is a text file: one serial number in hex per line, then optionally the reason; `#` begins a comment. It is
+small enough to be read whole, and is read again when it has changed.
 
 What a caller must keep: ask `require_good` for every new stream and, for running ones, at least every 30 s; show
 `problem` to the operator.
 
 V1  A list that cannot be used (unreadable, damaged, too large) changes nothing: the last good one stays in force.
-    Without a last good one there is no list object, so nobody is let in by accident.
-V2  A file is believed only as a whole. A last line without its newline may be half a serial, so it counts as damage;
-    so does a list with entries that is suddenly empty, since that is how an editor's save looks half way.
+    Without a last good one there is no list object, so no certificate is accepted by accident.
+V2  A file is used only as a whole. A last line without its newline may be half a serial, so it counts as damage; so
+    does a list with entries that is suddenly empty, since that is how a file looks while an editor saves it.
 V3  A change is seen within `check_interval_us`, even one that keeps size and time stamp: a file is read again as long
     as its time stamp was too young for the clock to tell a second change from the first.
 """
@@ -41,7 +41,7 @@ class RevocationStatistics:
     loads: int
     """How often the file was read and found good."""
     failures: int
-    """How often it was read, or looked for, in vain."""
+    """How often reading it failed."""
     loaded_at_us: int
     problem: str | None
     """What is wrong with the file now; None while the list in force is the one on disk."""
@@ -114,8 +114,8 @@ class RevocationList:
             raise CertificateRevoked(serial=serial_hex(serial), reason=self._revoked[serial])
 
     def refresh(self, now_us: int) -> bool:
-        """Look at the file if it is time to; whether the list in force was replaced."""
-        # A clock that was set back must not keep us from looking.
+        """Check the file if it is due; returns whether the list in force was replaced."""
+        # A clock that was set back must not stop the checks.
         if 0 <= now_us - self._checked_at_us < self._check_interval_us:
             return False
         self._checked_at_us = now_us
@@ -154,7 +154,7 @@ class RevocationList:
 
     def _read(self, now_us: int) -> dict[int, str] | None:
         """The list on disk; None if it is the one that was read last."""
-        # Not blocking: a path that leads to a pipe must not hold up every stream of the server.
+        # Non-blocking: a path that leads to a pipe must not delay every stream of the server.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Certificates and keys as files: read within a limit, checked to fit together, with a stamp that tells of a change."""
+"""Certificates and keys as files: read within a limit, checked to fit together, with a stamp that shows changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def parse_pem(path: Path, parse: Callable[[], Any]) -> Any:
 
 
 def stamp_of(*paths: Path) -> Stamp:
-    """Changes when any of the files does. A file that cannot be looked at is None; reading it says why."""
+    """A value that changes when any of the files does. A file that cannot be checked is None; reading it raises the
+    reason."""
     return tuple(map(_stamp, paths))
 
 

@@ -241,6 +241,6 @@ class LiftbridgeGateway:
                 async with asyncio.timeout(_STOP_S):
                     await self._producers.close()
             except TimeoutError:
-                pass  # their calls have ended, so nobody is left to be told
+                pass  # their calls have ended, so nobody needs the answers
         if self._client is not None:
             await self._client.close(flush=False)
