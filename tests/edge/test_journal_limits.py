@@ -149,6 +149,20 @@ def test_a_power_cut_while_the_disk_limit_removes_frames_leaves_none_missing_wit
             return
 
 
+def test_frames_that_wait_for_room_keep_their_seqs_when_the_disk_limit_writes_them() -> None:
+    disk = new_disk()
+    journal = limited(disk, disk_bytes_max=5 * 4096, lease_seqs=10_000)
+    fill(journal, range(1, 501))
+    disk.faults.fail_kind, disk.faults.fail_after, disk.faults.fail_forever = "full", 1, True
+    assert record(journal, range(501, 571)) == list(range(501, 571)), "64 wait after a refused flush, 6 came later"
+    disk.faults.fail_after, disk.faults.fail_forever = None, False
+    journal.sweep_retention(START_US)
+    assert journal.statistics().forced_lost
+    journal.flush(START_US)
+    assert journal.durable_head == 570
+    assert [found for found in held(journal) if found[0] > 500] == expected(range(501, 571))
+
+
 def test_a_small_disk_limit_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="four fresh segments"):
         JournalOptions(disk_bytes_max=1000)

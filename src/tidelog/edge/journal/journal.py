@@ -227,9 +227,8 @@ class Journal:
 
     def flush(self, now_us: int) -> None:
         """Write and sync what was recorded. After `DiskFull` the frames stay in memory for the next try."""
-        self._gather()
         self._flush_due_us = None
-        if self._unwritten is None and not self._notes:
+        if not self._buffered() and not self._notes:
             return
         # Whatever fails below, what is still in memory is tried again.
         self._flush_due_us = now_us + self.options.flush_interval_ms * US_PER_MS
@@ -260,6 +259,7 @@ class Journal:
 
     def _write(self, now_us: int) -> None:
         """Write and sync the waiting control records and frames; forgets those that went in, even if not all did."""
+        self._gather()  # all frames in memory, up to the head: their seqs are counted back from it
         fresh, notes, frames = self.fresh, self._notes, self._unwritten
         fresh.check_usable()
         waiting = len(frames) if frames is not None else 0
