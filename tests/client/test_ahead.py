@@ -31,8 +31,8 @@ class Spy:
         self.offsets: list[int] = []
         self.continued = 0
         self.before: Callable[[Fetch], Awaitable[None]] | None = None
-        self._fetch = world.doors.fetch
-        world.doors.fetch = self.fetch  # type: ignore[method-assign]
+        self._fetch = world.channels.fetch
+        world.channels.fetch = self.fetch  # type: ignore[method-assign]
 
     async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
         self.offsets.append(fetch.offset)

@@ -115,7 +115,7 @@ class Metadata:
         applied.raise_refusal()
         return applied.index
 
-    async def ask_leader(self, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
+    async def ask_node(self, node: str | None, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
         if self.leader is None:
             raise NotLeader(leader=None)
         return memoryview(await self.leader(kind, body))

@@ -26,12 +26,12 @@ def hear_at_barrier(world: World, *news: Callable[[], None]) -> None:
     waiting = list(news)
 
     async def read_barrier() -> None:
-        world.doors.barriers += 1
+        world.channels.barriers += 1
         await asyncio.sleep(0)
         while waiting:
             waiting.pop(0)()
 
-    world.doors.read_barrier = read_barrier  # type: ignore[method-assign]
+    world.channels.read_barrier = read_barrier  # type: ignore[method-assign]
     world.service._producing.rechecks._read_barrier = read_barrier
 
 
@@ -56,7 +56,7 @@ def test_a_block_is_taken_that_only_an_old_catalog_refuses(what: str) -> None:
         assert [(answer.token, answer.first_offset, answer.error) for answer in client.answers] == [
             (number, number, None) for number in range(5)
         ]
-        assert world.doors.barriers == 1, "those that wait together look once"
+        assert world.channels.barriers == 1, "those that wait together look once"
         assert world.service.statistics().in_flight_bytes == 0
 
     run(work)
@@ -72,7 +72,7 @@ def test_a_refusal_that_a_newer_catalog_confirms_is_given() -> None:
         assert isinstance(await client.refusal(produce(99)), UnknownChannel)
         stranger = await world.client(kind="client")
         assert isinstance(await stranger.refusal(produce(world.bus)), AccessDenied)
-        assert world.doors.barriers == 4
+        assert world.channels.barriers == 4
         assert world.service.statistics().in_flight_bytes == 0
 
     run(work)

@@ -23,7 +23,8 @@ from tidelog.blocks.messages import encode_values
 from tidelog.cluster.clients.access import ClientAccess
 from tidelog.cluster.clients.produce import ClientLimits
 from tidelog.cluster.clients.requests import AtSeq, AtTime, Earliest, Latest, Place
-from tidelog.cluster.clients.service import ClientService, OffsetsAnswer
+from tidelog.cluster.clients.service import ClientService
+from tidelog.cluster.local_channels import OffsetsAnswer
 from tidelog.codecs.client_codec import (
     ALTER,
     CREATE,
@@ -84,7 +85,7 @@ from tidelog.transports.link.link import Buffers, Link, LinkListener, LinkOption
 PLOTTER = "client:plotter"
 
 
-class Doors:
+class ChannelsInMemory:
     """A node with its logs in memory; it keeps what it should answer later, if told to."""
 
     node = "n1"
@@ -232,10 +233,10 @@ class World:
     def __init__(self, *, limits: ClientLimits | None = None, insecure_dev: bool = False) -> None:
         self.metadata = Metadata("n1", "n2", "n3")
         self.cluster = self.metadata.cluster
-        self.doors = Doors(self.cluster)
+        self.channels = ChannelsInMemory(self.cluster)
         access = ClientAccess(catalog=lambda: self.cluster.catalog, now_ms=lambda: 0, insecure_dev=insecure_dev)
         admin = admin_of(self.metadata, insecure_dev=insecure_dev)
-        self.service = ClientService(self.doors, admin=admin, access=access, limits=limits)
+        self.service = ClientService(self.channels, admin=admin, access=access, limits=limits)
         self.bus = self.cluster.create("n1", "n2", "n3", name="bus")
         self.listener: LinkListener | None = None
         self.dialled: list[Link] = []
@@ -304,7 +305,7 @@ def test_a_block_is_appended_as_it_was_made_and_answered_with_its_offset() -> No
         first = await client.produce(produce(world.bus, block(b"a", b"b"), token=7))
         second = await client.produce(produce(world.bus, token=8, epoch=1))
         assert (first, second) == (Produced(token=7, first_offset=0), Produced(token=8, first_offset=2))
-        assert b"".join(world.doors.logs[world.bus][0].made().buffers) == b"".join(block(b"a", b"b").buffers)
+        assert b"".join(world.channels.logs[world.bus][0].made().buffers) == b"".join(block(b"a", b"b").buffers)
         assert world.service.statistics().blocks_taken == 2
 
     run(work)
@@ -318,7 +319,7 @@ def test_large_blocks_arrive_whole() -> None:
         assert (await client.produce(produce(world.bus, block(value)))).error is None
         fetched = await client.fetch(world.bus, 0)
         (found,) = iterate_blocks(fetched.data[0])
-        assert found.tobytes() == world.doors.logs[world.bus][0].tobytes()
+        assert found.tobytes() == world.channels.logs[world.bus][0].tobytes()
 
     run(work)
 
@@ -326,12 +327,12 @@ def test_large_blocks_arrive_whole() -> None:
 def test_answers_of_one_turn_go_in_few_messages_and_in_order() -> None:
     async def work(world: World) -> None:
         client = await world.client()
-        world.doors.held = []
+        world.channels.held = []
         for start in range(0, 2_000, 50):
             client.send(*(produce(world.bus, token=token) for token in range(start, start + 50)))
-        await until(lambda: len(world.doors.held or ()) == 2_000)
+        await until(lambda: len(world.channels.held or ()) == 2_000)
         assert client.answers == []
-        for answer in world.doors.held:
+        for answer in world.channels.held:
             answer()
         await until(lambda: len(client.answers) == 2_000)
         assert [answer.token for answer in client.answers] == list(range(2_000))
@@ -391,7 +392,7 @@ def test_whatever_stands_against_a_block_is_a_typed_error_that_leaves_no_doubt()
             error = await client.refusal(request)
             assert isinstance(error, error_class), f"{case}: {error!r}"
             assert error.definite, case
-        assert world.doors.logs == {}
+        assert world.channels.logs == {}
         assert world.service.statistics().in_flight_bytes == 0
         assert (await client.produce(produce(world.bus))).error is None, "the link lives on"
 
@@ -411,7 +412,7 @@ def test_who_leads_instead_is_told_with_its_address() -> None:
             1,
         )
         # What the replica itself says gets its address on the way.
-        world.doors.refuses = NotChannelLeader(channel="bus", leader="n3", leader_epoch=4)
+        world.channels.refuses = NotChannelLeader(channel="bus", leader="n3", leader_epoch=4)
         error = await client.refusal(produce(world.bus))
         assert isinstance(error, NotChannelLeader)
         assert (error.address, error.leader_epoch) == ("n3.example:7400", 4)
@@ -434,7 +435,7 @@ def test_every_block_is_answered_once_however_answers_and_links_come_and_go(seed
     dice = random.Random(seed)
 
     async def work(world: World) -> None:
-        held = world.doors.held = []
+        held = world.channels.held = []
         clients = [await world.client("operator", f"o{number}") for number in range(4)]
         tokens = [0] * len(clients)
         gone: set[int] = set()
@@ -472,7 +473,7 @@ def test_every_block_is_answered_once_however_answers_and_links_come_and_go(seed
 def test_a_node_that_has_no_catalog_yet_says_so() -> None:
     async def work(world: World) -> None:
         client = await world.client()
-        world.doors.is_joining = True
+        world.channels.is_joining = True
         assert isinstance(await client.refusal(produce(world.bus)), NotLeader)
         with pytest.raises(NotLeader):
             await client.ask(DESCRIBE, channels=[])
@@ -524,7 +525,7 @@ def test_a_link_that_sends_more_than_it_may_have_in_flight_is_told_to_wait() -> 
 
     async def work(world: World) -> None:
         greedy, other = await world.client(), await world.client("operator", "other")
-        world.doors.held = []
+        world.channels.held = []
         greedy.send(*(produce(world.bus, block(bytes(1_000)), token=token) for token in range(5)))
         await until(lambda: len(greedy.answers) == 2)
         assert [answer.token for answer in greedy.answers] == [3, 4]
@@ -535,9 +536,9 @@ def test_a_link_that_sends_more_than_it_may_have_in_flight_is_told_to_wait() -> 
         other.send(*(produce(world.bus, block(bytes(1_000)), token=token) for token in range(2)))
         await until(lambda: len(other.answers) == 1)
         assert isinstance(other.answers[0].error, TooManyInFlight)
-        for answer in world.doors.held:
+        for answer in world.channels.held:
             answer()
-        world.doors.held = None
+        world.channels.held = None
         await until(lambda: len(greedy.answers) == 5)
         assert (await greedy.produce(produce(world.bus, block(bytes(1_000))))).error is None
 
@@ -555,13 +556,13 @@ def test_a_block_larger_than_the_limit_gets_through_alone() -> None:
 def test_what_a_link_had_in_flight_is_free_again_when_it_ends() -> None:
     async def work(world: World) -> None:
         client = await world.client()
-        world.doors.held = []
+        world.channels.held = []
         client.send(produce(world.bus))
-        await until(lambda: bool(world.doors.held))
+        await until(lambda: bool(world.channels.held))
         assert world.service.statistics().in_flight_bytes > 0
         client.link.abort("gone")
         await until(lambda: world.service.statistics().links == 0)
-        world.doors.held[0]()
+        world.channels.held[0]()
         assert world.service.statistics().in_flight_bytes == 0
 
     run(work)
@@ -572,12 +573,12 @@ async def test_a_client_that_takes_no_answers_loses_its_link() -> None:
 
     async with opened(World(), options=small) as world:
         client = await world.client()
-        world.doors.held = []
+        world.channels.held = []
         # More answers than the queue of the link holds, all in one turn.
         for start in range(0, 4_000, 100):
             client.send(*(produce(world.bus, token=token) for token in range(start, start + 100)))
-        await until(lambda: len(world.doors.held or ()) == 4_000)
-        for answer in world.doors.held:
+        await until(lambda: len(world.channels.held or ()) == 4_000)
+        for answer in world.channels.held:
             answer()
         await until(lambda: client.link.is_closed)
 
@@ -661,7 +662,7 @@ def test_only_a_node_that_mends_is_given_what_is_not_served_yet() -> None:
         for kind in ("operator", "node"):
             client = await world.client(kind=kind)
             await client.fetch(world.bus, 0)
-        assert world.doors.fetched_for_node == [False, True]
+        assert world.channels.fetched_for_node == [False, True]
 
     run(work)
 
@@ -683,7 +684,7 @@ def test_places_are_read_as_they_are_asked_for() -> None:
         ):
             found = await client.ask(OFFSETS, channel_id=world.bus, at=at)
             assert found == {"offset": 3, "committed_end": 0, "log_start": 0, "leader_epoch": 1}
-        assert world.doors.places == [
+        assert world.channels.places == [
             Earliest(),
             Latest(),
             AtTime(-5),
@@ -721,7 +722,7 @@ def test_a_description_has_nodes_channels_and_what_is_missing() -> None:
     async def work(world: World) -> None:
         client = await world.client()
         found = await client.ask(DESCRIBE, channels=["bus", "gone"], barrier=True)
-        assert world.doors.barriers == 1
+        assert world.channels.barriers == 1
         assert (found["node"], found["metadata_leader"], found["missing"]) == ("n1", "n2", ["gone"])
         assert [node["addresses"]["link"] for node in found["nodes"]] == [
             f"n{number}.example:7400" for number in (1, 2, 3)
@@ -817,7 +818,7 @@ def test_a_client_may_nothing_until_it_is_granted() -> None:
         for case, request in requests.items():
             assert isinstance(await refusal_of(request), AccessDenied), case
         assert (await client.ask(DESCRIBE, channels=None))["channels"] == []
-        assert (world.doors.logs, world.doors.named, world.cluster.channel(world.bus).paused) == ({}, {}, False)
+        assert (world.channels.logs, world.channels.named, world.cluster.channel(world.bus).paused) == ({}, {}, False)
 
     run(work)
 

@@ -33,11 +33,14 @@ class Leader:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.now_ms = 0
+        self.clock_ms = 0
 
     @property
     def catalog(self) -> Catalog:
         return self.cluster.catalog
+
+    def now_ms(self) -> int:
+        return self.clock_ms
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000
@@ -51,7 +54,7 @@ class Leader:
 def admin_of(cluster: Cluster) -> tuple[Leader, Callable[..., Any]]:
     leader = Leader(cluster)
     access = ClientAccess(catalog=lambda: cluster.catalog, now_ms=lambda: 0, insecure_dev=False)
-    admin = GroupAdmin(leader, access=access, options=GroupOptions(), now_ms=lambda: leader.now_ms)
+    admin = GroupAdmin(leader, access=access, options=GroupOptions())
 
     async def ask(principal: str = ME, **request: Any) -> dict[str, Any]:
         plain = decode_json(memoryview(encode_json(request)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +12,7 @@ from tests.transports.links import refusal_of
 from tidelog.cluster.clients.access import ClientAccess
 from tidelog.cluster.clients.requests import GroupClaim
 from tidelog.cluster.groups.coordinators import NodeGroups
-from tidelog.cluster.node.process import Node
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.core.catalog import AddGrant, Catalog, ChangeCoordinator, LeaveGroup
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import (
@@ -34,8 +33,7 @@ class Behind:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.barriers = 0
-        self.doors = self
-        self.core = SimpleNamespace(node="n1")
+        self.node = "n1"
         self.catalog = Catalog()
         self.catch_up()
 
@@ -52,7 +50,7 @@ class Behind:
 
 def groups_of(node: Behind) -> NodeGroups:
     access = ClientAccess(catalog=lambda: node.catalog, now_ms=lambda: 0, insecure_dev=False)
-    return NodeGroups(cast(Node, node), GroupOptions(), access=access)
+    return NodeGroups(cast(LocalChannels, node), GroupOptions(), access=access, say=lambda *_, **__: None)
 
 
 def claim(cluster: Cluster, member: str, **facts: Any) -> GroupClaim:

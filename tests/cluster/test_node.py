@@ -87,13 +87,13 @@ def grant(channels: str) -> AddGrant:
 async def test_any_node_takes_a_change_and_all_apply_it(tmp_path: Path) -> None:
     async with formed(tmp_path) as trio:
         for place, node in enumerate(trio.nodes.values()):
-            index = await node.asks.propose(grant(f"c{place}"))
-            assert await node.asks.read_barrier() >= index
+            index = await node.requests.propose(grant(f"c{place}"))
+            assert await node.requests.read_barrier() >= index
             assert node.core.catalog is not None
             assert any(found.channels == f"c{place}" for found in node.core.catalog.grants())
         digests = set()
         for node in trio.nodes.values():
-            await node.asks.read_barrier()
+            await node.requests.read_barrier()
             assert node.core.catalog is not None
             digests.add(node.core.catalog.digest())
         assert len(digests) == 1
@@ -103,9 +103,9 @@ async def test_a_refusal_is_the_same_wherever_it_was_asked(tmp_path: Path) -> No
     async with formed(tmp_path) as trio:
         change = FenceNode(node="n9", expected_incarnation=1)
         with pytest.raises(LogError) as here:
-            await trio.leader.asks.propose(change)
+            await trio.leader.requests.propose(change)
         with pytest.raises(LogError) as there:
-            await trio.followers[0].asks.propose(change)
+            await trio.followers[0].requests.propose(change)
         assert here.value.code == there.value.code == "unknown_node"
         assert str(here.value) in str(there.value)
 
@@ -115,17 +115,17 @@ async def test_many_changes_at_once_share_writes(tmp_path: Path) -> None:
         writer = trio.leader.writer
         assert writer is not None
         before = writer.statistics.writes
-        await asyncio.gather(*(trio.leader.asks.propose(grant(f"c{number}")) for number in range(64)))
+        await asyncio.gather(*(trio.leader.requests.propose(grant(f"c{number}")) for number in range(64)))
         assert writer.statistics.writes - before <= 16
 
 
 async def test_leadership_moves_where_it_is_asked_to_and_a_stopping_leader_hands_over(tmp_path: Path) -> None:
     async with formed(tmp_path) as trio:
         target = trio.followers[-1].core.node
-        assert await trio.followers[0].asks.transfer(target) == target
+        assert await trio.followers[0].requests.transfer(target) == target
         await wait_until(lambda: trio.nodes[target].core.is_leader, "the target leads")
         with pytest.raises(UnknownNode):
-            await trio.leader.asks.transfer("n9")
+            await trio.leader.requests.transfer("n9")
         term = trio.leader.core.member.raft.term  # type: ignore[union-attr]
         await trio.stop(target)
         await wait_until(lambda: any(node.core.is_leader for node in trio.nodes.values()), "another leads")
@@ -137,14 +137,14 @@ async def test_a_node_that_comes_back_is_a_higher_incarnation_of_the_same_member
         name = trio.followers[0].core.node
         member, incarnation = trio.nodes[name].core.member, trio.nodes[name].core.incarnation
         await trio.stop(name)
-        await trio.leader.asks.propose(grant("meanwhile"))
+        await trio.leader.requests.propose(grant("meanwhile"))
         again = await trio.start(name)
         await wait_until(lambda: again.core.is_registered, "it is registered again")
         assert again.core.incarnation > incarnation
         assert again.core.member is not None
         assert member is not None
         assert again.core.member.member == member.member
-        await again.asks.read_barrier()
+        await again.requests.read_barrier()
         assert again.core.catalog is not None
         assert len(again.core.catalog.grants()) == 1
 
@@ -215,7 +215,7 @@ async def test_an_operator_may_add_and_remove_nodes_and_nothing_else(tmp_path: P
 async def test_a_removed_node_leaves_the_group_and_does_not_come_back_by_itself(tmp_path: Path) -> None:
     async with formed(tmp_path) as trio:
         name = trio.followers[0].core.node
-        await trio.leader.asks.propose(RemoveNode(node=name))
+        await trio.leader.requests.propose(RemoveNode(node=name))
         leader = trio.leader.core.member
         assert leader is not None
         await wait_until(lambda: len(leader.raft.members.all) == 2, "it left the group")
@@ -223,7 +223,7 @@ async def test_a_removed_node_leaves_the_group_and_does_not_come_back_by_itself(
         again = await trio.start(name)
         await wait_until(lambda: again.core.refusal is not None, "it is told why")
         assert not again.core.is_registered
-        await trio.leader.asks.propose(AdmitNode(node=name))
+        await trio.leader.requests.propose(AdmitNode(node=name))
         await wait_until(lambda: again.core.is_registered, "admitted again, it comes back")
 
 

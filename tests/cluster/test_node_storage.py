@@ -44,7 +44,7 @@ class World:
 
     async def order(self, *orders: StorageOrder) -> None:
         """Carried out when this returns."""
-        self.storage.put(orders)
+        self.storage.writer.put(orders)
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
         self.storage.writer.run_exclusive(lambda _: loop.call_soon_threadsafe(done.set))

@@ -66,7 +66,7 @@ class Sea:
             proximity=SimpleNamespace(rtt_us=lambda _, other: rtt[other]),
             channels=SimpleNamespace(replicas=self.kit["n2"].core),
         )
-        self.doors = SimpleNamespace(catalog=self.board, fetch=self._here, listeners={})
+        self.channels = SimpleNamespace(catalog=self.board, fetch=self._here)
         self.pool = SimpleNamespace(request=self._there)
         self.reader = ChainReader(self, channel="spray", channel_id=1)  # type: ignore[arg-type]
 

@@ -232,7 +232,7 @@ async def test_strict_colocation_goes_only_where_the_chain_is(tmp_path: Path) ->
             # Placement believes load reports, which come now and then.
             try:
                 await port.managers["n2"].open_file("foam", beside)
-                record = port.nodes["n2"].doors.catalog.channel("foam")
+                record = port.nodes["n2"].channels.catalog.channel("foam")
             except PlacementRefused as refusal:
                 refusals.append(str(refusal))
             await asyncio.sleep(0.05)

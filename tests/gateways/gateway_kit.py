@@ -174,7 +174,7 @@ class Cluster:
                 store=StoreOptions(log=LogOptions(reserve_bytes=0)),
                 groups=self._groups,
                 nats=self._nats,
-                other_doors=() if name in self.without_door else (door.address(HOST),),
+                gateway_addresses=() if name in self.without_door else (door.address(HOST),),
             ),
             log=self.lines.append,
         )
@@ -196,7 +196,7 @@ class Cluster:
         return self.doors[name].port
 
     def leader_of(self, channel: str) -> str:
-        record = next(iter(self.nodes.values())).doors.catalog.channel(channel)
+        record = next(iter(self.nodes.values())).channels.catalog.channel(channel)
         assert record is not None
         assert record.leader is not None
         return record.leader

@@ -82,7 +82,7 @@ async def shown(cluster: Cluster, tree: Tree, files: tuple[Path, Path] | None) -
 
 async def grant(cluster: Cluster, who: str, scope: str, channels: str) -> None:
     change = AddGrant(principal=f"client:{who}", scope=scope, channels=channels)
-    await cluster.nodes["n1"].doors.propose(change, timeout_ms=10_000)
+    await cluster.nodes["n1"].channels.propose(change, timeout_ms=10_000)
 
 
 async def test_an_operator_may_everything_and_a_client_what_it_was_granted(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def test_who_loses_a_grant_or_its_certificate_is_given_nothing_more(tmp_pa
         for call in calls:
             assert await call.read() == pb.Message()
         change = RemoveGrant(principal="client:robot", scope="read:data", channels="*")
-        await cluster.nodes["n1"].doors.propose(change, timeout_ms=10_000)
+        await cluster.nodes["n1"].channels.propose(change, timeout_ms=10_000)
         tree.authority.revoke("reader", now_us=wall_clock_us(), kind="client")
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as ended:

@@ -16,7 +16,7 @@ ACTIVE = LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True, activity=True)
 
 
 def has_stream(cluster: Cluster) -> bool:
-    return all(node.doors.catalog.channel("__activity") is not None for node in cluster.nodes.values())
+    return all(node.channels.catalog.channel("__activity") is not None for node in cluster.nodes.values())
 
 
 def leading_node(cluster: Cluster) -> str | None:
@@ -88,7 +88,7 @@ async def test_what_happens_to_streams_and_groups_is_told_in_order(tmp_path: Pat
         async with dialled(cluster.port("n1")) as api:
             await some_activity(api)
         assert [without_id(event) for event in await events(cluster, len(SOME))] == SOME
-        catalog = cluster.nodes["n1"].doors.catalog
+        catalog = cluster.nodes["n1"].channels.catalog
         await wait_until(lambda: not catalog.activity(1), "what is published is forgotten")
     finally:
         await cluster.stop()
@@ -98,7 +98,7 @@ async def test_there_is_no_activity_stream_unless_it_is_asked_for(tmp_path: Path
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo")
         assert not has_stream(cluster)
-        assert cluster.nodes["n1"].doors.catalog.activity(1) == []
+        assert cluster.nodes["n1"].channels.catalog.activity(1) == []
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ async def test_a_silent_consumer_is_expelled(tmp_path: Path) -> None:
 
 
 def coordinator_of(cluster: Cluster) -> str:
-    group = next(iter(cluster.nodes.values())).doors.catalog.group("g")
+    group = next(iter(cluster.nodes.values())).channels.catalog.group("g")
     assert group is not None
     return group.coordinator
 

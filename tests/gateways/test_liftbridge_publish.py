@@ -234,7 +234,7 @@ async def test_producers_make_room_for_each_other_and_lose_nothing(tmp_path: Pat
         names = [f"s{number}" for number in range(4)]
         for name in names:
             await api.create(name)
-        catalog = cluster.nodes["n1"].doors.catalog
+        catalog = cluster.nodes["n1"].channels.catalog
         async with await connect(cluster.peers["n1"], insecure_dev=True) as client:
             producers = GatewayProducers(client, node="n1", producers_max=2, bytes_max=2_000)
             outcomes: list[tuple[str, int, Any]] = []

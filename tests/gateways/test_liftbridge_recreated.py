@@ -95,7 +95,7 @@ async def test_a_log_from_afar_is_that_of_one_channel_and_of_no_other_of_its_nam
         await api.publish("foo", b"old")
         node, client = cluster.nodes["n1"], cluster.doors["n1"]._client
         assert client is not None
-        record = node.doors.catalog.channel("foo")
+        record = node.channels.catalog.channel("foo")
         assert record is not None
         log = RemoteLog(client, "foo", record.channel_id)
         assert (await log.standing()).committed_end == 2

@@ -15,8 +15,8 @@ import pytest
 
 from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, wait_until
 from tests.gateways.test_liftbridge_access import DENIED, Tree, grant, secured, shown
-from tidelog.cluster.node.local_channels import LocalChannels
 from tidelog.cluster.node.process import Node
+from tidelog.cluster.node.replica_channels import ReplicaChannels
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.catalog import Catalog, Change, PauseChannel, RemoveGrant, SetReadonly
 from tidelog.gateways.liftbridge.gateway import LiftbridgeGateway
@@ -33,18 +33,18 @@ class Late:
         self.door = door
         self._old: Catalog | None = None
         self.barriers = 0
-        monkeypatch.setattr(LocalChannels, "catalog", property(self._seen_by))
-        read_barrier = node.doors.read_barrier
+        monkeypatch.setattr(ReplicaChannels, "catalog", property(self._seen_by))
+        read_barrier = node.channels.read_barrier
 
         async def heard() -> None:
             self.barriers += 1
             await read_barrier()
             self._old = None
 
-        monkeypatch.setattr(node.doors, "read_barrier", heard)
+        monkeypatch.setattr(node.channels, "read_barrier", heard)
 
-    def _seen_by(self, doors: LocalChannels) -> Catalog | None:
-        return self._old if self._old is not None and doors is self._node.doors else doors._node.core.catalog
+    def _seen_by(self, channels: ReplicaChannels) -> Catalog | None:
+        return self._old if self._old is not None and channels is self._node.channels else channels.known_catalog
 
     @property
     def newest(self) -> Catalog:
@@ -190,13 +190,13 @@ async def test_a_refusal_that_a_newer_catalog_confirms_is_given_and_many_at_once
         assert ended.code() is DENIED
         late.behind(late.paused())
         gate = asyncio.Event()
-        read_barrier = late._node.doors.read_barrier
+        read_barrier = late._node.channels.read_barrier
 
         async def slow() -> None:
             await gate.wait()
             await read_barrier()
 
-        monkeypatch.setattr(late._node.doors, "read_barrier", slow)
+        monkeypatch.setattr(late._node.channels, "read_barrier", slow)
         waiting = [asyncio.ensure_future(robot.refusal(PUBLISH)) for _ in range(100)]
         subscriptions = late.door.subscriptions
         assert subscriptions is not None
@@ -305,7 +305,7 @@ async def test_what_happened_to_a_stream_while_its_messages_waited_for_a_resume_
 ) -> None:
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo")
-        doors, client = cluster.nodes["n1"].doors, cluster.doors["n1"]._client
+        doors, client = cluster.nodes["n1"].channels, cluster.doors["n1"]._client
         assert client is not None
         pauses = PausedAgain(cluster, 1)
         await api(pb.PauseStreamRequest(name="foo"))

@@ -91,7 +91,7 @@ async def test_settings_of_a_stream_become_those_of_its_channels(tmp_path: Path)
             minIsr=pb.NullableInt32(value=1),
         )
         for name in ("foo", "foo/1"):
-            record = cluster.nodes["n1"].doors.catalog.channel(name)
+            record = cluster.nodes["n1"].channels.catalog.channel(name)
             assert record is not None
             limits = record.config.retention
             assert (limits.max_bytes, limits.max_events, limits.max_age_ms) == (1_000_000, None, 60_000)
@@ -102,7 +102,7 @@ async def test_a_deleted_stream_is_gone_with_all_its_partitions(tmp_path: Path) 
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo", partitions=3)
         await api(pb.DeleteStreamRequest(name="foo"))
-        assert cluster.nodes["n1"].doors.catalog.channels() == []
+        assert cluster.nodes["n1"].channels.catalog.channels() == []
         assert (await api.refusal(pb.DeleteStreamRequest(name="foo"))).code() is NOT_FOUND
         await api.create("foo", partitions=2)
         assert sorted((await streams_of(api, "foo"))["foo"].partitions) == [0, 1]
@@ -136,7 +136,7 @@ async def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next(tmp_pat
         refusal = await api.refusal(pb.CreateStreamRequest(name="foo", subject="foo", partitions=3))
         assert refusal.code() is EXISTS, "partition 1 holds an old message"
         await api(pb.DeleteStreamRequest(name="foo"))
-        assert cluster.nodes["n1"].doors.catalog.channels() == []
+        assert cluster.nodes["n1"].channels.catalog.channels() == []
 
 
 async def test_a_creation_that_a_crash_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:

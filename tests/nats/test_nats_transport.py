@@ -176,7 +176,7 @@ async def test_a_subscriber_on_the_server_sees_the_bytes_of_liftbridge(tmp_path:
             await produce(client, 3)
             await wait_until(lambda: trio.is_level("foo"), "all replicas are level")
             other = next(name for name in trio.nodes if name != leader)
-            trio.nodes[leader].ask_again()
+            trio.nodes[leader].driver.ask_again()
             begin = bytes.fromhex("b90e43b400080002") + fields(other, end, epoch)
             notify = bytes.fromhex("b90e43b40008000e0a03666f6f")
 

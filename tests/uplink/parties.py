@@ -29,6 +29,7 @@ from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.uplink.boats import Boats
 from tidelog.cluster.uplink.identity import UplinkIdentity
+from tidelog.cluster.uplink.options import RelayOptions
 from tidelog.cluster.uplink.relay import UplinkRelay
 from tidelog.cluster.uplink.service import MESSAGE_BYTES_MAX, SERVICE, UplinkService
 from tidelog.codecs.proto import replication_pb2 as pb
@@ -142,8 +143,8 @@ class TightDisk:
 
     def __init__(self, node: Node) -> None:
         self.is_full = False
-        self._submit = node.doors.submit
-        node.doors.submit = self.submit  # type: ignore[method-assign]
+        self._submit = node.channels.submit
+        node.channels.submit = self.submit  # type: ignore[method-assign]
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
         if self.is_full:
@@ -192,17 +193,18 @@ class CloudParty:
         await wait_until(lambda: node.core.is_registered, "the node is registered")
         self.disk = TightDisk(node)
         boats = Boats(
-            node,
+            node.channels,
+            admin=node.admin,
             disk=OsDisk(self.folder),
             limits=self._limits,
             new_lineage=lambda: uuid.uuid4().bytes,
             config=ChannelConfig(factor=1),
         )
-        node.doors.watchers.append(boats.moved)
+        node.channels.watch(boats.moved)
         self.service = UplinkService(
             boats=boats,
             identity=UplinkIdentity(insecure_dev=self._insecure_dev, revocations=self._revocations),
-            relay=UplinkRelay(node, boats),
+            relay=UplinkRelay(boats, RelayOptions()),
             log=self.lines.append,
         )
         self.service.open()
@@ -279,7 +281,7 @@ class CloudParty:
 
 def log_of(node: Node, name: str) -> Log:
     """A channel's log on a node; waits for nothing."""
-    return node.channel_logs.log(node.doors.channel_named(name).channel_id)
+    return node.channel_logs.log(node.channels.channel_named(name).channel_id)
 
 
 def blocks_of(node: Node, name: str) -> list[Block]:

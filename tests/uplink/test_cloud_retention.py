@@ -163,7 +163,7 @@ async def test_retention_that_is_set_anew_holds_for_boats_that_are_there_already
         await sail(house, range(1, 3_001))
         assert house.log(NAME).log_start == 0
     async with running_cloud(tmp_path, store=SMALL, limits=FAST, keeper=keeping()) as house:
-        kept = house.node.doors.channel_named(NAME).config.retention
+        kept = house.node.channels.channel_named(NAME).config.retention
         assert kept.max_bytes == 32 * KIB
         await wait_until(lambda: house.log(NAME).log_start > 1_000, "old frames are gone")
         assert house.status(NAME).cursor == 3_000

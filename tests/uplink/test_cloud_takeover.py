@@ -73,7 +73,7 @@ async def test_a_new_boat_gets_an_id_of_its_own_beside_adopted_ones(old: Path) -
             boat = LplexBoat(channel, "boat-002")
             await boat.handshake(1)
             await send_frames(boat.live(), range(1, 11))
-        assert house.node.doors.channel_named("boat-002").channel_id == 3
+        assert house.node.channels.channel_named("boat-002").channel_id == 3
         first = next(block for block in house.log("boat-001").blocks() if block.leader.leader_epoch == 2)
         assert first.maker.kind == BlockKind.CONTROL
         assert isinstance(decode_control(first.maker, first.raw_body())[0], EpochStarted)

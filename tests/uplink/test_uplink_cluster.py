@@ -184,7 +184,7 @@ async def test_streams_end_with_a_status_that_says_come_again_when_leadership_mo
                 replica = leader.core.channels.replicas.replica(record.channel_id)
                 assert replica is not None
                 replica.resign("the test wants it")
-                leader.pump_soon()
+                leader.driver.pump_soon()
                 assert await code_of(live) is grpc.StatusCode.UNAVAILABLE
                 await wait_until(lambda: trio.leader_of(NAME) is not None, "somebody leads again", FAILOVER_S)
         leader = trio.leader_of(NAME)

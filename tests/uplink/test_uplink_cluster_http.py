@@ -81,7 +81,7 @@ async def test_an_event_stream_is_passed_on_and_ends_when_leadership_moves(tmp_p
             replica = leader.core.channels.replicas.replica(record.channel_id)
             assert replica is not None
             replica.resign("the test wants it")
-            leader.pump_soon()
+            leader.driver.pump_soon()
             while await asyncio.wait_for(stream.content.readline(), patient(20)):
                 pass
 

@@ -122,9 +122,9 @@ class UplinkTrio:
         assert node.uplink is not None
         server = node.uplink._server
         assert server is not None
-        node._stopping = True  # the core says nothing more
-        if node._timer is not None:
-            node._timer.cancel()
+        node.driver.stopping = True  # the core says nothing more
+        if node.driver._timer is not None:
+            node.driver._timer.cancel()
         if node._http is not None:
             await node._http.stop()
         if node._listener is not None:
@@ -135,7 +135,7 @@ class UplinkTrio:
             task.cancel()
         await node.uplink.relay.close()
         await node.uplink.http_relay.close()
-        node._stopping = False
+        node.driver.stopping = False
         self._dead.append(node)
 
     async def stop(self) -> None:
@@ -143,14 +143,14 @@ class UplinkTrio:
             await node.stop()
         self.nodes.clear()
         for node in self._dead:
-            node._stopping = True
-            if node._mending is not None:
-                node._mending.cancel()
+            node.driver.stopping = True
+            if node._repairing is not None:
+                node._repairing.cancel()
             if node._pool_task is not None:
                 await node._pool_task
-            if node._writer is not None:
-                node._writer.stop()
-            node.doors.close()
+            if node.writer is not None:
+                node.writer.stop()
+            node.channels.close()
             assert node.storage is not None
             await node.storage.close()
 

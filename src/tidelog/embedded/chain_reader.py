@@ -76,7 +76,7 @@ class ChainReader:
 
     def record(self) -> ChannelRecord:
         """The channel in the catalog; raises if it cannot be used at all."""
-        record = self._node.doors.catalog.channel(self._channel_id)
+        record = self._node.channels.catalog.channel(self._channel_id)
         if record is None:
             raise ChannelDeleted(channel_id=self._channel_id)
         if record.paused:
@@ -132,7 +132,7 @@ class ChainReader:
             leader_epoch=self.leader_epoch,
         )
         if node == self._node.core.node:
-            return await self._node.doors.fetch(fetch)
+            return await self._node.channels.fetch(fetch)
         body = encode_fetch(fetch)
         answer = await self._node.pool.request(node, FETCH, body, timeout_ms=wait_ms + ANSWER_MS)
         return decode_fetched(answer)

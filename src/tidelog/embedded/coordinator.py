@@ -68,15 +68,11 @@ class ReplicationCoordinator:
         self.channel_id = channel_id
         self._seen = self.role
         self._observers: list[Observer] = []
-        node.doors.listeners.setdefault(channel_id, []).append(self._moved)
+        self._unwatch = node.channels.watch(self._moved, channel_id=channel_id)
 
     def detach(self) -> None:
         """Called by the manager when the file is closed."""
-        listeners = self._node.doors.listeners.get(self.channel_id, [])
-        if self._moved in listeners:
-            listeners.remove(self._moved)
-        if not listeners:
-            self._node.doors.listeners.pop(self.channel_id, None)
+        self._unwatch()
         self._observers.clear()
 
     # --- what is so ----------------------------------------------------------------------------------------------
@@ -88,7 +84,7 @@ class ReplicationCoordinator:
     @property
     def record(self) -> ChannelRecord:
         """The channel in this node's catalog."""
-        record = self._node.doors.catalog.channel(self.channel_id)
+        record = self._node.channels.catalog.channel(self.channel_id)
         if record is None:
             raise ChannelDeleted(channel_id=self.channel_id)
         return record
@@ -197,7 +193,7 @@ class ReplicationCoordinator:
                 cause=cause.value,
                 instead=_INSTEAD[cause],
             )
-        self._node.pump_soon()
+        self._node.driver.pump_soon()
         return self.role
 
     async def _elect_here(self) -> None:
@@ -215,7 +211,7 @@ class ReplicationCoordinator:
             return
         epoch = replica.record.leader_epoch
         relinquish(replica, "the file was closed", self._node.now_ms())
-        self._node.pump_soon()
+        self._node.driver.pump_soon()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while replica.record.leader_epoch == epoch:

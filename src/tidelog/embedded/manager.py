@@ -106,11 +106,11 @@ class LogManager:
         if self._node is not None:
             problem = f"replication is on with node {self._node.core.node}; disable it before another takes its place"
             raise InvalidConfig(section="embedded", problems=[problem])
-        doors = node.doors
+        channels = node.channels
         # The program that runs the node may do anything in its name.
-        access = ClientAccess(catalog=lambda: doors.catalog, now_ms=doors.wall_ms, insecure_dev=True)
+        access = ClientAccess(catalog=lambda: channels.catalog, now_ms=channels.wall_ms, insecure_dev=True)
         rng = random.Random(random.SystemRandom().getrandbits(64))
-        self._admin = ChannelAdministration(doors, access=access, rng=rng)
+        self._admin = ChannelAdministration(channels, access=access, rng=rng)
         self._node = node
 
     async def disable_replication(self) -> None:

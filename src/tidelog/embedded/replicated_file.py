@@ -86,7 +86,7 @@ class ReplicatedFile(LogFile):
             try:
                 self._check_leads()
                 order = ProduceOrder(None, made, AckPolicy.ALL, path=_PUBLISH_PATH, expected_offset=expected_offset)
-                return await self._node.doors.append(self.channel_id, order, timeout_ms=max(1, left_ms))
+                return await self._node.channels.append(self.channel_id, order, timeout_ms=max(1, left_ms))
             except NotChannelLeader as error:
                 # Nothing was written. If another node leads, the caller has to go there; a moment without a leader, or
                 # before this one has taken over, is waited out.
@@ -107,7 +107,7 @@ class ReplicatedFile(LogFile):
             raise NotChannelLeader(
                 channel=self.name,
                 leader=record.leader,
-                address=self._node.doors.leader_address(record),
+                address=self._node.channels.leader_address(record),
                 leader_epoch=record.leader_epoch,
             )
 
@@ -128,7 +128,7 @@ class ReplicatedFile(LogFile):
         replica = self._own_replica()
         deadline_ms = steady_clock_ms() + _SWEEP_MS
         while not replica.need_fold():
-            self._node.pump_soon()
+            self._node.driver.pump_soon()
             if steady_clock_ms() >= deadline_ms:
                 raise WaitTimedOut(waiting_for="the log to be read", deadline_s=_SWEEP_MS / 1000)
             await asyncio.sleep(_LOOK_MS / 1000)
@@ -154,7 +154,7 @@ class ReplicatedFile(LogFile):
         def in_line(_: int) -> None:
             loop.call_soon_threadsafe(finish)
 
-        self._node.pump_soon()
+        self._node.driver.pump_soon()
         await asyncio.sleep(0)  # the pump runs in between, so the orders are in line before this
         storage.writer.run_exclusive(in_line)
         async with asyncio.timeout(_SWEEP_MS / 1000):

@@ -102,4 +102,4 @@ def with_gateway(
     gateway.bind()
     link = node.advertise or node.peers.get(node.node) or node.listen
     host = (split_address(link)[0] if link else "") or socket.gethostname()
-    return replace(node, other_doors=(gateway.address(host),)), gateway
+    return replace(node, gateway_addresses=(gateway.address(host),)), gateway

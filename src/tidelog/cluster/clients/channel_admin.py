@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tidelog.cluster.clients.access import ADMIN, ALL_CHANNELS, WRITE, ClientAccess
 from tidelog.cluster.clients.channel_limits import require_room
@@ -36,6 +36,7 @@ from tidelog.cluster.clients.requests import (
     read_passed_on,
     read_rebalance,
 )
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.cluster.metadata.elections import is_compared
 from tidelog.codecs.client_codec import (
     ALTER,
@@ -54,7 +55,6 @@ from tidelog.core.catalog import (
     AlterChannel,
     Basis,
     Batch,
-    Catalog,
     Change,
     ChangeLeader,
     ChannelConfig,
@@ -99,43 +99,10 @@ _TRY_AGAIN: Final = frozenset(
 """Codes that say nothing about the request itself, are definite, and pass."""
 
 
-class Proximity(Protocol):
-    def rtt_us(self, a: str, b: str, /) -> int | None: ...
-
-    def median_rtt_us(self, candidate: str, others: Sequence[str], /) -> int | None: ...
-
-
-class AdminNode(Protocol):
-    """What administration needs of the node it runs on."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    @property
-    def is_metadata_leader(self) -> bool: ...
-
-    @property
-    def proximity(self) -> Proximity: ...
-
-    def node_loads(self) -> Mapping[str, NodeLoad]:
-        """What placement knows of every node. Asked at the metadata leader only."""
-
-    def wall_ms(self) -> int: ...
-
-    async def propose(self, change: Change, *, timeout_ms: int) -> int:
-        """Bring a change about; returns its index once it is applied here or at the leader. Raises refusals, typed."""
-
-    async def ask_leader(self, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
-        """One request to the node that leads the metadata; `NotLeader` if none is known."""
-
-    async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
-        """Until the catalog here has come so far."""
-
-
 class ChannelAdministration:
     def __init__(
         self,
-        node: AdminNode,
+        channels: LocalChannels,
         *,
         access: ClientAccess,
         rng: random.Random,
@@ -143,7 +110,7 @@ class ChannelAdministration:
         limits: ReplicationOptions | None = None,
     ) -> None:
         """`groups` carries out what is asked about consumer groups."""
-        self._node = node
+        self._channels = channels
         self._access = access
         self._rng = rng
         self._limits = limits or ReplicationOptions()
@@ -166,10 +133,10 @@ class ChannelAdministration:
         while True:
             left_ms = max(1, int((deadline_s - loop.time()) * 1000))
             try:
-                if self._node.is_metadata_leader:
+                if self._channels.is_metadata_leader:
                     return await self._deeds[kind](request, principal)  # type: ignore[no-any-return]
                 body = encode_json(pass_on(principal, request))
-                found = decode_answer(await self._node.ask_leader(kind, body, timeout_ms=left_ms))
+                found = decode_answer(await self._channels.ask_node(None, kind, body, timeout_ms=left_ms))
             except LogError as error:
                 if error.code not in _TRY_AGAIN or not error.definite or loop.time() + RETRY_MS / 1000 >= deadline_s:
                     raise
@@ -183,26 +150,26 @@ class ChannelAdministration:
         index = found.get("index")
         if type(index) is int:
             try:
-                await self._node.wait_applied(index, timeout_ms=timeout_ms)
+                await self._channels.wait_applied(index, timeout_ms=timeout_ms)
             except (WaitTimedOut, NotLeader):
                 return
 
     async def carry_out(self, kind: int, body: dict[str, Any]) -> dict[str, Any]:
         """A request that another node passed on; only if this node leads the metadata."""
         passed = read_passed_on(body)
-        if not self._node.is_metadata_leader:
+        if not self._channels.is_metadata_leader:
             raise NotLeader(leader=None)
         return await self._deeds[kind](passed.request, passed.principal)  # type: ignore[no-any-return]
 
     def _answer(self, **found: Any) -> dict[str, Any]:
-        return {**found, "index": self._node.catalog.applied_index}
+        return {**found, "index": self._channels.catalog.applied_index}
 
     # --- creation ------------------------------------------------------------------------------------------
 
     async def _create(self, plain: dict[str, Any], principal: str) -> dict[str, Any]:
         wanted = read_create(plain)
         results: list[dict[str, Any] | None] = [None] * len(wanted)
-        loads = dict(self._node.node_loads())
+        loads = dict(self._channels.node_loads())
         changes: list[tuple[int, CreateChannel]] = []
         for position, channel in enumerate(wanted):
             if position % _PLACED_PER_TURN == 0:
@@ -226,7 +193,7 @@ class ChannelAdministration:
         """The change that creates it, or the channel that is there already with the same config."""
         self._access.require(principal, wanted.name, ADMIN)
         config = config_of_json(wanted.config)
-        existing = self._node.catalog.channel(wanted.name)
+        existing = self._channels.catalog.channel(wanted.name)
         if existing is not None:
             factor = _same(existing, config).config.effective_factor
             if wanted.needs_factor and len(existing.replicas) < factor:
@@ -236,9 +203,9 @@ class ChannelAdministration:
         placed = choose_replicas(
             channel=wanted.name,
             config=config,
-            nodes=self._node.catalog.nodes(),
+            nodes=self._channels.catalog.nodes(),
             loads=loads,
-            rtt_us=self._node.proximity.rtt_us,
+            rtt_us=self._channels.proximity.rtt_us,
         )
         if wanted.needs_factor and len(placed.nodes) < placed.wanted:
             raise FactorNotMet(
@@ -247,14 +214,14 @@ class ChannelAdministration:
                 nodes=placed.nodes,
                 problems=tuple(placed.refused.values()),
             )
-        require_room(self._node.catalog, loads, placed.nodes, self._limits, placed=earlier)
+        require_room(self._channels.catalog, loads, placed.nodes, self._limits, placed=earlier)
         leader = first_leader(placed.nodes, pinned=config.leader_pinned, rng_fraction=self._rng.random())
         # So that the next channels of the same request go elsewhere.
         for node in placed.nodes:
             load = loads.get(node, NodeLoad())
             loads[node] = replace(load, replicas=load.replicas + 1, leaders=load.leaders + (node == leader))
         return CreateChannel(
-            name=wanted.name, config=config, replicas=placed.nodes, leader=leader, at_ms=self._node.wall_ms()
+            name=wanted.name, config=config, replicas=placed.nodes, leader=leader, at_ms=self._channels.wall_ms()
         )
 
     async def _create_some(self, changes: Sequence[tuple[int, CreateChannel]]) -> list[tuple[int, dict[str, Any]]]:
@@ -276,14 +243,14 @@ class ChannelAdministration:
         return results
 
     def _created(self, change: CreateChannel) -> dict[str, Any]:
-        channel = self._node.catalog.channel(change.name)
+        channel = self._channels.catalog.channel(change.name)
         if channel is None:
             return {"error": error_json(UnknownChannel(channel=change.name))}  # somebody deleted it at once
         return {"channel_id": channel.channel_id, "existed": False}
 
     def _refused(self, change: CreateChannel, error: LogError) -> dict[str, Any]:
         """Somebody else may have created the same channel meanwhile: then it is there, which is what was asked."""
-        existing = self._node.catalog.channel(change.name)
+        existing = self._channels.catalog.channel(change.name)
         if existing is None:
             return {"error": error_json(error)}
         try:
@@ -303,7 +270,7 @@ class ChannelAdministration:
             raise BadMessage(problem="a leader is named for an election only; leader_pinned is a setting")
         before = self._known(request.channel)
         changed = await self._compare_and_set(before, request, principal)
-        after = self._node.catalog.channel(before.channel_id)
+        after = self._channels.catalog.channel(before.channel_id)
         return self._answer(channel=None if after is None else channel_json(after), changed=changed)
 
     async def _compare_and_set(self, channel: ChannelRecord, request: AlterRequest, principal: str) -> bool:
@@ -324,7 +291,7 @@ class ChannelAdministration:
                     raise
             else:
                 return True
-            found = self._node.catalog.channel(channel.channel_id)
+            found = self._channels.catalog.channel(channel.channel_id)
             if found is None:
                 raise UnknownChannel(channel=channel.name)
             channel = found
@@ -344,7 +311,7 @@ class ChannelAdministration:
                 readonly = request.operation is AlterOperation.READONLY
                 return None if channel.readonly == readonly else SetReadonly(**key, readonly=readonly)
             case AlterOperation.DELETE:
-                return DeleteChannel(**key, at_ms=self._node.wall_ms())
+                return DeleteChannel(**key, at_ms=self._channels.wall_ms())
             case AlterOperation.ELECT:
                 return self._elected(channel, request, principal)
         raise AssertionError(request.operation)
@@ -372,7 +339,7 @@ class ChannelAdministration:
 
     def _replaced(self, channel: ChannelRecord, config: ChannelConfig) -> tuple[str, ...]:
         """Where the replicas belong under another config; those that are not lost for good stay if they can."""
-        catalog = self._node.catalog
+        catalog = self._channels.catalog
         keep = [
             node
             for node in channel.replicas
@@ -382,15 +349,15 @@ class ChannelAdministration:
             channel=channel.name,
             config=config,
             nodes=catalog.nodes(),
-            loads=self._node.node_loads(),
-            rtt_us=self._node.proximity.rtt_us,
+            loads=self._channels.node_loads(),
+            rtt_us=self._channels.proximity.rtt_us,
             keep=keep,
             leader=channel.leader,
         )
         return placed.nodes
 
     def _elected(self, channel: ChannelRecord, request: AlterRequest, principal: str) -> ChangeLeader | None:
-        catalog = self._node.catalog
+        catalog = self._channels.catalog
         leader = request.leader
         if request.unclean and leader is None:
             raise BadMessage(problem="an election with loss names the replica whose log is to count")
@@ -411,15 +378,15 @@ class ChannelAdministration:
             expected_channel_epoch=channel.channel_epoch,
             leader=leader,
             incarnation=0 if record is None else record.incarnation,
-            at_ms=self._node.wall_ms(),
+            at_ms=self._channels.wall_ms(),
             operator=self._answerable(request, principal) if request.unclean else "",
         )
 
     def _nearest(self, channel: ChannelRecord) -> str:
         """Whom the metadata leader would choose (R8)."""
-        candidates = self._node.catalog.candidates(channel.channel_id)
+        candidates = self._channels.catalog.candidates(channel.channel_id)
         able = () if candidates.basis is Basis.REPORTS else candidates.nodes
-        proximity = self._node.proximity
+        proximity = self._channels.proximity
         chosen = winner(
             able,
             pinned=channel.config.leader_pinned,
@@ -444,7 +411,7 @@ class ChannelAdministration:
         request = read_open_producer(plain)
         self._access.require(principal, request.channel, WRITE)
         channel = self._known(request.channel)
-        catalog = self._node.catalog
+        catalog = self._channels.catalog
         for _ in range(TRIES_MAX):
             known = catalog.producer_named(channel.channel_id, request.name)
             epoch = 0 if known is None else known.epoch
@@ -452,7 +419,7 @@ class ChannelAdministration:
                 channel_id=channel.channel_id,
                 name=request.name,
                 owner=principal,
-                at_ms=self._node.wall_ms(),
+                at_ms=self._channels.wall_ms(),
                 expected_epoch=epoch,
             )
             try:
@@ -460,16 +427,16 @@ class ChannelAdministration:
             except LogError as error:
                 if error.code != StaleProducerEpoch.code:
                     raise
-                catalog = self._node.catalog
+                catalog = self._channels.catalog
                 continue
-            opened = self._node.catalog.producer_named(channel.channel_id, request.name)
+            opened = self._channels.catalog.producer_named(channel.channel_id, request.name)
             if opened is None:
                 raise UnknownChannel(channel=request.channel)  # deleted at once, and its producers with it
             return self._answer(producer_id=opened.producer_id, epoch=epoch + 1, channel_id=channel.channel_id)
         raise StaleProducerEpoch(producer=0, expected=0, current=0)
 
     async def _close_producer(self, plain: dict[str, Any], principal: str) -> dict[str, Any]:
-        return await close_producer(self._node, self._access, plain, principal, timeout_ms=REQUEST_MS)
+        return await close_producer(self._channels, self._access, plain, principal, timeout_ms=REQUEST_MS)
 
     # --- rebalancing -----------------------------------------------------------------------------------------
 
@@ -479,12 +446,12 @@ class ChannelAdministration:
             self._access.require(principal, ALL_CHANNELS, ADMIN)
         for name in request.channels or ():
             self._access.require(principal, name, ADMIN)
-        catalog = self._node.catalog
+        catalog = self._channels.catalog
         wanted = None if request.channels is None else {self._known(name).channel_id for name in request.channels}
         # The plan looks at all channels, or it would even out some nodes at the cost of others.
         # In a thread, since it may take long: records do not change, and what has moved on by then is refused.
         plan = await asyncio.to_thread(
-            plan_rebalance, channels=catalog.channels(), nodes=catalog.nodes(), loads=self._node.node_loads()
+            plan_rebalance, channels=catalog.channels(), nodes=catalog.nodes(), loads=self._channels.node_loads()
         )
         steps = [step for step in plan if wanted is None or step.channel_id in wanted]
         by_channel: dict[int, list[Step]] = {}
@@ -506,7 +473,7 @@ class ChannelAdministration:
         return self._answer(moves=moves, applied=not request.dry_run, refused=refused)
 
     def _move_json(self, step: Step) -> dict[str, Any]:
-        channel = self._node.catalog.channel(step.channel_id)
+        channel = self._channels.catalog.channel(step.channel_id)
         name = "" if channel is None else channel.name
         if isinstance(step, Move):
             return {"channel": name, "channel_id": step.channel_id, "add": step.add, "remove": step.remove}
@@ -515,7 +482,7 @@ class ChannelAdministration:
     async def _apply_steps(self, channel: ChannelRecord, steps: Sequence[Step]) -> None:
         """Leadership moves at once where it can; a new replica leads when it has caught up, by a later rebalance."""
         (after,) = preview([channel], steps)
-        record = None if after.leader is None else self._node.catalog.node(after.leader)
+        record = None if after.leader is None else self._channels.catalog.node(after.leader)
         if after.leader != channel.leader and after.leader in channel.isr_nodes and record is not None:
             await self._propose(
                 ChangeLeader(
@@ -523,10 +490,10 @@ class ChannelAdministration:
                     expected_channel_epoch=channel.channel_epoch,
                     leader=after.leader,
                     incarnation=record.incarnation,
-                    at_ms=self._node.wall_ms(),
+                    at_ms=self._channels.wall_ms(),
                 )
             )
-            channel = self._node.catalog.channel(channel.channel_id) or channel
+            channel = self._channels.catalog.channel(channel.channel_id) or channel
         replicas = _with_leaving(after.replicas, channel)
         if replicas != channel.replicas:
             await self._propose(
@@ -538,13 +505,13 @@ class ChannelAdministration:
     # --- both ------------------------------------------------------------------------------------------------
 
     def _known(self, name: str) -> ChannelRecord:
-        channel = self._node.catalog.channel(name)
+        channel = self._channels.catalog.channel(name)
         if channel is None:
             raise UnknownChannel(channel=name)
         return channel
 
     async def _propose(self, change: Change) -> None:
-        await self._node.propose(change, timeout_ms=REQUEST_MS)
+        await self._channels.propose(change, timeout_ms=REQUEST_MS)
 
 
 def _same(channel: ChannelRecord, config: ChannelConfig) -> ChannelRecord:

@@ -4,7 +4,7 @@ One way in both directions. Every block is judged before the leader's replica se
 takes it, whether the bytes are whole and may come from a client at all. What is answered in one turn of the loop leaves
 in one message per link.
 
-What a caller must keep: `ProduceDoor.produce` calls `answer` exactly once, then or later, or raises a `LogError` and
+What a caller must keep: `LocalChannels.produce` calls `answer` exactly once, then or later, or raises a `LogError` and
 never calls it. Call from the event loop only.
 
 PR1  Every block is answered once (CM1), while its link lives.
@@ -20,13 +20,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
 from tidelog.cluster.clients.access import WRITE, ClientAccess
 from tidelog.cluster.clients.chains import FetchChains
 from tidelog.cluster.clients.rechecks import MAY_BE_STALE, Rechecks
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.client_codec import PRODUCED, decode_produce, encode_produced
 from tidelog.core.catalog import Catalog, ChannelRecord
 from tidelog.core.client_messages import Produce, Produced
@@ -80,22 +81,6 @@ class ClientLimits:
             raise InvalidConfig(section="client", problems=problems)
 
 
-class ProduceDoor(Protocol):
-    """The replicas of this node, as producing needs them."""
-
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    def produce(self, request: Produce, made: MadeBlock, answer: AnswerProduced) -> None:
-        """Append as the channel's leader. `made` is verified."""
-
-    async def read_barrier(self) -> None:
-        """After it the catalog here holds all that was committed before."""
-
-
 class ClientLink:
     """What a node remembers of one link."""
 
@@ -114,13 +99,13 @@ class ClientLink:
 
 
 class Producing:
-    def __init__(self, door: ProduceDoor, *, access: ClientAccess, limits: ClientLimits) -> None:
-        self._door = door
+    def __init__(self, channels: LocalChannels, *, access: ClientAccess, limits: ClientLimits) -> None:
+        self._channels = channels
         self._access = access
         self._limits = limits
         self._answered: list[ClientLink] = []
         self._flush_is_due = False
-        self.rechecks = Rechecks(door.read_barrier)
+        self.rechecks = Rechecks(channels.read_barrier)
         self.in_flight_bytes = 0
         self.blocks_taken = 0
         self.blocks_refused = 0
@@ -195,7 +180,7 @@ class Producing:
         client.in_flight_bytes += size
         self.in_flight_bytes += size
         try:
-            self._door.produce(request, made, receipt)
+            self._channels.produce(request, made, receipt)
         except LogError as error:
             receipt(Produced(token=request.token, error=error))
 
@@ -235,7 +220,7 @@ class Producing:
             receipt(produced)
 
         try:
-            self._door.produce(request, made, answered)
+            self._channels.produce(request, made, answered)
         except LogError as error:
             answered(Produced(token=request.token, error=error))
 
@@ -251,7 +236,7 @@ class Producing:
 
     def _channel(self, client: ClientLink, request: Produce) -> ChannelRecord:
         """The channel, if it takes blocks of this client, here and now."""
-        catalog = self._door.catalog
+        catalog = self._channels.catalog
         if client.checked_index != catalog.applied_index:
             client.checked.clear()
             client.checked_index = catalog.applied_index
@@ -267,7 +252,7 @@ class Producing:
         self._access.require(client.principal, channel.name, WRITE)
         if channel.paused:
             raise ChannelPaused(channel=channel.name)
-        if channel.leader != self._door.node:
+        if channel.leader != self._channels.node:
             raise NotChannelLeader(channel=channel.name, leader=channel.leader, leader_epoch=channel.leader_epoch)
         if channel.readonly:
             raise ChannelReadonly(channel=channel.name)
@@ -286,8 +271,8 @@ class Producing:
             raise InvalidRecord(problem="a producer writes messages, numbered from 1; leave out its id for others")
         producer_id = int.from_bytes(maker.producer[:_PRODUCER_ID_BYTES], "little")
         epoch = int.from_bytes(maker.producer[_PRODUCER_ID_BYTES:], "little")
-        record = self._door.catalog.producer(producer_id)
-        if record is None and self._door.catalog.was_opened(producer_id):
+        record = self._channels.catalog.producer(producer_id)
+        if record is None and self._channels.catalog.was_opened(producer_id):
             raise UnknownProducer(producer=producer_id)  # it was closed: who still uses it opens it anew
         if record is None or (record.channel_id == channel.channel_id and epoch > record.epoch):
             # It was opened at the metadata leader, whose word may not have come here yet.
@@ -315,7 +300,7 @@ class Producing:
             self.blocks_taken += 1
         else:
             self.blocks_refused += 1
-            error = with_address(produced.error, self._door)
+            error = with_address(produced.error, self._channels)
             if error is not produced.error:
                 produced = Produced(token=produced.token, error=error)
         if not client.answers:
@@ -388,11 +373,11 @@ def known_channel(catalog: Catalog, channel_id: int) -> ChannelRecord:
     raise UnknownChannel(channel=f"id {channel_id}")
 
 
-def with_address(error: LogError, door: ProduceDoor) -> LogError:
+def with_address(error: LogError, channels: LocalChannels) -> LogError:
     """A leader that is named is named with its address: the client may never have heard of it."""
     if not isinstance(error, NotChannelLeader) or error.address or error.leader is None:
         return error
-    record = door.catalog.node(error.leader)
+    record = channels.catalog.node(error.leader)
     address = "" if record is None else dict(record.addresses).get("link", "")
     if not address:
         return error

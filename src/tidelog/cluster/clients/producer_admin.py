@@ -6,43 +6,40 @@ state, and its id is never used again. Who still uses it opens it anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidelog.cluster.clients.access import ADMIN, WRITE, ClientAccess
 from tidelog.cluster.clients.requests import ProducersRequest, read_close_producer
+from tidelog.cluster.local_channels import LocalChannels, LocalReplica
 from tidelog.core.catalog import Catalog, CloseProducer, ProducerRecord
 from tidelog.errors import LogError, ProducerOwned, StaleProducerEpoch, UnknownChannel, UnknownProducer
-
-if TYPE_CHECKING:
-    from tidelog.cluster.clients.channel_admin import AdminNode
-    from tidelog.cluster.replication.fold import ReplicaFold
 
 LISTED_MAX: Final = 1_000
 _SETTLED: Final = frozenset({UnknownProducer.code, StaleProducerEpoch.code})
 
 
 async def close_producer(
-    node: AdminNode, access: ClientAccess, plain: dict[str, Any], principal: str, *, timeout_ms: int
+    channels: LocalChannels, access: ClientAccess, plain: dict[str, Any], principal: str, *, timeout_ms: int
 ) -> dict[str, Any]:
     """By its owner, or by whoever administers the channel. Closing twice is harmless; `closed`: whether this did it."""
     request = read_close_producer(plain)
     access.require(principal, request.channel, WRITE, ADMIN)
-    channel = node.catalog.channel(request.channel)
+    channel = channels.catalog.channel(request.channel)
     if channel is None:
         raise UnknownChannel(channel=request.channel)
-    record = _meant(node.catalog, channel.channel_id, request.name, request.producer_id)
+    record = _meant(channels.catalog, channel.channel_id, request.name, request.producer_id)
     closed = False
     if record is not None and request.epoch in (0, record.epoch):
         if record.owner != principal and not access.allows(principal, request.channel, ADMIN):
             raise ProducerOwned(name=record.name, owner=record.owner)
         change = CloseProducer(producer_id=record.producer_id, expected_epoch=record.epoch)
         try:
-            await node.propose(change, timeout_ms=timeout_ms)
+            await channels.propose(change, timeout_ms=timeout_ms)
             closed = True
         except LogError as error:
             if error.code not in _SETTLED:
                 raise
-    return {"closed": closed, "index": node.catalog.applied_index}
+    return {"closed": closed, "index": channels.catalog.applied_index}
 
 
 def _meant(catalog: Catalog, channel_id: int, name: str, producer_id: int) -> ProducerRecord | None:
@@ -50,8 +47,9 @@ def _meant(catalog: Catalog, channel_id: int, name: str, producer_id: int) -> Pr
     return record if record is not None and record.channel_id == channel_id else None
 
 
-def listed(catalog: Catalog, fold: ReplicaFold | None, request: ProducersRequest) -> dict[str, Any]:
+def listed(catalog: Catalog, replica: LocalReplica, request: ProducersRequest) -> dict[str, Any]:
     """A page of a channel's producers by id, with when each last wrote as far as the leader's fold knows."""
+    fold = replica.fold
     limit = max(1, min(request.limit, LISTED_MAX))
     found = [one for one in catalog.producers_of(request.channel_id) if one.producer_id > request.after]
     page = found[:limit]

@@ -11,7 +11,8 @@ from functools import partial
 
 from tidelog.blocks.header import NO_PRODUCER
 from tidelog.blocks.messages import Message, encode_messages, encode_values
-from tidelog.cluster.clients.produce import ClientLink, ProduceDoor, Producing, with_address
+from tidelog.cluster.clients.produce import ClientLink, Producing, with_address
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.publish_codec import HEAD_BYTES, PUBLISHED, Published, Run, encode_published, read_runs
 from tidelog.core.client_messages import AckPolicy, Produce, Produced
 from tidelog.errors import BadMessage, LinkBusy, LinkClosed, LogError
@@ -24,8 +25,10 @@ _RECORDS_MAX = 8_192
 
 
 class RecordPublishing:
-    def __init__(self, door: ProduceDoor, producing: Producing, *, clock_us: Callable[[], int] = wall_clock_us) -> None:
-        self._door = door
+    def __init__(
+        self, channels: LocalChannels, producing: Producing, *, clock_us: Callable[[], int] = wall_clock_us
+    ) -> None:
+        self._channels = channels
         self._producing = producing
         self._clock_us = clock_us
         self._waiting: dict[ClientLink, list[memoryview]] = {}
@@ -91,7 +94,7 @@ class RecordPublishing:
     # --- answers ---------------------------------------------------------------------------------------------
 
     def _answered(self, client: ClientLink, token: int, count: int, produced: Produced) -> None:
-        error = None if produced.error is None else with_address(produced.error, self._door)
+        error = None if produced.error is None else with_address(produced.error, self._channels)
         answer = Published(token=token, count=count, first_offset=produced.first_offset, error=error)
         self._answers.setdefault(client, []).append(answer)
 

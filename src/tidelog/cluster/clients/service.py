@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -26,7 +26,6 @@ from tidelog.cluster.clients.channel_admin import ChannelAdministration
 from tidelog.cluster.clients.produce import (
     ClientLimits,
     ClientLink,
-    ProduceDoor,
     Producing,
     known_channel,
     with_address,
@@ -36,13 +35,12 @@ from tidelog.cluster.clients.requests import (
     CursorOperation,
     DescribeRequest,
     GroupClaim,
-    Place,
-    ProducersRequest,
     read_cursor,
     read_describe,
     read_offsets,
     read_producers,
 )
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.client_codec import (
     ALTER,
     CLIENT_MESSAGES,
@@ -79,43 +77,6 @@ _DESCRIBED_PER_TURN: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetsAnswer:
-    """Where a place in a channel is, and between what."""
-
-    offset: int
-    committed_end: int
-    log_start: int
-    leader_epoch: int
-
-
-class ChannelDoors(ProduceDoor, Protocol):
-    """What serving clients needs of the node. `catalog` raises `NotLeader` while the node has none."""
-
-    @property
-    def metadata_leader(self) -> str | None: ...
-
-    def channel_here(self, channel_id: int) -> Mapping[str, Any] | None:
-        """Role and offsets of this node's replica, as DESCRIBE shows them; None if it has none."""
-
-    async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
-        """Committed blocks of this node's replica. Raises `ReplicaBehind`, `OffsetOutOfRange` and the like."""
-
-    async def offset_at(self, channel_id: int, at: Place) -> OffsetsAnswer: ...
-
-    async def cursors(self, channel_id: int) -> Mapping[str, int]:
-        """Of the channel that this node leads, else `NotChannelLeader`."""
-
-    def producers(self, request: ProducersRequest) -> dict[str, Any]:
-        """A page of the producers of a channel that this node leads, else `NotChannelLeader`."""
-
-    async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
-        """Committed when it returns; None deletes."""
-
-    async def read_barrier(self) -> None:
-        """After it the catalog here holds all that was committed before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatistics:
     links: int
     """That asked or sent anything."""
@@ -127,7 +88,7 @@ class ClientStatistics:
     requests_refused: int
 
 
-class GroupDoor(Protocol):
+class GroupService(Protocol):
     """What the node does for consumer groups (see `groups.coordinators`)."""
 
     async def ask(self, plain: dict[str, Any], principal: str) -> dict[str, Any]: ...
@@ -140,20 +101,20 @@ class GroupDoor(Protocol):
 class ClientService:
     def __init__(
         self,
-        doors: ChannelDoors,
+        channels: LocalChannels,
         *,
         admin: ChannelAdministration,
         access: ClientAccess,
         limits: ClientLimits | None = None,
-        groups: GroupDoor | None = None,
+        groups: GroupService | None = None,
     ) -> None:
-        self._doors = doors
+        self._channels = channels
         self._groups = groups
         self._admin = admin
         self._access = access
         self._limits = limits or ClientLimits()
-        self._producing = Producing(doors, access=access, limits=self._limits)
-        self._publishing = RecordPublishing(doors, self._producing)
+        self._producing = Producing(channels, access=access, limits=self._limits)
+        self._publishing = RecordPublishing(channels, self._producing)
         self._clients: dict[Link, ClientLink] = {}
         self._requests = self._requests_refused = 0
         self._answers: dict[int, Callable[[ClientLink, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
@@ -216,7 +177,7 @@ class ClientService:
             return encode_answer(await self._admin.ask(kind, request, principal=client.principal))
         except LogError as error:
             self._requests_refused += 1
-            return encode_error_answer(with_address(error, self._doors))
+            return encode_error_answer(with_address(error, self._channels))
 
     def _client(self, link: Link) -> ClientLink:
         client = self._clients.get(link)
@@ -229,7 +190,7 @@ class ClientService:
         self._clients.pop(link, None)
 
     def _readable(self, client: ClientLink, channel_id: int) -> ChannelRecord:
-        channel = known_channel(self._doors.catalog, channel_id)
+        channel = known_channel(self._channels.catalog, channel_id)
         self._access.require(client.principal, channel.name, READ)
         return channel
 
@@ -243,7 +204,7 @@ class ClientService:
             return encode_fetched(await self._fetch_checked(client, fetch))
         except LogError as error:
             self._requests_refused += 1
-            return encode_fetched(with_address(error, self._doors))
+            return encode_fetched(with_address(error, self._channels))
 
     async def _fetch_chained(self, client: ClientLink, fetch: ChainedFetch) -> Fetched:
         """What follows is read while this is sent; handed over when what came before is nearly gone."""
@@ -266,7 +227,7 @@ class ClientService:
         channel = self._readable(client, fetch.channel_id)
         if channel.paused:
             raise ChannelPaused(channel=channel.name)
-        if self._doors.channel_here(channel.channel_id) is None:
+        if self._channels.channel_here(channel.channel_id) is None:
             raise NoReplicaHere(channel=channel.name, replicas=channel.replicas)
         if fetch.bytes_max > self._limits.fetch_bytes_max:
             fetch = replace(fetch, bytes_max=self._limits.fetch_bytes_max)
@@ -274,19 +235,19 @@ class ClientService:
 
     async def _fetch_waiting(self, client: ClientLink, fetch: Fetch) -> Fetched:
         if not fetch.wait_ms:
-            return await self._doors.fetch(fetch, for_node=client.link.peer_kind == "node")
+            return await self._channels.fetch(fetch, for_node=client.link.peer_kind == "node")
         if client.waits >= self._limits.fetch_waits_max:
             raise TooManyWaits(waits_max=self._limits.fetch_waits_max)
         client.waits += 1
         try:
-            return await self._doors.fetch(fetch)
+            return await self._channels.fetch(fetch)
         finally:
             client.waits -= 1
 
     async def _offsets(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         request = read_offsets(plain)
         self._readable(client, request.channel_id)
-        return asdict(await self._doors.offset_at(request.channel_id, request.at))
+        return asdict(await self._channels.offset_at(request.channel_id, request.at))
 
     async def _cursor(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         request = read_cursor(plain)
@@ -298,22 +259,22 @@ class ClientService:
             await self._groups.require_reader(request.claim, key, client.principal)
         match request.operation:
             case CursorOperation.SET:
-                await self._doors.set_cursor(key, name, request.offset)
+                await self._channels.set_cursor(key, name, request.offset)
                 return {"name": name, "offset": request.offset}
             case CursorOperation.DELETE:
-                await self._doors.set_cursor(key, name, None)
+                await self._channels.set_cursor(key, name, None)
                 return {"name": name, "offset": None}
             case CursorOperation.GET:
-                return {"name": name, "offset": (await self._doors.cursors(key)).get(name)}
+                return {"name": name, "offset": (await self._channels.cursors(key)).get(name)}
             case _:
-                found = await self._doors.cursors(key)
+                found = await self._channels.cursors(key)
                 return {"cursors": [{"name": name, "offset": found[name]} for name in sorted(found)]}
 
     async def _producers(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         request = read_producers(plain)
-        channel = known_channel(self._doors.catalog, request.channel_id)
+        channel = known_channel(self._channels.catalog, request.channel_id)
         self._access.require(client.principal, channel.name, *ANY_OF_THEM)
-        return self._doors.producers(request)
+        return self._channels.producers(request)
 
     async def _group_ask(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         if self._groups is None:
@@ -327,8 +288,8 @@ class ClientService:
     async def _describe(self, client: ClientLink, plain: dict[str, Any]) -> dict[str, Any]:
         request = read_describe(plain)
         if request.barrier:
-            await self._doors.read_barrier()
-        catalog = self._doors.catalog
+            await self._channels.read_barrier()
+        catalog = self._channels.catalog
         missing: list[str] = []
         following: str | None = None
         if request.names is None:
@@ -346,11 +307,11 @@ class ClientService:
         for position, channel in enumerate(channels):
             if position % _DESCRIBED_PER_TURN == _DESCRIBED_PER_TURN - 1:
                 await asyncio.sleep(0)  # a thousand channels take long enough to delay heartbeats
-            described.append(channel_json(channel, self._doors.channel_here(channel.channel_id)))
+            described.append(channel_json(channel, self._channels.channel_here(channel.channel_id)))
         return {
             "cluster": catalog.cluster_id,
-            "node": self._doors.node,
-            "metadata_leader": self._doors.metadata_leader,
+            "node": self._channels.node,
+            "metadata_leader": self._channels.metadata_leader,
             "index": catalog.applied_index,
             "nodes": [node_json(node) for node in catalog.nodes()],
             "channels": described,

@@ -12,12 +12,12 @@ GM2  Nobody but a member's owner, or an operator, speaks for the member.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tidelog.cluster.clients.access import ADMIN, READ, ClientAccess
 from tidelog.cluster.clients.requests import GroupOperation, GroupRequest, read_group
-from tidelog.core.catalog import Catalog, Change, DeleteGroup, GroupMember, GroupRecord, JoinGroup, LeaveGroup
+from tidelog.cluster.local_channels import LocalChannels
+from tidelog.core.catalog import Change, DeleteGroup, GroupMember, GroupRecord, JoinGroup, LeaveGroup
 from tidelog.core.groups.controller import CoordinatorReports, choose_coordinator, move_to, reads_streams
 from tidelog.core.groups.coordinator import GroupOptions
 from tidelog.errors import AccessDenied, NotGroupCoordinator, NotLeader, StaleGroupEpoch, UnknownGroup, UnknownMember
@@ -25,26 +25,11 @@ from tidelog.errors import AccessDenied, NotGroupCoordinator, NotLeader, StaleGr
 REQUEST_MS: Final = 10_000
 
 
-class GroupAdminNode(Protocol):
-    """What administration of groups needs of the node that leads the metadata."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    def wall_ms(self) -> int: ...
-
-    async def propose(self, change: Change, *, timeout_ms: int) -> int:
-        """Bring a change about; its index. Raises refusals, typed."""
-
-
 class GroupAdmin:
-    def __init__(
-        self, node: GroupAdminNode, *, access: ClientAccess, options: GroupOptions, now_ms: Callable[[], int]
-    ) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, *, access: ClientAccess, options: GroupOptions) -> None:
+        self._channels = channels
         self._access = access
         self._options = options
-        self._now_ms = now_ms
         self._reports = CoordinatorReports(window_ms=options.coordinator_timeout_ms)
 
     async def carry_out(self, plain: dict[str, Any], principal: str) -> dict[str, Any]:
@@ -63,7 +48,7 @@ class GroupAdmin:
         for name in (*request.channels, *request.streams):
             # A pattern is allowed only by a grant that covers all it can ever match: as a name it is one of those.
             self._access.require(principal, name, READ)  # GM1
-        coordinator = choose_coordinator(self._node.catalog, for_streams=bool(request.streams))
+        coordinator = choose_coordinator(self._channels.catalog, for_streams=bool(request.streams))
         if coordinator is None:
             raise NotLeader(leader=None)
         life = await self._propose(
@@ -75,7 +60,7 @@ class GroupAdmin:
                 streams=tuple(sorted(set(request.streams))),
                 again=request.again,
                 coordinator=coordinator,
-                at_ms=self._node.wall_ms(),
+                at_ms=self._channels.wall_ms(),
             )
         )
         # The index of a join is the member's life: so the one that is answered is this one's and nobody else's.
@@ -105,16 +90,16 @@ class GroupAdmin:
             raise NotGroupCoordinator(group=group.group, coordinator=group.coordinator)
         if request.epoch != group.epoch:
             raise StaleGroupEpoch(group=group.group, expected=request.epoch, current=group.epoch)
-        self._reports.forget(self._node.catalog)
+        self._reports.forget(self._channels.catalog)
         moved = False
-        if self._reports.report(group, request.member, self._now_ms()):
+        if self._reports.report(group, request.member, self._channels.now_ms()):
             heir = choose_coordinator(
-                self._node.catalog, for_streams=reads_streams(group), other_than=group.coordinator
+                self._channels.catalog, for_streams=reads_streams(group), other_than=group.coordinator
             )
             if heir is not None:
                 await self._propose(move_to(group, heir))
                 moved = True
-        return {"moved": moved, "index": self._node.catalog.applied_index}
+        return {"moved": moved, "index": self._channels.catalog.applied_index}
 
     async def _delete(self, request: GroupRequest, principal: str) -> dict[str, Any]:
         group = self._known(request.group)
@@ -124,7 +109,7 @@ class GroupAdmin:
         return {"index": await self._propose(DeleteGroup(group=request.group))}
 
     def _known(self, name: str) -> GroupRecord:
-        group = self._node.catalog.group(name)
+        group = self._channels.catalog.group(name)
         if group is None:
             raise UnknownGroup(group=name)
         return group
@@ -133,7 +118,7 @@ class GroupAdmin:
         require_owner(self._access, group, member, principal)
 
     async def _propose(self, change: Change) -> int:
-        return await self._node.propose(change, timeout_ms=REQUEST_MS)
+        return await self._channels.propose(change, timeout_ms=REQUEST_MS)
 
 
 def sees_group(access: ClientAccess, group: GroupRecord, principal: str) -> bool:

@@ -14,7 +14,8 @@ NG2  Who asks where the group is not known is answered only after a read barrier
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from tidelog.cluster.clients.access import READ, ClientAccess
 from tidelog.cluster.clients.requests import (
@@ -26,6 +27,7 @@ from tidelog.cluster.clients.requests import (
     read_passed_on,
 )
 from tidelog.cluster.groups.admin import require_owner, sees_group
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.client_codec import GROUP_ASK, decode_answer, encode_json
 from tidelog.core.catalog import GroupMember, GroupRecord
 from tidelog.core.groups.coordinator import GroupCoordinator, GroupOptions
@@ -40,9 +42,6 @@ from tidelog.errors import (
     UnknownMember,
 )
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 EXPEL_MS: Final = 5_000
 RELAY_MS: Final = 2_000
 LISTED_MAX: Final = 1_000
@@ -51,8 +50,12 @@ _EXPELS_MAX: Final = 32
 
 
 class NodeGroups:
-    def __init__(self, node: Node, options: GroupOptions, *, access: ClientAccess) -> None:
-        self._node = node
+    def __init__(
+        self, channels: LocalChannels, options: GroupOptions, *, access: ClientAccess, say: Callable[..., None]
+    ) -> None:
+        """`say` writes a line for the log."""
+        self._channels = channels
+        self._say = say
         self.options = options
         self._access = access
         self.coordinator = GroupCoordinator(options)
@@ -73,23 +76,23 @@ class NodeGroups:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.options.tick_ms / 1000)
-            catalog = self._node.core.catalog
-            if catalog is None or not self._node.core.is_registered:
+            catalog = self._channels.known_catalog
+            if catalog is None or not self._channels.is_registered:
                 continue
-            now_ms = self._node.now_ms()
-            self.coordinator.follow(catalog.groups_coordinated_by(self._node.core.node), now_ms)
+            now_ms = self._channels.now_ms()
+            self.coordinator.follow(catalog.groups_coordinated_by(self._channels.node), now_ms)
             silent = self.coordinator.wake(now_ms)[:_EXPELS_MAX]
             if silent:
                 await asyncio.gather(*(self._expel(change) for change in silent))
 
     async def _expel(self, change: Any) -> None:
         try:
-            await self._node.doors.propose(change, timeout_ms=EXPEL_MS)
+            await self._channels.propose(change, timeout_ms=EXPEL_MS)
         except LogError as error:
-            self._node.say("not expelled", group=change.group, member=change.member, reason=error.code)
+            self._say("not expelled", group=change.group, member=change.member, reason=error.code)
         else:
             self._expelled += 1
-            self._node.say("member expelled", group=change.group, member=change.member)
+            self._say("member expelled", group=change.group, member=change.member)
 
     # --- what members ask --------------------------------------------------------------------------------------
 
@@ -97,13 +100,13 @@ class NodeGroups:
         """A question of a client; one about assignments is passed on to the coordinator."""
         request = read_group_ask(plain)
         if request.question is not GroupQuestion.ASSIGNMENTS:
-            await self._node.doors.read_barrier()
+            await self._channels.read_barrier()
             return self._described(request, principal)
         try:
             return await self.assignments(_claimed(request), principal)
         except NotGroupCoordinator as error:
             body = encode_json(pass_on(principal, plain))
-            return decode_answer(await self._node.pool.request(error.coordinator, GROUP_ASK, body, timeout_ms=RELAY_MS))
+            return decode_answer(await self._channels.ask_node(error.coordinator, GROUP_ASK, body, timeout_ms=RELAY_MS))
 
     async def answer_node(self, plain: dict[str, Any]) -> dict[str, Any]:
         """A question that another node passed on."""
@@ -113,10 +116,10 @@ class NodeGroups:
     async def assignments(self, claim: GroupClaim, principal: str) -> dict[str, Any]:
         """What the member reads, if that is news to it. Asking is its heartbeat."""
         group, member = await self._member(claim, principal)
-        me = self._node.core.node
+        me = self._channels.node
         if group.coordinator != me:
             raise NotGroupCoordinator(group=group.group, coordinator=group.coordinator)
-        self.coordinator.heard(group, member.member, self._node.now_ms())
+        self.coordinator.heard(group, member.member, self._channels.now_ms())
         found: dict[str, Any] = {
             "epoch": group.epoch,
             "coordinator": group.coordinator,
@@ -129,11 +132,11 @@ class NodeGroups:
 
     async def _member(self, claim: GroupClaim, principal: str) -> tuple[GroupRecord, GroupMember]:
         """The group and the member, as somebody knows them who has seen `claim.epoch` (NG2)."""
-        group = self._node.doors.catalog.group(claim.group)
+        group = self._channels.catalog.group(claim.group)
         member = None if group is None else group.member(claim.member)
         if group is None or member is None or group.epoch < claim.epoch or member.life < claim.life:
-            await self._node.doors.read_barrier()
-            group = self._node.doors.catalog.group(claim.group)
+            await self._channels.read_barrier()
+            group = self._channels.catalog.group(claim.group)
         if group is None:
             raise UnknownMember(group=claim.group, member=claim.member)  # it went with its last member
         member = require_owner(self._access, group, claim.member, principal)
@@ -143,7 +146,7 @@ class NodeGroups:
 
     def _channels_of(self, member: GroupMember) -> list[list[Any]]:
         """Ids and names; those that were deleted since are left out."""
-        catalog = self._node.doors.catalog
+        catalog = self._channels.catalog
         records = [catalog.channel(channel_id) for channel_id in member.assigned]
         return [[record.channel_id, record.name] for record in records if record is not None]
 
@@ -153,7 +156,7 @@ class NodeGroups:
         """Raise unless the channel is this member's to read (NG1)."""
         group, member = await self._member(claim, principal)
         if not member.reads(channel_id):
-            record = self._node.doors.catalog.channel(channel_id)
+            record = self._channels.catalog.channel(channel_id)
             name = f"id {channel_id}" if record is None else record.name
             raise NotAssigned(group=group.group, member=member.member, channel=name, epoch=group.epoch)
 
@@ -161,17 +164,17 @@ class NodeGroups:
 
     def status(self) -> dict[str, int]:
         """Groups of the catalog as this node knows it, and what it does for them."""
-        catalog = self._node.core.catalog
+        catalog = self._channels.known_catalog
         groups = [] if catalog is None else catalog.groups()
         return {
             "total": len(groups),
             "members": sum(len(group.members) for group in groups),
-            "coordinated": 0 if catalog is None else catalog.group_count(self._node.core.node),
+            "coordinated": 0 if catalog is None else catalog.group_count(self._channels.node),
             "expelled": self._expelled,
         }
 
     def _described(self, request: GroupAskRequest, principal: str) -> dict[str, Any]:
-        catalog = self._node.doors.catalog
+        catalog = self._channels.catalog
         if request.question is GroupQuestion.LIST:
             seen = [group for group in catalog.groups() if sees_group(self._access, group, principal)]
             return {"groups": [_summary(group) for group in seen[:LISTED_MAX]], "count": len(seen)}
@@ -188,7 +191,7 @@ class NodeGroups:
                 "streams": list(member.streams),
                 "life": member.life,
                 "channels": self._channels_of(member),
-                "silence_ms": self.coordinator.silence_ms(group, member.member, self._node.now_ms()),
+                "silence_ms": self.coordinator.silence_ms(group, member.member, self._channels.now_ms()),
             }
             for member in group.members
         ]

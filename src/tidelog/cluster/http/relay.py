@@ -15,19 +15,18 @@ import asyncio
 import json
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.cluster.uplink.boats import Boats
+from tidelog.cluster.uplink.options import RelayOptions
 from tidelog.errors import RequestRefused
 from tidelog.http.access import ANYBODY
 from tidelog.http.routes import EVENTS_TYPE, Call
 from tidelog.http.streams import cut_off
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 PASSED_ON: Final = "X-Tidelog-Passed-On"
 _CREDENTIALS: Final = ("Authorization", "X-API-Key")
@@ -42,8 +41,9 @@ _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class HttpRelay:
-    def __init__(self, node: Node, boats: Boats) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, boats: Boats, options: RelayOptions) -> None:
+        self._channels = channels
+        self._options = options
         self._boats = boats
         self._session: aiohttp.ClientSession | None = None
 
@@ -89,7 +89,7 @@ class HttpRelay:
         """What the other nodes say of the boats that they lead, as `/instances` lists them."""
         if PASSED_ON in call.request.headers:
             return []  # HR1: whoever passed it on asks the others itself
-        me = self._node.core.node
+        me = self._channels.node
         leaders = {record.leader for record in self._boats.records() if call.caller.sees(record.name)}
         wanted = sorted(leader for leader in leaders if leader not in (None, me))
         lists = await asyncio.gather(*(self._list(call, leader) for leader in wanted))
@@ -118,14 +118,13 @@ class HttpRelay:
         if PASSED_ON in call.request.headers:
             detail = "leadership of this boat has just moved; ask again in a moment"
             raise RequestRefused(status=503, reason="leader_moved", detail=detail)  # HR1
-        catalog = self._node.core.catalog
+        catalog = self._channels.known_catalog
         node = None if catalog is None else catalog.node(leader)
         url = "" if node is None else dict(node.addresses).get("http", "")
         if not url:
             detail = f"node {leader} leads this boat and serves no HTTP; give it -http-listen, or read from its channel"
             raise RequestRefused(status=503, reason="leader_without_http", detail=detail)
-        served = self._node.options.http
-        if served is not None and served.tls_cert is not None and not url.startswith("https:"):
+        if self._options.serves_https and not url.startswith("https:"):
             detail = f"node {leader} leads this boat and serves HTTP without TLS; no token is sent there"
             raise RequestRefused(status=503, reason="leader_without_tls", detail=detail)
         if call.caller is not ANYBODY and not any(name in call.request.headers for name in _CREDENTIALS):
@@ -134,12 +133,12 @@ class HttpRelay:
         return url
 
     def _headers(self, call: Call) -> dict[str, str]:
-        return {**_chosen(call.request.headers, _ASKED), PASSED_ON: self._node.core.node}
+        return {**_chosen(call.request.headers, _ASKED), PASSED_ON: self._channels.node}
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S)
-            authority = self._node.options.tls_ca
+            authority = self._options.authority
             context = ssl.create_default_context()
             if authority is not None:
                 context.load_verify_locations(cafile=authority)

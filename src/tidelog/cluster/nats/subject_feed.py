@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.cluster.local_channels import LocalChannels, LocalReplica
 from tidelog.cluster.nats.subject_core import (
     CHECKS_OFFSETS,
     AckOut,
@@ -38,10 +39,8 @@ from tidelog.errors import InvalidConfig, LogError, OffsetConflict
 from tidelog.units import MIB
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-    from tidelog.cluster.replication.replica import ChannelReplica
     from tidelog.core.catalog import ChannelRecord
-    from tidelog.transports.nats.connection import NatsMessage
+    from tidelog.transports.nats.connection import NatsConnection, NatsMessage
 
 SWEEP_MS: Final = 250
 """How often the catalog is looked at for what changed."""
@@ -83,8 +82,12 @@ class _Listening:
 
 
 class SubjectFeed:
-    def __init__(self, node: Node, *, log: Callable[[str], None], limits: AttachLimits | None = None) -> None:
-        self._node = node
+    def __init__(
+        self, channels: LocalChannels, *, namespace: str, log: Callable[[str], None], limits: AttachLimits | None = None
+    ) -> None:
+        self._channels = channels
+        self._namespace = namespace
+        self._nats: NatsConnection | None = None
         self._log = log
         self._limits = limits or AttachLimits()
         self._listening: dict[int, _Listening] = {}
@@ -96,12 +99,13 @@ class SubjectFeed:
         self._swept_index = -1
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
+        self._unwatch: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
-        """From now on, whatever is led here is fed."""
-        assert self._node.nats is not None, "there is a connection to listen on"
+    def start(self, nats: NatsConnection) -> None:
+        """Feed all channels that are led here, from now on."""
+        self._nats = nats
         self._is_open = True
-        self._node.doors.watchers.append(self._moved)
+        self._unwatch = self._channels.watch(self._moved)
         self._on_timer()
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ class SubjectFeed:
         if not self._is_open:
             return
         self._is_open = False
-        self._node.doors.watchers.remove(self._moved)
+        self._unwatch()
         if self._timer is not None:
             self._timer.cancel()
         for channel_id in list(self._listening):
@@ -126,7 +130,7 @@ class SubjectFeed:
     def status(self) -> dict[str, Any]:
         """For people and programs: what is listened to, the first hundred by name, and what came of it."""
         shown = sorted(self._listening.values(), key=lambda one: one.feed.attachment.channel)[:_SHOWN_MAX]
-        nats = self._node.nats
+        nats = self._nats
         return {
             "up": nats is not None and nats.is_up,
             "subjects": len(self._listening),
@@ -139,16 +143,16 @@ class SubjectFeed:
 
     # --- what is listened to ------------------------------------------------------------------------------
 
-    def _moved(self, replica: ChannelReplica) -> None:
+    def _moved(self, replica: LocalReplica) -> None:
         """Called for every channel of the node that moved, so it must cost nothing for those that are not attached."""
         channel_id = replica.channel_id
         if replica.record.config.subject is not None or channel_id in self._listening or channel_id in self._refused:
             self._follow(replica)
 
-    def _follow(self, replica: ChannelReplica) -> None:
+    def _follow(self, replica: LocalReplica) -> None:
         channel_id, record = replica.channel_id, replica.record
         listening = self._listening.get(channel_id)
-        is_here = replica.leading is not None and self._node.core.channels.replicas.replica(channel_id) is replica
+        is_here = replica.leads and self._channels.find_replica(channel_id) is replica
         if listening is not None and listening.record is record and is_here:
             return
         if not is_here:
@@ -169,7 +173,7 @@ class SubjectFeed:
             self._refused.pop(channel_id, None)
             return None
         # Its own namespace only the node knows, so this is looked at here and not only when the channel is made.
-        problem = subject_problem(subject, namespace=self._node.options.nats_namespace)
+        problem = subject_problem(subject, namespace=self._namespace)
         if problem is not None:
             words = f"{record.name}: the subject {subject!r} {problem}"
             if self._refused.get(channel_id) != words:
@@ -186,16 +190,16 @@ class SubjectFeed:
         )
 
     def _listen(self, attachment: Attachment, record: ChannelRecord) -> None:
-        nats = self._node.nats
+        nats = self._nats
         assert nats is not None
-        namespace = self._node.options.nats_namespace
+        namespace = self._namespace
         feed = ChannelFeed(attachment, namespace=namespace, bytes_max=self._limits.channel_bytes_max)
         number = nats.subscribe(attachment.subject, partial(self._arrived, feed), queue=attachment.queue_group or "")
         self._listening[attachment.channel_id] = _Listening(feed, record, number)
         self._log(f"attach channel={attachment.channel} subject={attachment.subject} group={attachment.queue_group}")
 
     def _leave(self, channel_id: int) -> None:
-        nats = self._node.nats
+        nats = self._nats
         assert nats is not None
         listening = self._listening.pop(channel_id)
         feed = listening.feed
@@ -252,14 +256,14 @@ class SubjectFeed:
             at = wanted if wanted == ANY_OFFSET else self._end_for(channel_id, wanted)
             order = ProduceOrder(partial(self._answered, feed, batch), made, batch.ack, expected_offset=at)
             try:
-                self._node.doors.submit(channel_id, order)
+                self._channels.submit(channel_id, order)
                 return
             except OffsetConflict:
                 if is_last or self._end_for(channel_id, wanted) == at:
                     raise
 
     def _end_for(self, channel_id: int, wanted: int) -> int:
-        replica = self._node.core.channels.replicas.replica(channel_id)
+        replica = self._channels.find_replica(channel_id)
         if replica is None or replica.fold is None:
             return wanted
         return replica.log_end if replica.fold.data_end <= wanted <= replica.log_end else wanted
@@ -274,7 +278,7 @@ class SubjectFeed:
             self._fold(feed)
 
     def _publish(self, acks: list[AckOut]) -> None:
-        nats = self._node.nats
+        nats = self._nats
         assert nats is not None
         for inbox, payload in acks:
             if not nats.publish(inbox, [payload]):
@@ -283,7 +287,7 @@ class SubjectFeed:
     # --- time -----------------------------------------------------------------------------------------------
 
     def _retry(self, listening: _Listening) -> None:
-        listening.retry_ms = self._node.now_ms() + RETRY_MS
+        listening.retry_ms = self._channels.now_ms() + RETRY_MS
         self._arm(RETRY_MS)
 
     def _arm(self, delay_ms: int) -> None:
@@ -296,7 +300,7 @@ class SubjectFeed:
 
     def _on_timer(self) -> None:
         self._timer = None
-        now_ms = self._node.now_ms()
+        now_ms = self._channels.now_ms()
         for listening in list(self._listening.values()):
             if listening.retry_ms is not None and now_ms >= listening.retry_ms:
                 self._advance(listening)
@@ -305,19 +309,18 @@ class SubjectFeed:
 
     def _sweep(self) -> None:
         """Roles move with `_moved`; what else the catalog says of a channel is found here (AF1)."""
-        catalog = self._node.core.catalog
+        catalog = self._channels.known_catalog
         if catalog is None or catalog.applied_index == self._swept_index:
             return
         self._swept_index = catalog.applied_index
-        replicas = self._node.core.channels.replicas
-        for replica in list(replicas.replicas()):
+        for replica in list(self._channels.replicas()):
             self._moved(replica)
-        for channel_id in [one for one in self._listening if replicas.replica(one) is None]:
+        for channel_id in [one for one in self._listening if self._channels.find_replica(one) is None]:
             self._leave(channel_id)
 
     def _complain(self, listening: _Listening) -> None:
         """AF2."""
-        feed, now_ms = listening.feed, self._node.now_ms()
+        feed, now_ms = listening.feed, self._channels.now_ms()
         dropped = feed.counts.dropped
         is_time = listening.complained_ms is None or now_ms - listening.complained_ms >= COMPLAINT_MS
         if dropped == listening.dropped or not is_time:

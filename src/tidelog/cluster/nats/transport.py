@@ -29,9 +29,8 @@ from tidelog.codecs.nats_replication_codec import NATS_MESSAGES
 from tidelog.core.node_messages import NodeMessage
 
 if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
     from tidelog.cluster.replication.replica import ChannelReplica
-    from tidelog.transports.nats.connection import NatsConnection, NatsMessage
+    from tidelog.transports.nats.connection import NatsConnection, NatsMessage, NatsOptions
 
 
 class TransportNode(Protocol):
@@ -152,12 +151,15 @@ class NatsTransport:
                 return
 
 
-def open_transport(node: Node, *, log: Callable[[str], None]) -> ReplicationTransport:
-    """The transport of a node whose core and links are there. Makes its NATS connection too, if it is to have one, and
-    does not start it: what else needs the connection subscribes first."""
-    options = node.options
-    if options.nats is None:
-        return LinkTransport(node.pool)
+def open_nats(
+    node: TransportNode,
+    *,
+    options: NatsOptions,
+    exchange: NatsExchange | None,
+    links: PeerLinks,
+    log: Callable[[str], None],
+) -> tuple[NatsConnection, ReplicationTransport]:
+    """The NATS connection of a node, not started yet, and its transport: over NATS if there is an exchange."""
     from tidelog.transports.nats.connection import NatsConnection
 
     transport: NatsTransport | None = None
@@ -170,15 +172,8 @@ def open_transport(node: Node, *, log: Callable[[str], None]) -> ReplicationTran
         if transport is not None:
             transport.down()
 
-    node.nats = NatsConnection(options.nats, on_up=up, on_down=down, log=log)
-    if options.transport == "link":
-        return LinkTransport(node.pool)
-    core = node.core
-    exchange = NatsExchange(
-        node=options.node,
-        namespace=options.nats_namespace,
-        cluster=lambda: core.cluster,
-        replica=core.channels.replicas.replica,
-    )
-    transport = NatsTransport(node, exchange=exchange, connection=node.nats, links=node.pool, log=log)
-    return transport
+    connection = NatsConnection(options, on_up=up, on_down=down, log=log)
+    if exchange is None:
+        return connection, LinkTransport(links)
+    transport = NatsTransport(node, exchange=exchange, connection=connection, links=links, log=log)
+    return connection, transport

@@ -2,18 +2,20 @@
 
 Modules:
 
-    addresses       Where a node is reached, and by whom
-    channels        The channels of a node beside its part in the metadata
-    cloud           A cloud
-    cluster_client  An operator's way into a cluster
-    core            A node's part in the cluster's memory
-    core_parts      What a node's core is given and what it asks for
-    handover        What a node does before it stops on purpose
-    local_channels  A node's channels as clients, administration and the uplink use them
-    node_file       What a node remembers of itself, beside the metadata
-    options         What the process of a node is told at its start
-    process         A node of the cluster as a process
-    repairer        Mending
-    requests        What is asked of a node
-    store_thread    The channels' storage of a running node
+    addresses         Where a node is reached, and by whom
+    adoption          Taking over a data folder of a cloud that knew no catalog
+    channels          The channels of a node beside its part in the metadata
+    cloud             A cloud
+    cluster_client    An operator's way into a cluster
+    core              A node's part in the cluster's memory
+    core_parts        What a node's core is given and what it asks for
+    driver            Drives a node's core: feeds it what arrives, and carries out what it says
+    handover          What a node does before it stops on purpose
+    node_file         What a node remembers of itself, beside the metadata
+    options           What the process of a node is told at its start
+    process           A node of the cluster as a process
+    repairer          Mending
+    replica_channels  `LocalChannels` over the replicas of a running node
+    requests          What is asked of a node
+    store_thread      The channels' storage of a running node
 """

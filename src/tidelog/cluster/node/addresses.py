@@ -1,46 +1,48 @@
 """Where a node is reached, and by whom: what the catalog is told of it, and others dial.
 
 `link` is for nodes, operators and clients, `uplink` for boats and for nodes that pass their calls on, `http` (a URL)
-for nodes that pass requests of readers on. Doors in front of a node (`liftbridge`) bring theirs along.
+for nodes that pass requests of readers on. Gateways (`liftbridge`) add theirs.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from tidelog.cluster.node.core import NodeCore
+from tidelog.cluster.node.options import NodeProcessOptions
 from tidelog.core.catalog import Catalog, NodeState
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.core import NodeCore
-    from tidelog.cluster.node.process import Node
-    from tidelog.transports.link.pool import LinkPool
+from tidelog.transports.link.pool import LinkPool
+from tidelog.transports.link.socket import reached_host
 
 Addresses = tuple[tuple[str, str], ...]
 
 
-def own_addresses(node: Node) -> Addresses:
-    """Of a node whose ports are bound, sorted."""
-    options = node.options
-    found = dict(options.other_doors)
-    link = options.advertise or options.peers.get(options.node)
-    if options.listen is not None:
-        host, _, port = options.listen.rpartition(":")
-        link = link or f"{host or socket.gethostname()}:{node.port if port == '0' else port}"
+def own_link(options: NodeProcessOptions, port: int | None) -> str | None:
+    """Where nodes and clients find this node; None if it does not listen."""
+    if options.listen is None:
+        return None
+    host, _, listened = options.listen.rpartition(":")
+    configured = options.advertise or options.peers.get(options.node)
+    return configured or f"{host or socket.gethostname()}:{port if listened == '0' else listened}"
+
+
+def own_addresses(
+    options: NodeProcessOptions, *, port: int | None, http_port: int | None, uplink: Callable[[str], str] | None
+) -> Addresses:
+    """The addresses of a node whose ports are bound, sorted. `uplink` gives the boats' address on a host."""
+    found = dict(options.gateway_addresses)
+    link = own_link(options, port)
+    if link is not None:
         found["link"] = link
-    host = (link or "").rpartition(":")[0] or socket.gethostname()
-    if node.uplink is not None:
-        found["uplink"] = node.uplink.advertised(host)
-    if node.http_port is not None and options.http is not None:
+    host = (link or options.advertise or options.peers.get(options.node) or "").rpartition(":")[0]
+    host = host or socket.gethostname()
+    if uplink is not None:
+        found["uplink"] = uplink(host)
+    if http_port is not None and options.http is not None:
         scheme = "http" if options.http.tls_cert is None else "https"
-        found["http"] = f"{scheme}://{reached_host(options.http.listen, host)}:{node.http_port}"
+        found["http"] = f"{scheme}://{reached_host(options.http.listen, host)}:{http_port}"
     return tuple(sorted(found.items()))
-
-
-def reached_host(listen: str, host: str) -> str:
-    """The host of an address that is listened on, or `host` where that is every interface."""
-    named = listen.rpartition(":")[0]
-    return host if named in ("", "0.0.0.0", "[::]", "::") else named
 
 
 class PeerAddresses:

@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tidelog.cluster.node.driver import NodeDriver
+from tidelog.cluster.node.replica_channels import ReplicaChannels
+from tidelog.cluster.node.requests import NodeRequests
 from tidelog.core.catalog import FenceNode
 from tidelog.core.membership import node_of
 from tidelog.errors import LogError
 from tidelog.storage.log.writer import steady_clock_ms
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 TRANSFER_MS: Final = 3_000
 FENCE_MS: Final = 1_000
 
 
-async def hand_over(node: Node) -> None:
+async def hand_over(driver: NodeDriver, requests: NodeRequests, channels: ReplicaChannels) -> None:
     """Channels first, then the metadata. What does not succeed in time happens by silence, as after a crash."""
-    core = node.core
-    if core.is_registered and node.pool.nodes_up():
-        await _hand_over_channels(node)
+    core = driver.core
+    if core.is_registered and driver.pool.nodes_up():
+        await _hand_over_channels(driver, requests, channels)
     if core.member is not None and core.is_leader:
-        await _hand_over_metadata(node)
+        await _hand_over_metadata(driver, requests)
 
 
-async def _hand_over_channels(node: Node) -> None:
-    core = node.core
+async def _hand_over_channels(driver: NodeDriver, requests: NodeRequests, channels: ReplicaChannels) -> None:
+    core = driver.core
     replicas = core.channels.replicas.replicas()
     led = [replica for replica in replicas if replica.leading is not None and len(replica.record.isr) > 1]
     for replica in led:
         replica.resign("the node stops")
-    node.pump_soon()
+    driver.pump_soon()
     deadline_ms = steady_clock_ms() + TRANSFER_MS
     for replica in led:
         while replica.record.leader == core.node:
-            if not await node.doors.wait_moved(replica.channel_id, deadline_ms):
+            if not await channels.wait_moved(replica.channel_id, deadline_ms):
                 break
     core.is_leaving = True  # or it would register again at once, and count and be elected until its session ends
     with contextlib.suppress(LogError):
         fence = FenceNode(node=core.node, expected_incarnation=core.incarnation)
-        await node.asks.propose(fence, timeout_ms=FENCE_MS)
+        await requests.propose(fence, timeout_ms=FENCE_MS)
 
 
-async def _hand_over_metadata(node: Node) -> None:
+async def _hand_over_metadata(driver: NodeDriver, requests: NodeRequests) -> None:
     """Nobody should have to wait for an election timeout."""
-    member = node.core.member
+    member = driver.core.member
     assert member is not None
     voters = member.raft.members.voters
-    if not any(node.pool.link_to(node_of(voter)) for voter in voters if voter != member.member):
+    if not any(driver.pool.link_to(node_of(voter)) for voter in voters if voter != member.member):
         return  # nobody is there to take over
     with contextlib.suppress(LogError, TimeoutError):
-        heir = await node.asks.transfer(None, timeout_ms=TRANSFER_MS)
-        node.say("leadership handed over", to=heir)
+        heir = await requests.transfer(None, timeout_ms=TRANSFER_MS)
+        driver.say("leadership handed over", to=heir)

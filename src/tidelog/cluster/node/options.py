@@ -56,8 +56,8 @@ class NodeProcessOptions:
     """The first part of all subjects of this cluster."""
     transport: Literal["link", "nats"] = "link"
     """What replication goes over."""
-    other_doors: tuple[tuple[str, str], ...] = ()
-    """Addresses of what serves in front of this node, by door: the catalog is told of them too."""
+    gateway_addresses: tuple[tuple[str, str], ...] = ()
+    """Names and addresses of the gateways of this node, for the catalog."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert, self.tls_key, self.tls_ca)

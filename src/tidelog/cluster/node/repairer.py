@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.blocks.block import Block, iterate_blocks
+from tidelog.cluster.node.driver import NodeDriver
 from tidelog.cluster.replication.orders import LogReady
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.replication.statistics import Storage
@@ -25,9 +26,6 @@ from tidelog.core.client_messages import Fetch
 from tidelog.errors import BadBlock, LogError, WaitTimedOut
 from tidelog.units import MIB
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 LOOK_S: Final = 5.0
 FETCH_MS: Final = 5_000
 _FETCH_BYTES: Final = 4 * MIB
@@ -35,8 +33,8 @@ _RANGES_PER_LOOK: Final = 16
 
 
 class ReplicaRepairer:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, driver: NodeDriver) -> None:
+        self._driver = driver
         self.mended = 0
         """Records that were put back."""
 
@@ -48,15 +46,15 @@ class ReplicaRepairer:
 
     async def look(self) -> None:
         """Mend what is known to be damaged, a few ranges at a time."""
-        node = self._node
+        driver = self._driver
         budget = _RANGES_PER_LOOK
-        for channel_id in sorted(node.channel_logs.damaged_channels()):
-            replica = node.core.channels.replicas.replica(channel_id)
+        for channel_id in sorted(driver.channel_logs.damaged_channels()):
+            replica = driver.core.channels.replicas.replica(channel_id)
             if replica is None or replica.storage is not Storage.READY:
                 continue
-            gaps = node.channel_logs.log(channel_id).damaged()
+            gaps = driver.channel_logs.log(channel_id).damaged()
             if compare_damage(replica, gaps):
-                node.pump_soon()
+                driver.pump_soon()
             for gap in gaps[:budget]:
                 budget -= 1
                 await self._mend(replica, gap)
@@ -71,25 +69,25 @@ class ReplicaRepairer:
                     await self._replace(replica, blocks)
                     return
             except LogError as error:
-                self._node.say("mending failed", channel=replica.name, source=source, error=str(error))
+                self._driver.say("mending failed", channel=replica.name, source=source, error=str(error))
 
     def _sources(self, replica: ChannelReplica) -> list[str]:
         """Whom to ask: the leader first, then the other members of the ISR."""
-        record, me = replica.record, self._node.core.node
+        record, me = replica.record, self._driver.core.node
         found = [record.leader] if record.leader not in (None, me) else []
         found += [node for node in record.isr_nodes if node != me and node not in found]
         return [node for node in found if node is not None]
 
     async def _fetch(self, replica: ChannelReplica, source: str, gap: range) -> Sequence[Block]:
         fetch = Fetch(channel_id=replica.channel_id, offset=gap.start, bytes_max=_FETCH_BYTES, wait_ms=0)
-        answer = await self._node.pool.request(source, FETCH, encode_fetch(fetch), timeout_ms=FETCH_MS)
+        answer = await self._driver.pool.request(source, FETCH, encode_fetch(fetch), timeout_ms=FETCH_MS)
         return fitting(b"".join(decode_fetched(answer).data), replica, gap)
 
     async def _replace(self, replica: ChannelReplica, blocks: Sequence[Block]) -> None:
         """In the writer's thread, in line with everything else."""
-        node, loop = self._node, asyncio.get_running_loop()
+        driver, loop = self._driver, asyncio.get_running_loop()
         future: asyncio.Future[LogReady | LogError] = loop.create_future()
-        logs, channel_id, life = node.channel_logs, replica.channel_id, replica.life
+        logs, channel_id, life = driver.channel_logs, replica.channel_id, replica.life
 
         def act(_: int) -> None:
             outcome: LogReady | LogError
@@ -104,8 +102,8 @@ class ReplicaRepairer:
             if not future.done():
                 future.set_result(outcome)
 
-        assert node.storage is not None
-        node.storage.writer.run_exclusive(act)
+        assert driver.storage is not None
+        driver.storage.writer.run_exclusive(act)
         try:
             async with asyncio.timeout(FETCH_MS / 1000):
                 outcome = await future
@@ -114,9 +112,9 @@ class ReplicaRepairer:
         if isinstance(outcome, LogError):
             raise outcome
         self.mended += sum(block.counted for block in blocks)
-        node.core.channels.replicas.storage_done(outcome, node.now_ms())
-        node.pump_soon()
-        node.say("mended", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
+        driver.core.channels.replicas.storage_done(outcome, driver.now_ms())
+        driver.pump_soon()
+        driver.say("mended", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
 
 
 def fitting(data: bytes, replica: ChannelReplica, gap: range) -> list[Block]:

@@ -10,18 +10,16 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tidelog.cluster.metadata.member import Done
+from tidelog.cluster.node.driver import NodeDriver
 from tidelog.cluster.status.node_status import record_json
 from tidelog.codecs.node_codec import PROPOSE, READ, READ_INDEX, STATUS, TRANSFER
 from tidelog.core.catalog import AdmitNode, Change, RemoveNode, decode_change, encode_change
 from tidelog.core.membership import node_of
 from tidelog.errors import BadMessage, LogError, NotLeader, UnknownNode, WaitTimedOut
 from tidelog.storage.log.writer import session_clock_us, steady_clock_ms
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 REQUEST_MS: Final = 5_000
 READ_TRY_MS: Final = 500
@@ -39,8 +37,9 @@ T = TypeVar("T")
 
 
 class NodeRequests:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, driver: NodeDriver, *, status: Callable[[], dict[str, Any]]) -> None:
+        self._driver = driver
+        self._status = status
         self.commits_us: deque[int] = deque(maxlen=_COMMITS_KEPT)
         """How long the last changes took here, from the proposal until they were applied."""
 
@@ -61,7 +60,7 @@ class NodeRequests:
             case _ if kind == READ:
                 found = await self._read_record(body)
             case _ if kind == STATUS:
-                found = self._node.status()
+                found = self._status()
             case _ if kind == TRANSFER:
                 found = {"leader": await self.transfer(body.decode("ascii", "replace") or None)}
             case _:
@@ -82,7 +81,7 @@ class NodeRequests:
         """
 
         async def attempt(left_ms: int) -> int:
-            if self._node.core.is_leader:
+            if self._driver.core.is_leader:
                 return await self.propose_here(change, timeout_ms=left_ms)
             return int((await self._ask_leader(PROPOSE, encode_change(change), left_ms))["index"])
 
@@ -90,10 +89,10 @@ class NodeRequests:
 
     async def propose_here(self, change: Change, *, timeout_ms: int = REQUEST_MS) -> int:
         """Only if this node leads."""
-        core = self._node.core
+        core = self._driver.core
         token = core.new_token()
         began_us = session_clock_us()
-        result = await self._node.wait_for(
+        result = await self._driver.wait_for(
             token, lambda: core.propose(change, token), timeout_ms=timeout_ms, what="the commit"
         )
         assert isinstance(result, Done)
@@ -107,14 +106,14 @@ class NodeRequests:
         """After it the catalog here holds everything that was committed before it was asked for."""
 
         async def attempt(left_ms: int) -> int:
-            core = self._node.core
+            core = self._driver.core
             if core.is_leader:
                 return await self._read_index_here(left_ms)
             index = await self._leaders_read_index(left_ms)
             token, member = core.new_token(), core.member
             if member is None:
                 raise NotLeader(leader=core.leader)
-            await self._node.wait_for(
+            await self._driver.wait_for(
                 token,
                 lambda: member.wait_applied(index, token),
                 timeout_ms=left_ms,
@@ -126,11 +125,11 @@ class NodeRequests:
 
     async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
         """Until the catalog here has applied this index."""
-        core = self._node.core
+        core = self._driver.core
         token, member = core.new_token(), core.member
         if member is None:
             raise NotLeader(leader=core.leader)
-        await self._node.wait_for(
+        await self._driver.wait_for(
             token,
             lambda: member.wait_applied(index, token),
             timeout_ms=timeout_ms,
@@ -147,11 +146,11 @@ class NodeRequests:
             raise NotLeader(leader=None) from error
 
     async def _read_index_here(self, timeout_ms: int) -> int:
-        core = self._node.core
+        core = self._driver.core
         token, member = core.new_token(), core.member
         if member is None or not core.is_leader:
             raise NotLeader(leader=core.leader)
-        await self._node.wait_for(token, lambda: member.read(token), timeout_ms=timeout_ms, what="a majority")
+        await self._driver.wait_for(token, lambda: member.read(token), timeout_ms=timeout_ms, what="a majority")
         return member.applied_index
 
     async def _read_record(self, body: bytes) -> dict[str, Any]:
@@ -163,7 +162,7 @@ class NodeRequests:
         if what not in ("channel", "node") or not isinstance(name, str):
             raise BadMessage(problem="a read asks for one channel or one node")
         await self.read_barrier()
-        catalog = self._node.core.catalog
+        catalog = self._driver.core.catalog
         assert catalog is not None
         record = catalog.channel(name) if what == "channel" else catalog.node(name)
         return {"index": catalog.applied_index, what: None if record is None else record_json(record)}
@@ -172,7 +171,7 @@ class NodeRequests:
 
     async def transfer(self, target: str | None, *, timeout_ms: int = REQUEST_MS) -> str:
         """Move leadership of the metadata to `target`, or to whoever is best. Returns the node that leads then."""
-        core = self._node.core
+        core = self._driver.core
         if not core.is_leader:
             return str((await self._ask_leader(TRANSFER, (target or "").encode(), timeout_ms))["leader"])
         assert core.member is not None
@@ -185,8 +184,10 @@ class NodeRequests:
             if target == core.node or (target is None and not voters):
                 return core.node
             raise UnknownNode(node=target or core.node)
-        core.member.transfer(max(heirs, key=lambda voter: (leading.progress[voter].match, voter)), self._node.now_ms())
-        self._node.pump_soon()
+        core.member.transfer(
+            max(heirs, key=lambda voter: (leading.progress[voter].match, voter)), self._driver.now_ms()
+        )
+        self._driver.pump_soon()
         deadline_ms = steady_clock_ms() + timeout_ms
         while steady_clock_ms() < deadline_ms:
             if raft.leader is not None and raft.leader != raft.me:
@@ -197,11 +198,11 @@ class NodeRequests:
     # --- finding the leader -------------------------------------------------------------------------------
 
     async def _ask_leader(self, kind: int, body: bytes, timeout_ms: int) -> dict[str, Any]:
-        core = self._node.core
+        core = self._driver.core
         leader = core.leader
         if leader is None or leader == core.node:
             raise NotLeader(leader=None)
-        answer = await self._node.pool.request(leader, kind, body, timeout_ms=timeout_ms)
+        answer = await self._driver.pool.request(leader, kind, body, timeout_ms=timeout_ms)
         found: dict[str, Any] = json.loads(bytes(answer))
         return found
 

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
-from tidelog.cluster.replication.orders import StorageOrder, StorageResult
+from tidelog.cluster.replication.orders import StorageResult
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.replication.replicas import Replicas
 from tidelog.cluster.replication.statistics import Storage
@@ -75,9 +75,6 @@ class StoreThread:
         """Open the store, in a thread: after a crash that takes as long as its write-ahead files are."""
         store = await asyncio.to_thread(open_store, disk, now_us=wall_clock_us(), options=options)
         return cls(disk, ChannelLogs(store), options=options, on_results=on_results, on_failed=on_failed, log=log)
-
-    def put(self, orders: Sequence[StorageOrder]) -> None:
-        self.writer.put(orders)
 
     def watermark(self, channel_id: int) -> Watermark | None:
         return self._watermarks.get(channel_id)

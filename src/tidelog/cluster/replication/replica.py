@@ -47,14 +47,7 @@ from tidelog.cluster.replication.tail import BlockTail
 from tidelog.cluster.replication.trouble import Unread, found_damaged, readable, unreadable, yields_for_damage
 from tidelog.cluster.replication.witness import ReplicaWitness
 from tidelog.core.catalog import ChannelRecord, Keeps
-from tidelog.core.replication.messages import (
-    Notify,
-    Resign,
-    SyncNack,
-    SyncRequest,
-    SyncResponse,
-    Withdraw,
-)
+from tidelog.core.replication.messages import Notify, Resign, SyncNack, SyncRequest, SyncResponse, Withdraw
 from tidelog.core.replication.roles import WITHDRAWAL, Cause, Role, check_transition
 from tidelog.errors import LogError, NotChannelLeader
 from tidelog.storage.log.epochs import EpochHistory
@@ -128,6 +121,16 @@ class ChannelReplica:
             if self.storage is Storage.CLOSED:
                 self._open()
         self._take_part(now_ms)
+
+    @property
+    def leads(self) -> bool:
+        return self.leading is not None
+
+    @property
+    def served_epoch(self) -> int:
+        """The epoch in which it leads and can be appended to; 0 if none (R2)."""
+        is_ready = self.fold is not None and self.storage is Storage.READY
+        return self.leading.epoch if self.leading is not None and self.leading.serves and is_ready else 0
 
     @property
     def is_elected(self) -> bool:
@@ -470,8 +473,6 @@ class ChannelReplica:
     def blocks_read(self, result: BlocksRead, now_ms: int) -> None:
         if self.leading is not None:
             self.leading.blocks_read(result, now_ms)
-
-    # --- messages --------------------------------------------------------------------------------------
 
     def on_request(self, peer: str, request: SyncRequest, now_ms: int) -> None:
         self._now_ms = now_ms

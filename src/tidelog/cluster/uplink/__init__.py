@@ -2,7 +2,6 @@
 
 Modules:
 
-    adoption      Taking over a data folder of a cloud that knew no catalog
     appends       A boat at the leader of its channel, without an event loop
     boats         The boats of a cluster as one node has them
     identity      Who calls the uplink

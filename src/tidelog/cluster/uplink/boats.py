@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.cluster.boats.channel_log import OpenedLog
 from tidelog.cluster.boats.history import newest_frames
 from tidelog.cluster.boats.state_file import SavedState, read_devices, read_state
 from tidelog.cluster.boats.watch import InstanceWatch
-from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tidelog.cluster.local_channels import LocalChannels, LocalReplica
 from tidelog.cluster.uplink.instance import Instance
-from tidelog.cluster.uplink.led_channel import LedChannel, served_epoch
+from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.cluster.uplink.mark import boat_config, is_boat
 from tidelog.codecs.client_codec import CREATE, config_json
 from tidelog.codecs.error_codec import error_of_json
@@ -42,9 +43,6 @@ from tidelog.storage.disk import Disk
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.writer import steady_clock_ms
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 OPEN_MS: Final = 10_000
 """How long a Handshake waits for its channel to be led and read."""
 _LOOK_MS: Final = 250
@@ -53,15 +51,17 @@ _LOOK_MS: Final = 250
 class Boats:
     def __init__(
         self,
-        node: Node,
+        channels: LocalChannels,
         *,
+        admin: ChannelAdministration,
         disk: Disk,
         limits: ReceiverLimits,
         new_lineage: Callable[[], bytes],
         config: ChannelConfig,
         save_soon: Callable[[Instance], None] = lambda _: None,
     ) -> None:
-        self._node = node
+        self._channels = channels
+        self._admin = admin
         self.disk = disk
         self._limits = limits
         self._new_lineage = new_lineage
@@ -83,7 +83,7 @@ class Boats:
 
     @property
     def catalog(self) -> Catalog | None:
-        return self._node.core.catalog
+        return self._channels.known_catalog
 
     def record(self, name: str) -> ChannelRecord | None:
         """The channel of a boat."""
@@ -98,16 +98,15 @@ class Boats:
     def leader_elsewhere(self, name: str) -> str | None:
         """The other node that leads a boat's channel, if one does."""
         record = self.record(name)
-        return None if record is None or record.leader == self._node.core.node else record.leader
+        return None if record is None or record.leader == self._channels.node else record.leader
 
     def disk_problem(self) -> str | None:
         """Why this node's disk takes nothing from any boat; None while it does."""
-        storage = self._node.storage
-        return None if storage is None else storage.problem
+        return self._channels.disk_problem
 
     def are_all_listed(self) -> bool:
         """Whether every boat that this node is to lead is led and read; those of others are their business."""
-        me = self._node.core.node
+        me = self._channels.node
         return all(
             record.name in self.instances
             for record in self.records()
@@ -131,7 +130,7 @@ class Boats:
             raise NameTaken(name=name, held=name, remedy="a channel of this name is there that is no boat's (UB2)")
         config = boat_config(self._config, catalog)
         request = {"channels": [{"name": name, "config": config_json(config)}]}
-        answer = await self._node.admin.ask(CREATE, request, principal=f"node:{self._node.core.node}")
+        answer = await self._admin.ask(CREATE, request, principal=f"node:{self._channels.node}")
         (result,) = answer["results"]
         if "error" not in result or self.record(name) is not None:
             return
@@ -160,10 +159,10 @@ class Boats:
                 await self._create(name)
                 if (record := self.record(name)) is None:
                     raise NotLeader(leader=None)  # made, and not heard of here yet
-            if record.leader not in (None, self._node.core.node):
+            if record.leader not in (None, self._channels.node):
                 raise NotChannelLeader(channel=name, leader=record.leader, leader_epoch=record.leader_epoch)
-            replica = self._node.core.channels.replicas.replica(record.channel_id)
-            if replica is not None and served_epoch(replica):
+            replica = self._channels.find_replica(record.channel_id)
+            if replica is not None and replica.served_epoch:
                 # One lock each: nobody waits for another boat's log to be read.
                 async with self._opening.setdefault(name, asyncio.Lock()):
                     await self._open(name, replica, deadline_ms)
@@ -171,14 +170,14 @@ class Boats:
             elif steady_clock_ms() >= deadline_ms:
                 raise WaitTimedOut(waiting_for=f"the channel of {name} to be led", deadline_s=OPEN_MS / 1000)
             else:
-                await self._node.doors.wait_moved(record.channel_id, min(deadline_ms, steady_clock_ms() + _LOOK_MS))
+                await self._channels.wait_moved(record.channel_id, min(deadline_ms, steady_clock_ms() + _LOOK_MS))
 
-    async def _open(self, name: str, replica: ChannelReplica, deadline_ms: int) -> None:
+    async def _open(self, name: str, replica: LocalReplica, deadline_ms: int) -> None:
         """Begin an instance, unless the replica has moved on meanwhile: then the caller looks again."""
         before = self.instances.get(name)
-        if (before is not None and before.failure is None) or not served_epoch(replica):
+        if (before is not None and before.failure is None) or not replica.served_epoch:
             return
-        seat = LedChannel(self._node, replica)
+        seat = LedChannel(self._channels, replica)
         opened = await seat.open(wait_ms=max(1, deadline_ms - steady_clock_ms()))
         saved, devices = await asyncio.to_thread(self._remembered, seat)
         if not seat.is_held:
@@ -213,9 +212,9 @@ class Boats:
             devices = _devices_of(seat.log, seat.committed_end)
         return read_state(self.disk, seat.name), devices
 
-    def moved(self, replica: ChannelReplica) -> None:
+    def moved(self, replica: LocalReplica) -> None:
         """A replica of this node moved: begin and end what depends on its role. Called for every commit."""
-        epoch, channel_id = served_epoch(replica), replica.channel_id
+        epoch, channel_id = replica.served_epoch, replica.channel_id
         instance = self._by_channel.get(channel_id)
         if self._epochs.get(channel_id, 0) == epoch and (instance is None or instance.seat.is_held):
             return

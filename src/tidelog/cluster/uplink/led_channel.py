@@ -1,59 +1,47 @@
 """A boat's channel as this node leads it, in one leader epoch: where an `Instance` appends and what it folds.
 
-What a caller must keep: look at `is_held` after every wait. A seat that is lost does not come back; the next epoch, and
-a log that was cut, have another one.
+What a caller must keep: look at `is_held` after every wait. Leadership that is lost does not come back: the next
+epoch, and a log that was cut, have another `LedChannel`.
 
-SE1  Nothing is appended through a seat once its epoch is over (U2).
+SE1  Nothing is appended here once the epoch is over (U2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import ChannelSnapshot
 from tidelog.cluster.boats.channel import LogAppend, held_block
 from tidelog.cluster.boats.channel_log import OpenedLog, open_channel_log
+from tidelog.cluster.local_channels import LocalChannels, LocalReplica
 from tidelog.cluster.produce_order import ProduceOrder
-from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
 from tidelog.errors import LogError, WaitTimedOut
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.writer import steady_clock_ms
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 Settled: TypeAlias = Callable[[int, LogError | None], None]
 
 
-def served_epoch(replica: ChannelReplica) -> int:
-    """The epoch in which this replica leads and can be appended to; 0 for none (R2)."""
-    leading = replica.leading
-    if leading is None or not leading.serves or replica.fold is None or replica.storage is not Storage.READY:
-        return 0
-    return leading.epoch
-
-
 class LedChannel:
-    def __init__(self, node: Node, replica: ChannelReplica) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, replica: LocalReplica) -> None:
+        self._channels = channels
         self._replica = replica
         self.name = replica.name
         self.channel_id = replica.channel_id
-        self.epoch = served_epoch(replica)
+        self.epoch = replica.served_epoch
         self._fold = replica.fold
-        assert self.epoch, "nobody sits where nobody leads"
+        assert self.epoch, "the replica leads and serves"
 
     @property
     def is_held(self) -> bool:
         """Whether this node still leads in this epoch, with the same log."""
-        return served_epoch(self._replica) == self.epoch and self._replica.fold is self._fold
+        return self._replica.served_epoch == self.epoch and self._replica.fold is self._fold
 
     @property
     def log(self) -> Log:
-        return self._node.channel_logs.log(self.channel_id)
+        return self._channels.log(self.channel_id)
 
     @property
     def committed_end(self) -> int:
@@ -64,17 +52,17 @@ class LedChannel:
         replica, deadline_ms = self._replica, steady_clock_ms() + wait_ms
         end = replica.log_end
         while self.is_held and replica.committed_end < end:
-            if not await self._node.doors.wait_moved(self.channel_id, deadline_ms):
+            if not await self._channels.wait_moved(self.channel_id, deadline_ms):
                 raise WaitTimedOut(waiting_for="what was appended before to be committed", deadline_s=wait_ms / 1000)
         self.check()
         assert replica.fold is not None
-        return await self._node.doors.in_reader(self._open, end, replica.fold.lineages_at)
+        return await self._channels.in_reader(self._open, end, replica.fold.lineages_at)
 
     def _open(self, end: int, hint: int | None) -> OpenedLog:
         return open_channel_log(self.log, end=end, hint=hint)
 
     def check(self) -> None:
-        """Raise `NotChannelLeader` if the seat is lost."""
+        """Raise `NotChannelLeader` if this node no longer leads in this epoch."""
         if not self.is_held:
             raise self._replica.not_leader()
 
@@ -89,7 +77,7 @@ class LedChannel:
         """Append; `settled` is called with the first offset, or with why not, once. Raises what stands against it."""
         self.check()  # SE1
         order = ProduceOrder(settled, append.made, path=append.path, windows=append.windows, is_control=is_control)
-        self._node.doors.submit(self.channel_id, order)
+        self._channels.submit(self.channel_id, order)
 
     def other_snapshots(self) -> list[ChannelSnapshot]:
         """Of what else is folded over the log, so that one place in it is enough to begin reading at (F3)."""
@@ -99,8 +87,7 @@ class LedChannel:
     def apply_retention(self) -> None:
         """Trim what the channel's settings no longer keep."""
         if self.is_held:
-            self._replica.apply_retention(self._node.now_ms())
-            self._node.pump_soon()
+            self._channels.apply_retention(self.channel_id)
 
     def waits_for_snapshot(self, now_us: int) -> bool:
         """Whether retention would take more if there were a newer fold snapshot."""

@@ -69,3 +69,17 @@ class UplinkOptions:
         kept = self.keeper.retention
         retention = ChannelRetention(max_age_ms=kept.max_age_ms, max_bytes=kept.max_bytes, max_events=kept.max_events)
         return ChannelConfig(factor=self.factor, retention=retention)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """How a node shows itself to the node that it passes a boat's or a reader's call on to."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    """The authority that signs nodes."""
+    revocations: Path | None = None
+    insecure_dev: bool = False
+    serves_https: bool = False
+    """Tokens that came over TLS are passed on over TLS only."""

@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
 from tidelog.cluster.http.relay import HttpRelay
 from tidelog.cluster.http.store_view import StoreView
-from tidelog.cluster.node.addresses import reached_host
-from tidelog.cluster.uplink.adoption import adopt_channels, follow_settings
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.cluster.uplink.boats import Boats
 from tidelog.cluster.uplink.identity import UplinkIdentity
 from tidelog.cluster.uplink.instance import Instance
 from tidelog.cluster.uplink.maintenance import Keeper
-from tidelog.cluster.uplink.options import UplinkOptions
+from tidelog.cluster.uplink.options import RelayOptions, UplinkOptions
 from tidelog.cluster.uplink.relay import MESSAGE_BYTES_MAX, UplinkRelay
 from tidelog.cluster.uplink.service import UplinkService
 from tidelog.cluster.uplink.tls_reload import TlsFiles, TlsReloader
@@ -33,10 +33,8 @@ from tidelog.errors import InvalidConfig, LogError
 from tidelog.pki.revocation import RevocationList
 from tidelog.storage.disk import Disk
 from tidelog.storage.log.writer import wall_clock_us
+from tidelog.transports.link.socket import reached_host
 from tidelog.units import MIB
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _FLOW_CONTROL: Final = (
     # gRPC's probing for the right window costs a boat with little to say a tenth of its bytes. Without it the window
@@ -63,24 +61,39 @@ _TRY_AGAIN_S: Final = 0.5
 class NodeUplink:
     """Started and stopped once. `port` is the one that was bound, for a listen address ending in :0."""
 
-    def __init__(self, node: Node, options: UplinkOptions, *, disk: Disk, log: Callable[[str], None]) -> None:
-        self._node = node
+    def __init__(
+        self,
+        channels: LocalChannels,
+        options: UplinkOptions,
+        *,
+        admin: ChannelAdministration,
+        adopt: Callable[[], Awaitable[None]],
+        relaying: RelayOptions,
+        disk: Disk,
+        log: Callable[[str], None],
+    ) -> None:
+        """`adopt` takes over what an older cloud left on this disk (AD1)."""
+        self._channels = channels
         self._options = options
+        self._adopt = adopt
+        self._relaying = relaying
         self._log = log
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwatch: Callable[[], None] = lambda: None
         self.port = 0
         self._address = ""
         self.boats = Boats(
-            node,
+            channels,
+            admin=admin,
             disk=disk,
             limits=options.limits,
             new_lineage=lambda: uuid.uuid4().bytes,
             config=options.channel_config,
             save_soon=self._save_soon,
         )
-        self.relay = UplinkRelay(node, self.boats)
+        self.relay = UplinkRelay(self.boats, relaying)
         self.service = UplinkService(
             boats=self.boats,
             identity=self._identity(),
@@ -90,16 +103,16 @@ class NodeUplink:
         )
         self.keeper = Keeper(boats=self.boats, options=options.keeper, log=log)
         self.view = StoreView(self.service)
-        self.http_relay = HttpRelay(node, self.boats)
+        self.http_relay = HttpRelay(channels, self.boats, relaying)
 
     def _identity(self) -> UplinkIdentity:
-        options, node = self._options, self._node.options
+        options, relaying = self._options, self._relaying
         return UplinkIdentity(
             insecure_dev=options.insecure_dev,
             fleet=options.fleet,
             revocations=_revocations(options.revocations),
-            node_authority=node.tls_ca,
-            node_revocations=_revocations(node.revocations),
+            node_authority=relaying.authority,
+            node_revocations=_revocations(relaying.revocations),
         )
 
     def _save_soon(self, instance: Instance) -> None:
@@ -130,7 +143,7 @@ class NodeUplink:
             assert options.tls_cert is not None
             assert options.tls_client_ca is not None
             # Nodes that pass boats' calls on show a certificate of their own authority.
-            others = () if self._node.options.tls_ca is None else (self._node.options.tls_ca,)
+            others = () if self._relaying.authority is None else (self._relaying.authority,)
             files = TlsFiles(
                 certificate=options.tls_cert,
                 key=options.tls_key,
@@ -144,7 +157,7 @@ class NodeUplink:
     async def start(self) -> None:
         """Serve; boats wait until the node is registered (NU1)."""
         assert self._server is not None, "bind() first"
-        self._node.doors.watchers.append(self.boats.moved)
+        self._unwatch = self._channels.watch(self.boats.moved)
         await self._server.start()
         self._tasks = [
             asyncio.ensure_future(work)
@@ -162,15 +175,12 @@ class NodeUplink:
                 self._opened.set_exception(error)
 
     async def _open_when_registered(self) -> None:
-        node, options = self._node, self._options
         while True:
             await asyncio.sleep(_OPEN_LOOK_S)
-            if not node.core.is_registered:
+            if not self._channels.is_registered:
                 continue
             try:
-                await adopt_channels(node, options.channel_config, self._log)
-                if options.is_alone:
-                    await follow_settings(node, options.channel_config)
+                await self._adopt()
                 break
             except LogError as error:
                 if not error.retriable:
@@ -213,7 +223,7 @@ class NodeUplink:
                 for instance in list(self.boats.instances.values()):
                     await instance.wait_settled()
         await self.keeper.save_all(deadline_s=_SAVE_STOP_S)
-        self._node.doors.watchers.remove(self.boats.moved)
+        self._unwatch()
 
 
 def _revocations(path: Path | None) -> RevocationList | None:

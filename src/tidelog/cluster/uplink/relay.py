@@ -14,20 +14,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 
 from tidelog.cluster.uplink.boats import Boats
 from tidelog.cluster.uplink.identity import Caller, metadata_of, passed_on
+from tidelog.cluster.uplink.options import RelayOptions
 from tidelog.cluster.uplink.refusals import abort, abort_with, refusal_of
 from tidelog.core.catalog import ChannelRecord
 from tidelog.errors import LeadershipLost, NotChannelLeader
 from tidelog.pki.tls_files import Stamp, read_pem, stamp_of
 from tidelog.units import MIB
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 SERVICE: Final = "lplex.replication.v1.Replication"
 MESSAGE_BYTES_MAX: Final = 20 * MIB
@@ -60,8 +58,8 @@ class _Relayed:
 
 
 class UplinkRelay:
-    def __init__(self, node: Node, boats: Boats) -> None:
-        self._node = node
+    def __init__(self, boats: Boats, options: RelayOptions) -> None:
+        self._options = options
         self._boats = boats
         self._channels: dict[tuple[str, Stamp], Any] = {}
         """By address, and by the state of this node's certificate: a renewed one is shown from the next call on."""
@@ -143,27 +141,27 @@ class UplinkRelay:
 
     async def _channel(self, context: Any, caller: Caller, leader: str) -> Any:
         """The connection to a leader; refuses where none can be."""
-        catalog = self._node.core.catalog
+        catalog = self._boats.catalog
         node = None if catalog is None else catalog.node(leader)
         address = "" if node is None else dict(node.addresses).get("uplink", "")
         if not address:
             await abort(context, refusal_of(NotChannelLeader(channel=caller.boat, leader=leader)))
-        options = self._node.options
-        files = [path for path in (options.tls_ca, options.tls_key, options.tls_cert) if path is not None]
+        options = self._options
+        files = [path for path in (options.authority, options.key, options.certificate) if path is not None]
         key = (address, stamp_of(*files))
         if key not in self._channels:
             self._channels[key] = self._dial(address)
         return self._channels[key]
 
     def _dial(self, address: str) -> Any:
-        options = self._node.options
+        options = self._options
         if options.insecure_dev:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        assert options.tls_ca is not None
-        assert options.tls_cert is not None
-        assert options.tls_key is not None
+        assert options.authority is not None
+        assert options.certificate is not None
+        assert options.key is not None
         credentials = grpc.ssl_channel_credentials(
-            read_pem(options.tls_ca), read_pem(options.tls_key), read_pem(options.tls_cert)
+            read_pem(options.authority), read_pem(options.key), read_pem(options.certificate)
         )
         return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
 

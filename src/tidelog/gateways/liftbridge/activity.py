@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.client import Client, Producer
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import StreamPlace, place_of
 from tidelog.core.catalog import ACTIVITY_CHANNEL, BATCH_MAX, ActivityEvent, ForgetActivity, Happening, NodeState
@@ -24,9 +25,6 @@ from tidelog.core.catalog.channel_config import FACTOR_MAX
 from tidelog.core.catalog.records import EVENTS_MAX
 from tidelog.errors import ConfigMismatch, LogError
 from tidelog.gateways.liftbridge.names import PARTITION
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 1.0
@@ -37,8 +35,8 @@ _FORGET_MS: Final = 5_000
 class ActivityPublisher:
     """One per gateway with `activity` on. Publishes while its node leads the metadata."""
 
-    def __init__(self, node: Node, *, client: Client, log: Callable[[str], None]) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, *, client: Client, log: Callable[[str], None]) -> None:
+        self._channels = channels
         self._client = client
         self._log = log
         self._producer: Producer | None = None
@@ -58,7 +56,7 @@ class ActivityPublisher:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            if not (self._node.core.is_registered and self._node.core.is_leader):
+            if not (self._channels.is_registered and self._channels.is_metadata_leader):
                 self._drop_producer()
                 continue
             try:
@@ -78,7 +76,7 @@ class ActivityPublisher:
 
     async def _publish(self) -> None:
         """Publish all pending events (LV1)."""
-        catalog = self._node.doors.catalog
+        catalog = self._channels.catalog
         if catalog.channel(ACTIVITY_CHANNEL) is None:
             await self._create()
             return
@@ -90,10 +88,10 @@ class ActivityPublisher:
             if self._producer is None:
                 self._producer = self._client.producer(ACTIVITY_CHANNEL, name=_PRODUCER)  # LV2
             await self._producer.send_many(messages)
-        await self._node.doors.propose(ForgetActivity(upto_index=events[-1].index), timeout_ms=_FORGET_MS)
+        await self._channels.propose(ForgetActivity(upto_index=events[-1].index), timeout_ms=_FORGET_MS)
 
     async def _create(self) -> None:
-        nodes = [record for record in self._node.doors.catalog.nodes() if record.state is NodeState.ACTIVE]
+        nodes = [record for record in self._channels.catalog.nodes() if record.state is NodeState.ACTIVE]
         try:
             await self._client.create_channel(ACTIVITY_CHANNEL, factor=max(1, min(len(nodes), FACTOR_MAX)))
         except ConfigMismatch:

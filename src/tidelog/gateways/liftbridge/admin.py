@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.client import Client
 from tidelog.client.admin import Created
 from tidelog.client.records import holds_data
 from tidelog.cluster.clients.access import ADMIN, READ, ClientAccess
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.client_codec import NUMBER_MAX
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import StreamPlace, channel_of, place_of
@@ -26,9 +27,6 @@ from tidelog.errors import ConfigMismatch, LogError
 from tidelog.gateways.liftbridge.names import RESERVED, WantedStream, configs_of, cursor_name, group_of_cursor
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.gateways.liftbridge.streams import Streams, require_stream
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _LEADERS_S: Final = 5.0
 _LOOK_S: Final = 0.02
@@ -40,8 +38,8 @@ _CURSOR_BYTES_MAX: Final = 1_024
 class Administration:
     """One for each gateway."""
 
-    def __init__(self, node: Node, *, client: Client, streams: Streams, access: ClientAccess) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, *, client: Client, streams: Streams, access: ClientAccess) -> None:
+        self._channels = channels
         self._client = client
         self._streams = streams
         self._access = access
@@ -112,8 +110,8 @@ class Administration:
         record = self._streams.catalog.channel(name)
         if record is None or record.leader is None:
             return False
-        here = self._node.core.channels.replicas.replica(record.channel_id)
-        return record.leader != self._node.doors.node or (here is not None and here.serves)
+        here = self._channels.find_replica(record.channel_id)
+        return record.leader != self._channels.node or (here is not None and here.serves)
 
     async def delete(self, request: pb.DeleteStreamRequest, principal: str) -> pb.DeleteStreamResponse:
         if request.name in RESERVED:

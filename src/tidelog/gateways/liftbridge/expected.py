@@ -20,18 +20,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tidelog.client import Client
 from tidelog.client.records import holds_data
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.core.catalog import ChannelRecord
 from tidelog.errors import LogError, OffsetConflict
 from tidelog.gateways.liftbridge.logs import log_of
 from tidelog.gateways.liftbridge.producers import GatewayProducers, OutgoingMessage
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _TRIES_MAX: Final = 8
 """Between two attempts a cursor or the leader changed."""
@@ -62,8 +60,8 @@ class _Given(NamedTuple):
 class ExpectedOffsets:
     """One for each gateway."""
 
-    def __init__(self, node: Node, *, client: Client, producers: GatewayProducers) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, *, client: Client, producers: GatewayProducers) -> None:
+        self._channels = channels
         self._client = client
         self._producers = producers
         self._waiting: dict[int, deque[_Given]] = {}
@@ -110,8 +108,8 @@ class ExpectedOffsets:
 
     def _end_here(self, channel_id: int, expected: int) -> int:
         """The log's end, if this node leads and its fold shows no message between `expected` and that end."""
-        replica = self._node.core.channels.replicas.replica(channel_id)
-        if replica is None or replica.leading is None or replica.fold is None:
+        replica = self._channels.find_replica(channel_id)
+        if replica is None or not replica.leads or replica.fold is None:
             return expected
         return replica.log_end if replica.fold.data_end <= expected <= replica.log_end else expected
 
@@ -135,7 +133,7 @@ class ExpectedOffsets:
         """Whether these offsets hold only control records (EX1). False also if that cannot be determined."""
         if not 0 < high - low <= _BETWEEN_MAX:
             return low == high
-        log = log_of(self._node, self._client, channel=record.name, channel_id=record.channel_id)
+        log = log_of(self._channels, self._client, channel=record.name, channel_id=record.channel_id)
         try:
             async with asyncio.timeout(_COMMITTED_S):
                 while (standing := await log.standing()) is None or standing.committed_end < high:  # noqa: ASYNC110

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.client import Client, ClientOptions, LinkTls, LinkTlsFiles
 from tidelog.cluster.clients.access import ClientAccess
-from tidelog.cluster.node.addresses import own_addresses, reached_host
 from tidelog.config import split_address
 from tidelog.errors import InvalidConfig
 from tidelog.gateways.liftbridge.activity import ActivityPublisher
@@ -44,6 +43,7 @@ from tidelog.pki.tls_files import read_pem
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.transports.grpc.call import GrpcOptions
 from tidelog.transports.grpc.server import GrpcServer
+from tidelog.transports.link.socket import reached_host
 from tidelog.units import MIB
 
 if TYPE_CHECKING:
@@ -143,16 +143,16 @@ class LiftbridgeGateway:
 
     def _own_address(self, node: Node) -> str:
         """The address for clients, computed here rather than read from the catalog."""
-        link = dict(own_addresses(node)).get("link")
+        link = node.link_address
         host = split_address(link)[0] if link else ""
         return self.address(host or socket.gethostname())[1]
 
     async def start(self, node: Node) -> None:
         """Start serving; the node is running (GY1)."""
         assert self._server is not None, "bind() first"
-        options = self._options
+        options, channels = self._options, node.channels
         access = ClientAccess(
-            catalog=lambda: node.doors.catalog, now_ms=node.doors.wall_ms, insecure_dev=options.insecure_dev
+            catalog=lambda: channels.catalog, now_ms=channels.wall_ms, insecure_dev=options.insecure_dev
         )
         revocations = None
         if options.revocations is not None:
@@ -166,22 +166,24 @@ class LiftbridgeGateway:
         )
         client = self._client = self._connected(node)
         producers = self._producers = GatewayProducers(client, node=node.options.node)
-        streams = Streams(node, address=self._own_address(node))
+        streams = Streams(channels, address=self._own_address(node))
         self._times = streams.times
         self._times.start()
         if node.nats is not None:
             self._subjects = SubjectPublishing(node.nats)
             self._subjects.start()
-        groups = ConsumerGroups(node, streams=streams, access=access)
-        self.subscriptions = Subscriptions(node, client=client, streams=streams, access=access, groups=groups)
+        groups = ConsumerGroups(
+            channels, admin=node.admin, coordinator=node.groups.coordinator, streams=streams, access=access
+        )
+        self.subscriptions = Subscriptions(channels, client=client, streams=streams, access=access, groups=groups)
         service = LiftbridgeService(
             callers=callers,
             streams=streams,
-            administration=Administration(node, client=client, streams=streams, access=access),
+            administration=Administration(channels, client=client, streams=streams, access=access),
             publishing=GatewayPublishing(
                 client=client,
                 producers=producers,
-                expected=ExpectedOffsets(node, client=client, producers=producers),
+                expected=ExpectedOffsets(channels, client=client, producers=producers),
                 streams=streams,
                 access=access,
                 rng=random.Random(random.SystemRandom().getrandbits(64)),
@@ -190,19 +192,19 @@ class LiftbridgeGateway:
             ),
             subscriptions=self.subscriptions,
             groups=groups,
-            node=node,
+            channels=channels,
         )
         self._server.handlers += service.handlers()
         await self._server.start(None if self._tls is None else self._tls.context)
         if options.activity:
-            self._activity = ActivityPublisher(node, client=client, log=self._log)
+            self._activity = ActivityPublisher(channels, client=client, log=self._log)
             self._activity.start()
         self._log(f"liftbridge gateway up port={self.port}")
 
     def _connected(self, node: Node) -> Client:
         """A client of the cluster; it connects on first use."""
         options = self._options
-        own = dict(own_addresses(node)).get("link")
+        own = node.link_address
         others = [address for peer, address in node.options.peers.items() if peer != node.options.node and address]
         addresses = [address for address in (own, *others) if address]
         if not addresses:

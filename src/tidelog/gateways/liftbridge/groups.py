@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidelog.cluster.clients.access import READ, ClientAccess
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
 from tidelog.cluster.groups.admin import require_owner, sees_group
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.client_codec import GROUP
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import place_of
 from tidelog.core.catalog import ChannelRecord, GroupMember, GroupRecord
+from tidelog.core.groups.coordinator import GroupCoordinator
 from tidelog.errors import MemberFenced, NotAssigned, NotGroupCoordinator, StaleGroupEpoch, UnknownGroup, UnknownMember
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.gateways.liftbridge.streams import Streams
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -35,8 +35,19 @@ _NS_PER_MS: Final = 1_000_000
 class ConsumerGroups:
     """One for each gateway."""
 
-    def __init__(self, node: Node, *, streams: Streams, access: ClientAccess) -> None:
-        self._node = node
+    def __init__(
+        self,
+        channels: LocalChannels,
+        *,
+        admin: ChannelAdministration,
+        coordinator: GroupCoordinator,
+        streams: Streams,
+        access: ClientAccess,
+    ) -> None:
+        """`coordinator` is the node's own."""
+        self._channels = channels
+        self._admin = admin
+        self._coordinator = coordinator
         self._streams = streams
         self._access = access
         self._subscribed: dict[tuple[str, int], object] = {}
@@ -78,7 +89,7 @@ class ConsumerGroups:
 
     async def _administer(self, op: str, request: Any, principal: str, **more: Any) -> dict[str, Any]:
         fields = {"op": op, "group": request.groupId, "member": request.consumerId, **more}
-        return await self._node.admin.ask(GROUP, fields, principal=principal)
+        return await self._admin.ask(GROUP, fields, principal=principal)
 
     # --- assignments ---------------------------------------------------------------------------------------------
 
@@ -87,9 +98,9 @@ class ConsumerGroups:
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
         _require_ids(request.groupId, request.consumerId)
         group, member = await self._member(request.groupId, request.consumerId, request.epoch, principal)
-        if group.coordinator != self._node.doors.node:
+        if group.coordinator != self._channels.node:
             raise NotGroupCoordinator(group=group.group, coordinator=group.coordinator)
-        self._node.groups.coordinator.heard(group, member.member, self._node.now_ms())
+        self._coordinator.heard(group, member.member, self._channels.now_ms())
         if group.epoch != request.epoch:
             raise StaleGroupEpoch(group=group.group, expected=request.epoch, current=group.epoch)  # LG3
         found: dict[str, list[int]] = {}

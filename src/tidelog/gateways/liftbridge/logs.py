@@ -13,20 +13,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tidelog.blocks.block import Block, iterate_blocks
 from tidelog.client import Client, Reader, Time
 from tidelog.client.records import records_of
-from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.local_channels import LocalChannels, LocalReplica
 from tidelog.core.client_messages import Fetch
 from tidelog.errors import NoReplicaHere, OffsetOutOfRange, ReplicaBehind, UnknownChannel
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.storage.log.writer import steady_clock_ms
 from tidelog.units import MIB
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 BYTES_MAX: Final = MIB
 """Limit of one read, hence of a subscription's memory."""
@@ -64,8 +61,8 @@ class PartitionLog(Protocol):
 class LocalLog:
     """The log of this node's replica."""
 
-    def __init__(self, node: Node, channel_id: int) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, channel_id: int) -> None:
+        self._channels = channels
         self._channel_id = channel_id
         self._served_s = time.monotonic()
         """When the replica last answered."""
@@ -73,7 +70,7 @@ class LocalLog:
     async def standing(self) -> PartitionEnds | None:
         """A newly elected leader first has to commit the first record of its epoch (R2)."""
         if not self._replica().serves:
-            await self._node.doors.wait_moved(self._channel_id, steady_clock_ms() + _LOOK_MS)
+            await self._channels.wait_moved(self._channel_id, steady_clock_ms() + _LOOK_MS)
         replica = self._replica()
         if not replica.serves:
             self._require_heard()
@@ -110,24 +107,24 @@ class LocalLog:
 
     async def first_from(self, time_us: int, end: int) -> int | None:
         def search() -> int | None:
-            log = self._node.channel_logs.log(self._channel_id)
+            log = self._channels.log(self._channel_id)
             for block in log.blocks(end=end, from_time_us=time_us, skip_damaged=True):
                 if (offset := _first_in(block, time_us)) is not None:
                     return offset
             return None
 
-        return await self._node.doors.in_reader(search)
+        return await self._channels.in_reader(search)
 
     async def close(self) -> None:
         """The local log holds no resources."""
 
     async def _fetched(self, fetch: Fetch) -> list[Block]:
         """Verified blocks. The node cuts what it gives by size, also inside blocks."""
-        return list(iterate_blocks(b"".join((await self._node.doors.fetch(fetch)).data)))
+        return list(iterate_blocks(b"".join((await self._channels.fetch(fetch)).data)))
 
-    def _replica(self) -> ChannelReplica:
+    def _replica(self) -> LocalReplica:
         try:
-            return self._node.doors.replica(self._channel_id)
+            return self._channels.replica(self._channel_id)
         except UnknownChannel:
             raise GatewayRefusedError(Status.NOT_FOUND, "the stream was deleted") from None
         except NoReplicaHere as error:
@@ -190,11 +187,11 @@ class RemoteLog:
             await self._reader.close()
 
 
-def log_of(node: Node, client: Client, *, channel: str, channel_id: int) -> PartitionLog:
+def log_of(channels: LocalChannels, client: Client, *, channel: str, channel_id: int) -> PartitionLog:
     """The local log if this node has a replica, else the remote one."""
-    if node.doors.channel_here(channel_id) is None:
+    if channels.channel_here(channel_id) is None:
         return RemoteLog(client, channel, channel_id)
-    return LocalLog(node, channel_id)
+    return LocalLog(channels, channel_id)
 
 
 def _first_in(block: Block, time_us: int) -> int | None:

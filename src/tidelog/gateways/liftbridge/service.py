@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tidelog.cluster.clients.access import ANY_OF_THEM
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import StreamPlace, channel_of
 from tidelog.core.catalog import ChannelRecord
@@ -27,9 +28,6 @@ from tidelog.gateways.liftbridge.publish_async import AsyncStream
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status, abort
 from tidelog.gateways.liftbridge.streams import Streams
 from tidelog.gateways.liftbridge.subscribe import Subscriptions
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 SERVICE: Final = "proto.API"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -52,7 +50,7 @@ class LiftbridgeService:
         publishing: GatewayPublishing,
         subscriptions: Subscriptions,
         groups: ConsumerGroups,
-        node: Node,
+        channels: LocalChannels,
     ) -> None:
         self._callers = callers
         self._streams = streams
@@ -60,7 +58,7 @@ class LiftbridgeService:
         self._subscriptions = subscriptions
         self._groups = groups
         self._administration = administration
-        self._node = node
+        self._channels = channels
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         administration, groups = self._administration, self._groups
@@ -114,11 +112,11 @@ class LiftbridgeService:
         return call
 
     async def _wait_registered(self) -> None:
-        if self._node.core.is_registered:
+        if self._channels.is_registered:
             return
         try:
             async with asyncio.timeout(_STARTING_S):
-                while not self._node.core.is_registered:  # noqa: ASYNC110 - the core has no event for it
+                while not self._channels.is_registered:  # noqa: ASYNC110 - the core has no event for it
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             raise GatewayRefusedError(Status.UNAVAILABLE, "this node has not joined a cluster yet; try again") from None
@@ -143,7 +141,7 @@ class LiftbridgeService:
         if not self._callers.access.allows(principal, channel_of(*place), *ANY_OF_THEM):
             raise AccessDenied(principal=principal, scope=" or ".join(ANY_OF_THEM), channel=channel_of(*place))
         record = self._streams.found(place)
-        if record.leader != self._node.doors.node:
+        if record.leader != self._channels.node:
             raise GatewayRefusedError(
                 Status.FAILED_PRECONDITION, f"this node does not lead it; ask {record.leader or 'later'}"
             )

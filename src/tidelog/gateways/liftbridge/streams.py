@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from tidelog.cluster.clients.rechecks import RECHECK_MS, SharedBarrier
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.nats_subjects import attached_subject
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import PARTITIONS_MAX, StreamPlace, channel_of, place_of
@@ -30,9 +31,6 @@ from tidelog.errors import LogError
 from tidelog.gateways.liftbridge.names import CURSORS_STREAM, PARTITION, StreamFacts, facts_of
 from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.gateways.liftbridge.times import PartitionTimes
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 NODE_ADDRESS: Final = "liftbridge"
 """The key of this gateway among a node's addresses."""
@@ -49,12 +47,12 @@ T = TypeVar("T")
 class Streams:
     """The streams of one node's catalog."""
 
-    def __init__(self, node: Node, *, address: str) -> None:
+    def __init__(self, channels: LocalChannels, *, address: str) -> None:
         """`address`: where clients reach this gateway, used while the catalog does not have it (LS4)."""
-        self._node = node
+        self._channels = channels
         self._address = address
-        self.barrier = SharedBarrier(lambda: node.doors.read_barrier())
-        self.times = PartitionTimes(node)
+        self.barrier = SharedBarrier(lambda: channels.read_barrier())
+        self.times = PartitionTimes(channels)
         self._known_index = -1
         self._known: dict[StreamPlace, ChannelRecord] = {}
         """Partitions above 0, valid at `_known_index`: finding one takes a walk over those before it."""
@@ -63,7 +61,7 @@ class Streams:
 
     @property
     def catalog(self) -> Catalog:
-        return self._node.doors.catalog
+        return self._channels.catalog
 
     # --- one partition -------------------------------------------------------------------------------
 
@@ -203,7 +201,7 @@ class Streams:
 
     def partition(self, number: int, record: ChannelRecord) -> pb.PartitionMetadata:
         """Offsets are those of this node's replica, -1 without one; exact on the leader."""
-        here = self._node.doors.channel_here(record.channel_id)
+        here = self._channels.channel_here(record.channel_id)
         found = pb.PartitionMetadata(
             id=number,
             leader=record.leader or "",
@@ -219,7 +217,7 @@ class Streams:
 
     def _cursors_stream(self) -> pb.StreamMetadata:
         """Clients send cursors to the leader of this stream. Every node takes them, so this one is named."""
-        name = self._node.doors.node
+        name = self._channels.node
         found = pb.StreamMetadata(name=CURSORS_STREAM, subject=CURSORS_STREAM)
         partition = pb.PartitionMetadata(leader=name, replicas=[name], isr=[name], highWatermark=-1, newestOffset=-1)
         found.partitions[0].CopyFrom(partition)
@@ -229,7 +227,7 @@ class Streams:
         """Active and fenced nodes, and all others that hold a replica (LS3)."""
         catalog = self.catalog
         here = (NodeState.ACTIVE, NodeState.FENCED)
-        own = catalog.node(self._node.doors.node)
+        own = catalog.node(self._channels.node)
         fallback = (None if own is None else _gateway_of(own)) or self._address
         return [
             self._broker(record, fallback)
@@ -239,8 +237,8 @@ class Streams:
 
     def _broker(self, record: NodeRecord, fallback: str) -> pb.Broker:
         """With its own gateway's address if it answers as far as this node knows, else with `fallback` (LS4)."""
-        catalog, node = self.catalog, self._node
-        is_reached = record.node == node.doors.node or node.pool.link_to(record.node) is not None
+        catalog, channels = self.catalog, self._channels
+        is_reached = record.node == channels.node or channels.is_linked(record.node)
         gateway = _gateway_of(record) if record.state is NodeState.ACTIVE and is_reached else None
         host, port = split_address(gateway or fallback)
         return pb.Broker(

@@ -18,7 +18,7 @@ LQ6  A subscription is refused at the start, or ended for a readonly partition, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -27,6 +27,7 @@ from tidelog.blocks.header import BlockKind
 from tidelog.client import Client, Record
 from tidelog.client.records import AnyRecord, records_of
 from tidelog.cluster.clients.access import ADMIN, READ, ClientAccess
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.nats_subjects import attached_subject
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.codecs.stream_names import StreamPlace, channel_of
@@ -40,9 +41,6 @@ from tidelog.gateways.liftbridge.refusals import GatewayRefusedError, Status
 from tidelog.gateways.liftbridge.streams import Streams
 from tidelog.units import KIB
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 _NS_PER_US: Final = 1_000
 _WRITTEN_RECORDS: Final = 512
 _WRITTEN_BYTES: Final = 64 * KIB
@@ -54,7 +52,7 @@ class Subscriptions:
 
     def __init__(
         self,
-        node: Node,
+        channels: LocalChannels,
         *,
         client: Client,
         streams: Streams,
@@ -62,7 +60,7 @@ class Subscriptions:
         groups: ConsumerGroups,
         subscriptions_max: int = 1_000,
     ) -> None:
-        self._node = node
+        self._channels = channels
         self._groups = groups
         self._client = client
         self._streams = streams
@@ -92,8 +90,8 @@ class Subscriptions:
             record = await self._admitted(place, request, principal)
             still_assigned = await self._joined(request, record, principal)
             is_leaders = not request.readISRReplica
-            log = log_of(self._node, self._client, channel=record.name, channel_id=record.channel_id)
-            name = self._node.doors.node
+            log = log_of(self._channels, self._client, channel=record.name, channel_id=record.channel_id)
+            name = self._channels.node
             try:
 
                 def check() -> None:
@@ -120,7 +118,7 @@ class Subscriptions:
         if request.HasField("consumer") and request.readISRReplica:
             raise GatewayRefusedError(Status.INVALID_ARGUMENT, "a consumer of a group reads from the leader alone")
         record = await self._streams.judged(lambda: self._judged(place, request, principal))
-        if self._node.doors.channel_here(record.channel_id) is None:
+        if self._channels.channel_here(record.channel_id) is None:
             # Remote reads are by channel id, which a channel created again does not have: bring the catalog up to date.
             await self._streams.look_again()
             record = self._judged(place, request, principal)
@@ -138,7 +136,7 @@ class Subscriptions:
         may_resume = request.resume and self._access.allows(principal, record.name, ADMIN)
         if record.paused and not may_resume:
             raise ChannelPaused(channel=record.name)
-        if not request.readISRReplica and record.leader != self._node.doors.node:
+        if not request.readISRReplica and record.leader != self._channels.node:
             raise GatewayRefusedError(Status.FAILED_PRECONDITION, _not_led(place, record))
         return record
 

@@ -14,13 +14,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tidelog.cluster.local_channels import LocalChannels
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.catalog import Applied, Batch, DeleteChannel, PauseChannel, ResumeChannel, SetReadonly
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 CHANNELS_MAX: Final = 10_000
 _NS_PER_US: Final = 1_000
@@ -47,21 +45,22 @@ class _Times:
 class PartitionTimes:
     """One for each gateway."""
 
-    def __init__(self, node: Node, *, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._node = node
+    def __init__(self, channels: LocalChannels, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._channels = channels
         self._now_ns = now_ns
+        self._unwatch: Callable[[], None] = _watch_nothing
         self._times: OrderedDict[int, _Times] = OrderedDict()
 
     def start(self) -> None:
-        self._node.doors.catalog_watchers.append(self.applied)
+        self._unwatch = self._channels.watch_catalog(self.applied)
 
     def close(self) -> None:
-        if self.applied in self._node.doors.catalog_watchers:
-            self._node.doors.catalog_watchers.remove(self.applied)
+        self._unwatch()
+        self._unwatch = _watch_nothing
 
     def applied(self, applied: Sequence[Applied]) -> None:
         """Catalog watcher. Changes that a starting node replays have no time."""
-        if not self._node.core.is_registered:
+        if not self._channels.is_registered:
             return
         for one in applied:
             if one.refusal is not None:
@@ -84,7 +83,7 @@ class PartitionTimes:
 
     def fill(self, channel_id: int, found: pb.PartitionMetadata) -> None:
         """Fill in the timestamps; 0 where this node does not know."""
-        replica = self._node.core.channels.replicas.replica(channel_id)
+        replica = self._channels.find_replica(channel_id)
         fold = None if replica is None else replica.fold
         received = _Span()
         if fold is not None:
@@ -97,3 +96,7 @@ class PartitionTimes:
         ):
             shown.SetInParent()
             shown.firstTimestamp, shown.latestTimestamp = span.first_ns, span.latest_ns
+
+
+def _watch_nothing() -> None:
+    """Stands for the end of a watch that has not begun."""

@@ -12,23 +12,21 @@ from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.uplink.messages import BackfillAck, BackfillData, Hello, LiveAck, LiveData, Refused, ToBoat, Welcome
 from tidelog.errors import LogError
 from tidelog.sim.cluster.boat import BoatConnection
-from tidelog.storage.store.channel_logs import ChannelLogs
+from tidelog.storage.log.log import Log
 
 if TYPE_CHECKING:
     from tidelog.sim.cluster.boats import ClusterBoats
     from tidelog.sim.cluster.node import ClusterNode
 
 
-class SeatedNode:
-    """A node as a `LedChannel` uses it."""
+class BoatLeaderChannels:
+    """`LocalChannels` of a simulated node, as far as a `LedChannel` uses them."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self.doors = self
 
-    @property
-    def channel_logs(self) -> ChannelLogs:
-        return self._node.logs
+    def log(self, channel_id: int) -> Log:
+        return self._node.logs.log(channel_id)
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
         core = self._node.core

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cluster.boats.channel_log import open_channel_log
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.uplink.led_channel import LedChannel, served_epoch
+from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.cluster.uplink.mark import boat_config, is_boat
 from tidelog.core.catalog import (
     ChannelConfig,
@@ -27,7 +27,7 @@ from tidelog.core.uplink.messages import Hello
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import LogError
 from tidelog.sim.cluster.boat import BoatAccount, BoatConnection, ClusterBoat, HungUp
-from tidelog.sim.cluster.boat_leader import LedBoat, SeatedNode
+from tidelog.sim.cluster.boat_leader import BoatLeaderChannels, LedBoat
 from tidelog.sim.cluster.boat_mishaps import MISHAPS
 from tidelog.sim.network import Connection, Way
 from tidelog.sim.uplink.model import UplinkBroken
@@ -139,12 +139,12 @@ class ClusterBoats:
         if led is not None and not led.seat.is_held:
             self.end(led, replica.not_leader())
             led = None
-        if led is None and served_epoch(replica) and is_boat(replica.record):
+        if led is None and replica.served_epoch and is_boat(replica.record):
             self._begin(node, replica)
 
     def _begin(self, node: ClusterNode, replica: ChannelReplica) -> None:
-        seated: Any = SeatedNode(node)
-        led = LedBoat(self, node, LedChannel(seated, replica), replica)
+        channels: Any = BoatLeaderChannels(node)
+        led = LedBoat(self, node, LedChannel(channels, replica), replica)
         self.led[node.name, replica.name] = led
         self.world.scheduler.after(1, led.look)
 

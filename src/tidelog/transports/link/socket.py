@@ -189,6 +189,12 @@ async def connect(address: str) -> LinkSocket:
     raise PeerUnreachable(address=address, problem=problem)
 
 
+def reached_host(listen: str, host: str) -> str:
+    """The host of an address that is listened on, or `host` where that is every interface."""
+    named = listen.rpartition(":")[0]
+    return host if named in ("", "0.0.0.0", "[::]", "::") else named
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[::1]:port`."""
     host, _, port = address.rpartition(":")

@@ -1,27 +1,28 @@
-"""A node's channels as clients, administration and the uplink use them: produce, fetch, offsets, cursors.
+"""`LocalChannels` over the replicas of a running node: produce, fetch, offsets, cursors.
 
 Everything runs on the event loop; what needs the disk goes to the writer's or a reader's thread. All waits have an end.
 
-DO1  Nothing beyond the committed end, or beyond what is durable here, leaves through a door.
+DO1  Nothing beyond the committed end, or beyond what is durable here, is given out.
 DO2  A produced block is answered once: with its offset when its ack policy is satisfied, or with why not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import CursorMoved, encode_control
 from tidelog.cluster.clients.producer_admin import listed
 from tidelog.cluster.clients.requests import AtSeq, AtTime, Earliest, Place, ProducersRequest
-from tidelog.cluster.clients.service import OffsetsAnswer
+from tidelog.cluster.local_channels import OffsetsAnswer
+from tidelog.cluster.node.driver import NodeDriver
+from tidelog.cluster.node.requests import NodeRequests
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.replication.fold import CURSORS_MAX
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.replicas import ProduceOutcome as Outcome
 from tidelog.cluster.replication.trouble import others, readable, unreadable
 from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
@@ -39,10 +40,8 @@ from tidelog.errors import (
     UnknownChannel,
     WaitTimedOut,
 )
+from tidelog.storage.log.log import Log
 from tidelog.storage.log.writer import steady_clock_ms, wall_clock_us
-
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
 
 _READERS: Final = 2
 CURSOR_MS: Final = 5_000
@@ -50,18 +49,18 @@ CURSOR_MS: Final = 5_000
 T = TypeVar("T")
 
 
-class LocalChannels:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+class ReplicaChannels:
+    """Implements `cluster.local_channels.LocalChannels`."""
+
+    def __init__(self, driver: NodeDriver, requests: NodeRequests) -> None:
+        self._driver = driver
+        self._requests = requests
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        """Readers that wait for a channel to move."""
+        """Readers that wait for a channel to change."""
         self._readers = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="tidelog-fetch")
-        self.listeners: dict[int, list[Callable[[ChannelReplica], None]]] = {}
-        """Parts of this node that follow a channel (the uplink): called on the loop whenever it moved."""
-        self.watchers: list[Callable[[ChannelReplica], None]] = []
-        """Parts of this node that follow all channels: as above, for every one that moved."""
-        self.catalog_watchers: list[Callable[[Sequence[Applied]], None]] = []
-        """Parts of this node that follow the catalog: called on the loop with what was applied here."""
+        self._watchers: dict[int | None, list[Callable[[ChannelReplica], None]]] = {None: []}
+        """By channel; None has those that watch all channels."""
+        driver.moved_watchers.append(self._moved)
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -73,50 +72,79 @@ class LocalChannels:
 
     @property
     def node(self) -> str:
-        return self._node.core.node
+        return self._driver.core.node
 
     @property
     def catalog(self) -> Catalog:
-        catalog = self._node.core.catalog
+        catalog = self._driver.core.catalog
         if catalog is None:
             raise NotLeader(leader=None)
         return catalog
 
     @property
-    def metadata_leader(self) -> str | None:
-        return self._node.core.leader
+    def known_catalog(self) -> Catalog | None:
+        return self._driver.core.catalog
 
     @property
-    def is_metadata_leader(self) -> bool:
-        return self._node.core.is_leader
+    def is_registered(self) -> bool:
+        return self._driver.core.is_registered
 
     @property
-    def proximity(self) -> ProximityGraph:
-        return self._node.core.proximity
+    def disk_problem(self) -> str | None:
+        storage = self._driver.storage
+        return None if storage is None else storage.problem
 
-    def node_loads(self) -> Mapping[str, NodeLoad]:
-        return self._node.core.channels.controller.node_loads(self.catalog)
+    def now_ms(self) -> int:
+        return self._driver.now_ms()
 
     def wall_ms(self) -> int:
         return wall_clock_us() // 1000
 
-    async def propose(self, change: Change, *, timeout_ms: int) -> int:
-        return await self._node.asks.propose(change, timeout_ms=timeout_ms)
+    # --- the metadata ----------------------------------------------------------------------------------------
 
-    async def ask_leader(self, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
-        leader = self._node.core.leader
-        if leader is None or leader == self.node:
+    @property
+    def metadata_leader(self) -> str | None:
+        return self._driver.core.leader
+
+    @property
+    def is_metadata_leader(self) -> bool:
+        return self._driver.core.is_leader
+
+    @property
+    def proximity(self) -> ProximityGraph:
+        return self._driver.core.proximity
+
+    def node_loads(self) -> Mapping[str, NodeLoad]:
+        return self._driver.core.channels.controller.node_loads(self.catalog)
+
+    def is_linked(self, node: str) -> bool:
+        return self._driver.pool.link_to(node) is not None
+
+    async def propose(self, change: Change, *, timeout_ms: int) -> int:
+        return await self._requests.propose(change, timeout_ms=timeout_ms)
+
+    async def ask_node(self, node: str | None, kind: int, body: bytes, *, timeout_ms: int) -> memoryview:
+        asked = self._driver.core.leader if node is None else node
+        if asked is None or (node is None and asked == self.node):
             raise NotLeader(leader=None)
-        return await self._node.pool.request(leader, kind, body, timeout_ms=timeout_ms)
+        return await self._driver.pool.request(asked, kind, body, timeout_ms=timeout_ms)
 
     async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
-        await self._node.asks.wait_applied(index, timeout_ms=timeout_ms)
+        await self._requests.wait_applied(index, timeout_ms=timeout_ms)
 
     async def read_barrier(self) -> None:
-        await self._node.asks.read_barrier()
+        await self._requests.read_barrier()
+
+    # --- replicas --------------------------------------------------------------------------------------------
+
+    def find_replica(self, channel_id: int) -> ChannelReplica | None:
+        return self._driver.core.channels.replicas.replica(channel_id)
+
+    def replicas(self) -> Iterable[ChannelReplica]:
+        return self._driver.core.channels.replicas.replicas()
 
     def replica(self, channel_id: int) -> ChannelReplica:
-        replica = self._node.core.channels.replicas.replica(channel_id)
+        replica = self.find_replica(channel_id)
         if replica is None:
             record = self.catalog.channel(channel_id)
             if record is None:
@@ -125,7 +153,7 @@ class LocalChannels:
         return replica
 
     def channel_here(self, channel_id: int) -> Mapping[str, Any] | None:
-        replica = self._node.core.channels.replicas.replica(channel_id)
+        replica = self.find_replica(channel_id)
         if replica is None:
             return None
         return {
@@ -140,7 +168,7 @@ class LocalChannels:
     # --- producing ---------------------------------------------------------------------------------------------
 
     def produce(self, request: Produce, made: MadeBlock, answer: Callable[[Produced], None]) -> None:
-        replica = self._node.core.channels.replicas.replica(request.channel_id)
+        replica = self.find_replica(request.channel_id)
         if replica is None or replica.leading is None:
             raise self._not_leader(request.channel_id)
         if request.leader_epoch not in (0, replica.leading.epoch):
@@ -151,11 +179,11 @@ class LocalChannels:
             answer(Produced(token=token, first_offset=first_offset, error=error))
 
         order = ProduceOrder(answered, made, request.ack, path=_PUBLISH, expected_offset=request.expected_offset)
-        replica.produce(order, self._node.now_ms())
-        self._node.pump_soon()
+        replica.produce(order, self._driver.now_ms())
+        self._driver.pump_soon()
 
     def _not_leader(self, channel_id: int) -> LogError:
-        replica = self._node.core.channels.replicas.replica(channel_id)
+        replica = self.find_replica(channel_id)
         if replica is not None:
             return replica.not_leader()
         record = self.catalog.channel(channel_id)
@@ -165,8 +193,8 @@ class LocalChannels:
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
         """For parts of this node: `order.token` is called with (first offset, error), once."""
-        self.replica(channel_id).produce(order, self._node.now_ms())
-        self._node.pump_soon()
+        self.replica(channel_id).produce(order, self._driver.now_ms())
+        self._driver.pump_soon()
 
     async def append(self, channel_id: int, order: ProduceOrder, *, timeout_ms: int) -> int:
         """The offset of a block once its ack policy is satisfied. `order.token` is not used."""
@@ -192,28 +220,34 @@ class LocalChannels:
         except TimeoutError:
             raise WaitTimedOut(waiting_for="the commit", deadline_s=timeout_ms / 1000) from None
 
-    def answered(self, outcomes: Sequence[Outcome]) -> None:
-        """The fates of produced blocks: tokens are who wants to know (DO2)."""
-        for outcome in outcomes:
-            outcome.token(outcome.first_offset, outcome.error)
+    def apply_retention(self, channel_id: int) -> None:
+        self.replica(channel_id).apply_retention(self._driver.now_ms())
+        self._driver.pump_soon()
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def moved(self, replicas: Sequence[ChannelReplica]) -> None:
-        """Whoever waits for these channels looks again."""
+    def _moved(self, replicas: Sequence[ChannelReplica]) -> None:
         for replica in replicas:
-            waiting = self._waiting.pop(replica.channel_id, None)
-            if waiting:
-                for future in waiting:
-                    if not future.done():
-                        future.set_result(None)
-            for listener in self.listeners.get(replica.channel_id, ()):
-                listener(replica)
-            for watcher in self.watchers:
+            for future in self._waiting.pop(replica.channel_id, ()):
+                if not future.done():
+                    future.set_result(None)
+            for watcher in (*self._watchers.get(replica.channel_id, ()), *self._watchers[None]):
                 watcher(replica)
 
+    def watch(self, watcher: Callable[[ChannelReplica], None], *, channel_id: int | None = None) -> Callable[[], None]:
+        """Call `watcher` on the loop when the replica of a channel changed, or any replica; the returned function ends
+        it."""
+        watchers = self._watchers.setdefault(channel_id, [])
+        watchers.append(watcher)
+        return lambda: watchers.remove(watcher)
+
+    def watch_catalog(self, watcher: Callable[[Sequence[Applied]], None]) -> Callable[[], None]:
+        """Call `watcher` on the loop with the changes that were applied here; the returned function ends it."""
+        self._driver.catalog_watchers.append(watcher)
+        return lambda: self._driver.catalog_watchers.remove(watcher)
+
     async def wait_moved(self, channel_id: int, deadline_ms: int) -> bool:
-        """Until the channel moves; False when the time is up."""
+        """Until the replica's role, committed end or log start changes; False when the time is up."""
         left_ms = deadline_ms - steady_clock_ms()
         if left_ms <= 0:
             return False
@@ -272,7 +306,7 @@ class LocalChannels:
 
     async def read_log(self, replica: ChannelReplica, offset: int, *, bytes_max: int, end: int) -> Sequence[Block]:
         """Blocks from the disk, in a reader's thread."""
-        logs = self._node.channel_logs
+        logs = self._driver.channel_logs
         try:
             blocks = await asyncio.get_running_loop().run_in_executor(
                 self._readers,
@@ -280,13 +314,16 @@ class LocalChannels:
             )
         except (DamagedRange, DiskError) as error:
             unreadable(replica, error, offset)
-            self._node.pump_soon()
+            self._driver.pump_soon()
             if isinstance(error, DiskError) and others(replica):
                 raise replica.not_leader() from error  # another replica has them
             raise
         if blocks:
             readable(replica, range(blocks[0].leader.base_offset, blocks[-1].end))
         return blocks
+
+    def log(self, channel_id: int) -> Log:
+        return self._driver.channel_logs.log(channel_id)
 
     async def in_reader(self, read: Callable[..., T], *arguments: Any) -> T:
         """Have something read from the disk, in a reader's thread."""
@@ -323,7 +360,7 @@ class LocalChannels:
 
     def _search(self, channel_id: int, at: AtTime | AtSeq, end: int) -> int:
         """The first block that reaches into the range; records before it in that block are the reader's to skip."""
-        log = self._node.channel_logs.log(channel_id)
+        log = self._driver.channel_logs.log(channel_id)
         if isinstance(at, AtTime):
             found = log.blocks(end=end, from_time_us=at.time_us, skip_damaged=True)
         else:
@@ -342,7 +379,7 @@ class LocalChannels:
         replica = self.replica(request.channel_id)
         if replica.leading is None:
             raise replica.not_leader()
-        return listed(self.catalog, replica.fold, request)
+        return listed(self.catalog, replica, request)
 
     async def set_cursor(self, channel_id: int, name: str, offset: int | None) -> None:
         """A control record in the channel itself: replicated and durable like all others (F1, R12)."""
@@ -363,7 +400,7 @@ class LocalChannels:
                 raise replica.not_leader()
             if replica.need_fold():
                 return replica
-            self._node.pump_soon()
+            self._driver.pump_soon()
             if not await self.wait_moved(channel_id, deadline_ms):
                 raise WaitTimedOut(waiting_for="the log to be read", deadline_s=CURSOR_MS / 1000)
 

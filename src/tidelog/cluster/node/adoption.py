@@ -8,10 +8,13 @@ AD3  Nothing is deleted. A log that cannot be adopted is named, and stays where 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tidelog.cluster.clients.channel_admin import ChannelAdministration
 from tidelog.cluster.clients.requests import AlterOperation
+from tidelog.cluster.local_channels import LocalChannels
+from tidelog.cluster.node.driver import NodeDriver
+from tidelog.cluster.node.requests import NodeRequests
 from tidelog.cluster.uplink.mark import boat_config, is_boat
 from tidelog.codecs.client_codec import ALTER, config_json
 from tidelog.core.catalog import AdoptChannel, ChannelConfig
@@ -20,19 +23,17 @@ from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.writer import wall_clock_us
 from tidelog.storage.store.channel_logs import ChannelLogConfig
 
-if TYPE_CHECKING:
-    from tidelog.cluster.node.process import Node
-
 _PROPOSE_MS: Final = 10_000
 
 
-async def adopt_channels(node: Node, config: ChannelConfig, log: Callable[[str], None]) -> int:
-    """Take over what lies on the disk and the catalog has never heard of; how many they were."""
-    await node.asks.read_barrier()  # a catalog that is behind would take known channels for strays
-    catalog = node.doors.catalog
+async def adopt_channels(driver: NodeDriver, requests: NodeRequests, config: ChannelConfig) -> int:
+    """Take over what lies on the disk and the catalog has never heard of; returns how many channels that were."""
+    await requests.read_barrier()  # a catalog that is behind would take known channels for strays
+    catalog = driver.core.catalog
+    assert catalog is not None, "a read barrier has passed"
     strays = {
         channel_id: name
-        for channel_id, name in sorted(node.channel_logs.known().items())
+        for channel_id, name in sorted(driver.channel_logs.known().items())
         if catalog.channel(channel_id) is None and not catalog.was_deleted(channel_id)
     }
     adopted = 0
@@ -41,29 +42,31 @@ async def adopt_channels(node: Node, config: ChannelConfig, log: Callable[[str],
             change = AdoptChannel(
                 name=name,
                 config=boat_config(config, catalog),
-                node=node.core.node,
+                node=driver.core.node,
                 channel_id=channel_id,
-                newest_epoch=await _newest_epoch(node, channel_id, name),
+                newest_epoch=await _newest_epoch(driver, channel_id, name),
                 at_ms=wall_clock_us() // 1000,
             )
-            await node.asks.propose(change, timeout_ms=_PROPOSE_MS)
+            await requests.propose(change, timeout_ms=_PROPOSE_MS)
         except LogError as error:
             if error.retriable:
                 raise
-            log(f"channel not adopted channel={name} id={channel_id} code={error.code} detail={str(error)!r}")  # AD3
+            driver.log(
+                f"channel not adopted channel={name} id={channel_id} code={error.code} detail={str(error)!r}"
+            )  # AD3
         else:
             adopted += 1
     if adopted:
-        log(f"channels adopted count={adopted}")
+        driver.log(f"channels adopted count={adopted}")
     return adopted
 
 
-async def _newest_epoch(node: Node, channel_id: int, name: str) -> int:
+async def _newest_epoch(driver: NodeDriver, channel_id: int, name: str) -> int:
     """Of a log that is not open yet; looked at in the writer's thread."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[int] = loop.create_future()
-    logs = node.channel_logs
-    assert node.storage is not None
+    logs = driver.channel_logs
+    assert driver.storage is not None
 
     def look(now_us: int) -> None:
         config = ChannelLogConfig(channel_id=channel_id, name=name, persistent=True, options=LogOptions())
@@ -74,17 +77,17 @@ async def _newest_epoch(node: Node, channel_id: int, name: str) -> int:
         else:
             loop.call_soon_threadsafe(found.set_result, epoch)
 
-    node.storage.writer.run_exclusive(look)
+    driver.storage.writer.run_exclusive(look)
     return await found
 
 
-async def follow_settings(node: Node, config: ChannelConfig) -> None:
+async def follow_settings(channels: LocalChannels, admin: ChannelAdministration, config: ChannelConfig) -> None:
     """Give boats' channels the retention that is set now: in a cluster of one nobody else has a say."""
-    for record in node.doors.catalog.channels():
+    for record in channels.catalog.channels():
         if is_boat(record) and record.config.retention != config.retention:
             request = {
                 "channel": record.name,
                 "op": AlterOperation.ALTER.value,
                 "config": {"retention": config_json(config)["retention"]},
             }
-            await node.admin.ask(ALTER, request, principal=f"node:{node.core.node}")
+            await admin.ask(ALTER, request, principal=f"node:{channels.node}")
