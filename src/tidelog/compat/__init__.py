@@ -1,8 +1,8 @@
-"""Other people's files: `.lpj` journals, candump and canboat captures.
+"""Files of other programs: `.lpj` journals, candump and canboat captures.
 
 Modules:
 
-    captures   Captures that people already have
+    captures   candump and canboat captures
     lpj        lplex journal files (.lpj)
     lpj_table  The device table of the block that an .lpj writer has open
 """

@@ -1,14 +1,13 @@
-"""Captures that people already have: candump text and canboat `.raw`, to and from frame columns.
+"""Captures of other programs: candump text and canboat `.raw`, to and from frame columns.
 
 candump text comes in three spellings: log lines (`candump -L`), console lines, and the bare
 `<0x09f80200> [8] e8 fc ...` of old builds, which have no time at all. A canboat line has a whole
 message: its fast packets are assembled, so payloads are longer than a CAN frame's eight bytes.
 
-A reader is an iterator of `FrameColumns`. Lines that are well formed but are no NMEA 2000 frame (a PGN
-that fits no CAN id, an 11-bit id, a remote frame) are counted in `skipped`, by reason; malformed
-lines raise `BadJournalFile`, or are counted as well with `on_malformed="skip"`. Nothing disappears
-uncounted but comments and empty lines. One thing a CAN id cannot say is dropped by rule: a destination
-other than everybody on a broadcast (PDU2) PGN.
+A reader is an iterator of `FrameColumns`. Lines that are well formed but are no NMEA 2000 frame (a PGN that fits no CAN
+id, an 11-bit id, a remote frame) are counted in `skipped`, by reason; malformed lines raise `BadJournalFile`, or are
+counted as well with `on_malformed="skip"`. Only comments and empty lines are left out uncounted. One thing that a CAN
+id cannot hold is dropped: a destination other than everybody on a broadcast (PDU2) PGN.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class SkipReason(enum.StrEnum):
 
 
 class _Malformed(Exception):
-    """A line is not what it should be; the message says where."""
+    """A line is malformed; the message says where."""
 
 
 Row = tuple[int, int, bytes]
@@ -123,10 +122,9 @@ LineParser = Callable[[str], Row | SkipReason | None]
 
 
 class CaptureReader(Iterator[FrameColumns]):
-    """Chunks of frames from a capture file, and an account of what was left out.
+    """Chunks of frames from a capture file, and counts of what was left out.
 
-    The counts are complete once the iterator is exhausted. The file closes itself at its end, or
-    with `close`.
+    The counts are complete once the iterator is exhausted. The file is closed at its end, or by `close`.
     """
 
     def __init__(
@@ -321,7 +319,7 @@ def _parse_canboat(line: str) -> Row | SkipReason | None:
 
 @lru_cache(maxsize=16)
 def _second_us(date: str, clock: str) -> int:
-    """Many lines share a second, and calendars are slow."""
+    """Cached: many lines share a second, and calendar conversion is slow."""
     try:
         return parse_time_us(f"{date}T{clock}Z")
     except InvalidConfig:
@@ -398,7 +396,7 @@ def _write_lines(
 
 
 def sniff(path: str | os.PathLike[str]) -> Literal["lpj", "candump", "canboat"] | None:
-    """What kind of file this looks like, by its first data line; None if it is none of ours."""
+    """The kind of file that this looks like, by its first data line; None for an unknown one."""
     with open_foreign(path) as file:
         start = read_at(file, 0, _SNIFF_BYTES)
     if start.startswith(FILE_MAGIC):

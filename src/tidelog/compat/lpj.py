@@ -1,16 +1,15 @@
 """lplex journal files (.lpj): reading any that lplex wrote, writing version 2.
 
-Reading gives *stored* blocks: the bytes exactly as they lie in the file, so that they can travel on
-unchanged, with `decode()` for those who want frames. The codec of a block is
-`tidelog.blocks.lpj`. These are other people's files, so plain `open` is used instead of our Disk; the
-functions at the end are the only ones that do.
+Reading gives *stored* blocks: the bytes exactly as they lie in the file, so that they can be sent on unchanged, with
+`decode()` for callers that want frames. The codec of a block is `tidelog.blocks.lpj`. The files belong to other
+programs, so plain `open` is used instead of a `Disk`, in the functions at the end only.
 
-What holds:
+Invariants:
 CLP1  A block is handed out only after it was inflated and its checksum and framing were checked.
 CLP2  A file that ends early gives every whole block before its end, and says how many bytes were left.
-CLP3  An index is believed only if it describes the file from the first block on; otherwise the file is scanned.
-CLP4  The writer never touches a file that exists, and starts a new block wherever the format could
-    not say the truth: at a seq jump, and where the clock runs backwards.
+CLP3  An index is used only if it describes the file from the first block on; otherwise the file is scanned.
+CLP4  The writer never touches a file that exists, and starts a new block wherever the format could not represent the
+      frames: at a seq jump, and where the clock runs backwards.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class LpjStoredBlock:
 
     path: str
     position: int
-    """Of its framing in the file."""
+    """The offset of its framing in the file."""
     base_time_us: int
     base_seq: int
     """0 in version 1."""
@@ -115,7 +114,7 @@ class LpjStoredBlock:
         return open_lpj_stored(self.stored, compression=self.compression, block_size=self.block_size)
 
     def check(self) -> LpjBlockSummary:
-        """Inflate, check the checksum, and check that the framing tells the same as the block."""
+        """Inflate, check the checksum, and check that framing and block agree."""
         summary = summarize_lpj_block(self.inflate(), version=self.version)
         if (summary.base_time_us, summary.base_seq) != (self.base_time_us, self.base_seq):
             raise BlockCorrupt(
@@ -176,12 +175,12 @@ class LpjReader:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes behind the last whole block that are neither block nor index."""
+        """Bytes after the last whole block that are neither block nor index."""
         return self._layout.torn_bytes
 
     @property
     def indexed(self) -> bool:
-        """Whether the file's index was there and believed; uncompressed files need none."""
+        """Whether the file's index was there and used; uncompressed files need none."""
         return self._layout.indexed
 
     @property
@@ -219,7 +218,7 @@ class LpjReader:
             yield block
 
     def block_at(self, number: int) -> LpjStoredBlock:
-        """Block `number` as it lies there; nothing but its framing is checked."""
+        """Block `number` as stored; only its framing is checked."""
         slot = self._layout.slots[number]
         try:
             return self._read(slot)
@@ -271,8 +270,8 @@ class LpjReader:
             return None
         offsets = np.frombuffer(read_at(self._file, table_start, 8 * count), dtype="<u8")
         edges = np.append(offsets, np.uint64(table_start))
-        # lplex believes any rising offsets. That the first block lies right behind the header rules out
-        # an index that hides blocks, and bytes of a torn block that happen to end in LPJI.
+        # lplex accepts any rising offsets. That the first block lies right behind the header rules out an index that
+        # hides blocks, and bytes of a torn block that happen to end in LPJI.
         if int(edges[0]) != FILE_HEADER_BYTES or not bool(np.all(edges[1:] > edges[:-1])):
             return None
         limits = edges.tolist()
@@ -412,7 +411,7 @@ class LpjWriter:
                 self._write_open_block()
 
     def set_devices(self, devices: Sequence[LpjDevice]) -> None:
-        """What every block from here on says of the devices. A change starts a new block."""
+        """The devices listed in every block from here on. A change starts a new block."""
         self._check_open()
         if tuple(devices) == self._table.entries:
             return
@@ -424,7 +423,7 @@ class LpjWriter:
         self._table.begin(devices)
 
     def add_device(self, device: LpjDevice) -> None:
-        """What is known of one device from the next frame on; the open block goes on, if its table has room."""
+        """What is known of one device from the next frame on; the open block continues, if its table has room."""
         self._check_open()
         if not self._open:
             self.set_devices(self._table.known_with(device))
@@ -433,7 +432,7 @@ class LpjWriter:
             self.set_devices(self._table.known_with(device))
 
     def forget_device(self, source: int) -> None:
-        """The address is free: from the next block on nothing is said of it."""
+        """The address is free: from the next block on it is not listed."""
         self._table.forget(source)
         if not self._open:
             self._table.fold()
@@ -510,7 +509,7 @@ class LpjWriter:
 
 
 def open_foreign(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open somebody else's file for reading."""
+    """Open a file of another program for reading."""
     try:
         return open(path, "rb")
     except FileNotFoundError as error:

@@ -34,12 +34,12 @@ class OpenTable:
         self.known, self._added, self._gone = tuple(devices), [], set()
 
     def known_with(self, device: LpjDevice) -> list[LpjDevice]:
-        """What a new block would begin with that knows this device too."""
+        """The table of a new block that includes this device."""
         rest = [entry for entry in self.known if entry.source != device.source]
         return [*rest, replace(device, active_from=0)]
 
     def add(self, device: LpjDevice, *, frame_count: int, used_bytes: int) -> bool:
-        """Let the open block know it from its next frame on; False if there is no room."""
+        """Add the device to the open block from its next frame on; False if there is no room."""
         entry = replace(device, active_from=frame_count)
         table_bytes = lpj_device_table_bytes((*self.entries, entry))
         space_bytes = lpj_space_bytes(self._block_size, table_bytes)
@@ -49,10 +49,10 @@ class OpenTable:
         return True
 
     def forget(self, source: int) -> None:
-        """The address is free: from the next block on nothing is said of it."""
+        """The address is free: from the next block on it is not listed."""
         self._gone.add(source)
 
     def fold(self) -> None:
-        """The block was written: the next one begins with the latest word on each address."""
+        """The block was written: the next one begins with the latest entry of each address."""
         latest = {entry.source: replace(entry, active_from=0) for entry in self.entries}
         self.begin([entry for source, entry in latest.items() if source not in self._gone])

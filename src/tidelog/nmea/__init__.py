@@ -1,9 +1,9 @@
-"""NMEA 2000 as frames say it: PGNs, long messages in pieces, who is on the bus.
+"""NMEA 2000: PGNs, long messages in pieces, the devices on the bus.
 
 Modules:
 
-    devices      Who is on the bus
+    devices      The devices on the bus
     fast_packet  Whole messages from raw CAN frames
-    pgns         What kind of message a PGN is
+    pgns         Which PGNs are fast packets
     transport    ISO 11783 transport
 """

@@ -1,12 +1,12 @@
-"""Who is on the bus: a registry folded from frames.
+"""The devices on the bus: a registry folded from frames.
 
-A device is known by its source address as soon as it speaks; an address claim (PGN 60928) gives its 64-bit
-NAME, product information (PGN 126996) the strings on its label.
+A device is known by its source address as soon as it sends; an address claim (PGN 60928) gives its 64-bit NAME, product
+information (PGN 126996) the strings on its label.
 
-What holds:
+Invariants:
 ND1  At most one device per source, and no more than the 252 sources that can be claimed.
-ND2  A new NAME on a source is a new device: nothing of the old one stays. A NAME that moves to another
-    source takes its label along and leaves nothing behind.
+ND2  A new NAME on a source is a new device: nothing of the old one stays. A NAME that moves to another source takes its
+     label along and leaves nothing behind.
 ND3  No frame raises: what is too short to be a claim or a label only counts as a packet.
 """
 
@@ -25,7 +25,7 @@ from tidelog.nmea.pgns import ISO_ADDRESS_CLAIM, PRODUCT_INFORMATION
 from tidelog.units import format_time_us
 
 SOURCES_MAX: Final = 252
-"""Addresses 0 to 251; 252 and 253 are reserved, 254 is nobody and 255 everybody."""
+"""Addresses 0 to 251; 252 and 253 are reserved, 254 is the null address and 255 is global."""
 
 _NAME_BYTES: Final = 8
 _PRODUCT: Final = struct.Struct("<HH32s40s24s32sBB")
@@ -68,7 +68,7 @@ class Name(NamedTuple):
         )
 
     def to_int(self) -> int:
-        """As a device says it that may take any free address (bit 63)."""
+        """Set by a device that may take any free address (bit 63)."""
         return (
             self.unique_number & 0x1F_FFFF
             | (self.manufacturer_code & 0x7FF) << 21
@@ -81,7 +81,7 @@ class Name(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What product information says that we keep."""
+    """The fields of the product information that are kept."""
 
     product_code: int = 0
     model_id: str = ""
@@ -164,7 +164,7 @@ def _short_time(time_us: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChange:
-    """A device that is new or says something new of itself; `device` is None when it left the source."""
+    """A device that is new or has new facts; `device` is None when it left the source."""
 
     source: int
     device: Device | None
@@ -189,7 +189,7 @@ class DeviceRegistry:
         self._devices = {device.source: device for device in devices if device.source < SOURCES_MAX}
 
     def receive(self, frames: FrameColumns) -> list[DeviceChange]:
-        """Fold frames in; what is new about whom, in order. Loops over claims and labels, not over frames."""
+        """Fold frames in; returns the changes, in order. Loops over claims and labels, not over frames."""
         if not len(frames):
             return []
         parts = parts_from_can_id(frames.can_ids)
@@ -277,7 +277,7 @@ def introductions(devices: Sequence[tuple[int, Name, Product]]) -> list[tuple[in
 
 
 def introductions_again(devices: Iterable[Device]) -> list[tuple[int, bytes]]:
-    """What these devices have said of themselves, to tell somebody who was not there."""
+    """The claims and labels of these devices, for a receiver that did not hear them."""
     return [frame for device in devices for frame in _introduction(device.source, device.name, device.product)]
 
 

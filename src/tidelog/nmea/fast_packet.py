@@ -4,15 +4,14 @@ A fast packet is up to 32 frames. The first byte of each has a sequence counter 
 messages of one sender apart) and a frame number (5 bits); frame 0 has the length (at most 223) and
 6 bytes, the others 7 bytes each. Nothing here does I/O or reads a clock: time comes with each frame.
 
-What holds:
-NFP1  A frame of a PGN that is not a fast packet, and a payload longer than 8 bytes (assembled already),
-    pass unchanged.
-NFP2  Frames of one message may come in any order and more than once; those of different senders,
-    destinations, PGNs and sequence counters never mix.
-NFP3  A message comes out at most once for every frame 0 that came in, at the time of the frame that made it
-    whole, so times that went in rising come out rising.
-NFP4  No input raises, and no more than `open_max` messages are held; a frame or message that is given up
-    is counted under its reason.
+Invariants:
+NFP1  A frame of a PGN that is not a fast packet, and a payload longer than 8 bytes (assembled already), pass unchanged.
+NFP2  Frames of one message may come in any order and more than once; those of different senders, destinations, PGNs and
+      sequence counters never mix.
+NFP3  A message comes out at most once for every frame 0 that came in, at the time of the frame that made it whole, so
+      times that went in rising come out rising.
+NFP4  No input raises, and no more than `open_max` messages are held; a dropped frame or message is counted under its
+      reason.
 
 What cannot be told apart: when a sender repeats a sequence counter within the timeout, the older message
 lost a frame and the newer one lost its frame 0, then the newer frames look like late ones of the older
@@ -61,7 +60,7 @@ def split_message(pgn: int, payload: bytes, *, counter: int) -> list[bytes]:
 
 
 class FastPacketDrop(enum.StrEnum):
-    """Why a frame or a message was given up."""
+    """Why a frame or a message was dropped."""
 
     DUPLICATE = "duplicate"
     """A frame that its message has already."""
@@ -92,7 +91,7 @@ class AssemblerStatistics:
 
 @dataclass(slots=True)
 class _Message:
-    """Frames of one message. A finished one is kept until it times out, to know its late copies."""
+    """Frames of one message. A finished one is kept until it times out, to recognise late copies."""
 
     began_us: int
     newest_us: int
@@ -118,7 +117,7 @@ class FastPacketAssembler:
         self._timeout_us = timeout_us
         self._open_max = open_max
         self._transport = TransportAssembler()
-        # In order of their newest frame, so the ones to give up come first.
+        # In order of their newest frame, so the ones to drop come first.
         self._messages: dict[tuple[int, int], _Message] = {}
         self._dropped: Counter[FastPacketDrop] = Counter()
         self._passed = 0
@@ -136,7 +135,7 @@ class FastPacketAssembler:
         return time_us, can_id, payload
 
     def wake(self, now_us: int) -> None:
-        """Give up what has waited too long. Optional for correctness: `receive` does it as it goes."""
+        """Drop what has waited too long. Optional for correctness: `receive` does it as it goes."""
         self._expire(now_us)
         self._transport.wake(now_us)
 

@@ -1,4 +1,4 @@
-"""What kind of message a PGN is: whether its frames are parts of a longer message.
+"""Which PGNs are fast packets: whether a frame is a part of a longer message.
 
 A CAN frame does not say that it is a part. NMEA 2000 fixes it for every PGN, so a listener needs
 the list: the public PGNs that are sent as fast packets, and the two proprietary ranges that are by

@@ -1,9 +1,9 @@
 """ISO 11783 transport: messages of 9 to 1785 bytes, overheard on the bus.
 
-A sender announces length and PGN in a control frame (PGN 60416): to everybody (BAM) or to one receiver
-(RTS). Numbered data frames (PGN 60160) of 7 bytes follow. We only listen: what the receiver answers
-(CTS, end of message) passes as a frame of its own and changes nothing, except that an abort ends the
-message. Used by `fast_packet`, which says what holds for both.
+A sender announces length and PGN in a control frame (PGN 60416): to everybody (BAM) or to one receiver (RTS). Numbered
+data frames (PGN 60160) of 7 bytes follow. Tidelog only listens: the receiver's answers (CTS, end of message) pass as
+frames of their own and change nothing, except that an abort ends the message. Used by `fast_packet`, which states the
+invariants of both.
 
 A sender has one message open per destination: a new announcement ends the one before.
 """
@@ -38,7 +38,7 @@ _PDU2_MIN: Final = 0xF000
 
 class TransportDrop(enum.StrEnum):
     MALFORMED = "malformed"
-    """An announcement or data frame that cannot be true, by number or length."""
+    """An announcement or data frame that is invalid, by number or length."""
     UNANNOUNCED = "unannounced"
     """A data frame of a message whose announcement was not heard."""
     SUPERSEDED = "superseded"
@@ -89,7 +89,7 @@ class TransportAssembler:
             self._announce(time_us, can_id, payload)
             return None
         if kind == _ABORT:
-            # Either side may say it.
+            # Either side may send it.
             self._give_up((source, destination), TransportDrop.ABORTED)
             self._give_up((destination, source), TransportDrop.ABORTED)
         self._passed += 1
@@ -142,7 +142,7 @@ class TransportAssembler:
         if not 1 <= number <= message.frame_count or len(payload) - 1 < room:
             self._dropped[TransportDrop.MALFORMED] += 1
             return None
-        # A frame may be asked for and sent again; the newest copy counts.
+        # A frame may be requested and sent again; the newest copy counts.
         message.parts[number] = payload[1 : 1 + room]
         message.newest_us = time_us
         if len(message.parts) < message.frame_count:

@@ -6,8 +6,8 @@ Modules:
     clocks      Frames with wrong clocks, placed by what is known around them
     columns     Fields of one variant, each read from all of its frames at once
     decode      Whole messages to signals
-    devices     Which device sent a frame
-    layouts     How the fields of a parameter group lie in its payload, learned from the `nmea2000` package
+    devices     The device that sent a frame
+    layouts     The layout of the fields of a parameter group, learned from the `nmea2000` package
     payloads    The payloads of many frames side by side
     reassembly  Fast packets of raw captures put together, over whole columns
     rows        The long table

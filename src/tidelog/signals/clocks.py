@@ -1,14 +1,14 @@
-"""Frames with wrong clocks, placed by what is known around them.
+"""Corrects the times of frames whose clock was wrong.
 
 A boat without a battery for its clock wakes up in 1970, jumps when the GPS has a fix, and sometimes wakes up in
-2038. The order of its frames is right all the same: seq never lies. So frames are cut into runs in which the
-clock went steadily, and a run that cannot be right is moved as a whole.
+2038. The order of its frames is right all the same: seqs are always right. So frames are cut into runs in which the
+      clock went steadily, and a run that cannot be right is moved as a whole.
 
-What holds:
+Invariants:
 SCL1  Frames of a run that can be right keep their times and are "ok".
 SCL2  Within a run all times move by the same amount, so distances between frames stay.
 SCL3  The result depends on the arguments alone.
-SCL4  A frame that was moved is "gps" (moved by what the GPS said within its run) or "placed".
+SCL4  A frame that was moved is "gps" (moved by the GPS time within its run) or "placed".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidelog.signals.payloads import Int64s, Payloads, padded
 from tidelog.units import US_PER_S
 
 EARLIEST_US: Final = 1_262_304_000 * US_PER_S
-"""2010. There were frames before; a clock that says so today was never set."""
+"""2010. There were frames before; but a clock that shows such a time today was never set."""
 JUMP_US_MAX: Final = 3_600 * US_PER_S
 AHEAD_US_MAX: Final = 300 * US_PER_S
 """How far a boat's clock may be ahead of the leader's that appended its frames."""
@@ -39,7 +39,7 @@ _SYSTEM_TIME, _TIME_DATE, _GNSS_POSITION = 126992, 129033, 129029
 
 
 class Clock(enum.IntEnum):
-    """What was done to a frame's time."""
+    """What was done to the time of a frame."""
 
     OK = 0
     GPS = 1
@@ -56,12 +56,12 @@ class PlacedTimes(NamedTuple):
     clocks: npt.NDArray[np.int8]
 
     def clock_column(self) -> pa.Array:
-        """As the table's `clock`."""
+        """The values of the table's `clock` column."""
         return pa.DictionaryArray.from_arrays(pa.array(self.clocks, pa.int32()), pa.array(CLOCK_NAMES))
 
 
 class GpsTimes(NamedTuple):
-    """What receivers said, by the place of the frame that said it; places rise."""
+    """Times sent by receivers, by the index of the frame that sent them; indexes rise."""
 
     frames: Int64s
     times_us: Int64s
@@ -110,7 +110,7 @@ def _run_starts(times_us: Int64s) -> Int64s:
 def _gps_offsets(
     times_us: Int64s, append_us: Int64s, gps: GpsTimes, starts: Int64s
 ) -> tuple[Int64s, npt.NDArray[np.bool]]:
-    """How far the GPS is ahead of the clock in each run, and where it says anything that can be right."""
+    """How far the GPS is ahead of the clock in each run, where it has a plausible time."""
     offsets = np.zeros(len(starts), dtype=np.int64)
     has_gps = np.zeros(len(starts), dtype=np.bool)
     believed = (gps.times_us >= EARLIEST_US) & (gps.times_us <= append_us[gps.frames] + AHEAD_US_MAX)
@@ -119,7 +119,7 @@ def _gps_offsets(
     run = np.searchsorted(starts, frames, side="right") - 1
     order = np.lexsort((ahead_us, run))
     runs, first, counts = np.unique(run[order], return_index=True, return_counts=True)
-    # The middle one: a receiver without a fix says some time too.
+    # The median: a receiver without a fix sends some time too.
     offsets[runs] = ahead_us[order][first + counts // 2]
     has_gps[runs] = True
     return offsets, has_gps
@@ -134,7 +134,7 @@ def _place_runs(
     previous_end_us: int | None,
     next_start_us: int | None,
 ) -> None:
-    """Move the runs that no GPS helps: a step for every run, of which a boat has a few in a day."""
+    """Move the runs that have no GPS time: a step for every run, of which a boat has a few in a day."""
     if not len(left):
         return
     waiting = set(left.tolist())
@@ -155,7 +155,7 @@ def _place_runs(
 
 
 def gps_times(batch: pa.RecordBatch) -> GpsTimes:
-    """What receivers say of the time in whole messages (system time, time and date, GNSS position)."""
+    """The times that receivers send in whole messages (system time, time and date, GNSS position)."""
     offsets, values = binary_buffers(batch.column("data"))
     lengths = np.diff(offsets).astype(np.int64)
     starts = offsets[:-1].astype(np.int64)
@@ -175,7 +175,7 @@ def gps_times(batch: pa.RecordBatch) -> GpsTimes:
         ticks = payloads.raw(None, time_bit, 32).astype(np.int64)
         good = (days <= _DATE_MAX) & (ticks <= _TIME_MAX)
         if pgn == _SYSTEM_TIME:
-            # 5 is the sender's own crystal, which is the clock that we doubt.
+            # 5 is the sender's own crystal, which is the clock in doubt.
             good &= payloads.raw(None, 8, 4) < 5
         elif pgn == _GNSS_POSITION:
             method = payloads.raw(None, 252, 4)

@@ -4,10 +4,10 @@
 set. The place of a field is one number as long as all frames agree; behind a text of no fixed length it is one
 number for each frame. Either way no step is taken for a single frame.
 
-What holds:
+Invariants:
 SC1  Columns come in the order of the fields, the sets of a repeated run one behind the other.
 SC2  A column has no row for a frame whose field is missing, "not available" or out of range.
-SC3  A frame that holds a value whose type only its payload tells is reported in `opaque_rows`.
+SC3  A frame with a value whose type only its payload defines is reported in `opaque_rows`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Column:
     shift: float = 0.0
 
     def write_values(self, out: Floats) -> None:
-        """The numbers themselves, computed where they are wanted: kept for all columns they would be a lot."""
+        """The scaled numbers, computed when they are needed: kept for all columns they would be a lot."""
         if self.raws is None:
             out.fill(np.nan)
         else:
@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(slots=True)
 class VariantColumns:
-    """What the frames of one variant say."""
+    """The signals of the frames of one variant."""
 
     columns: list[Column] = field(default_factory=list)
     instances: Int32s | None = None
@@ -86,7 +86,7 @@ class _Reader:
         self._payloads = payloads
         self._pool = pool
         self._raws: dict[int, _Found] = {}
-        """Of the fields read last: counts, lengths and codes that later fields need."""
+        """The values of fields read earlier: counts, lengths and codes that later fields need."""
         self.result = VariantColumns()
 
     def read(self) -> None:
@@ -105,7 +105,7 @@ class _Reader:
             at = following
 
     def _read_sets(self, repeated: RepeatedSet, at: Place) -> Place | None:
-        """Where the sets end in every frame; None when nothing can be read behind them."""
+        """Where the sets end in every frame; None when nothing can be read after them."""
         payloads = self._payloads
         counts = self._counts(repeated)
         rows: Int64s | None = None
@@ -137,7 +137,7 @@ class _Reader:
         found = self._raws.get(repeated.count_field)
         counts = np.zeros(len(self._payloads), dtype=np.int64)
         if found is not None:
-            # A sender that does not say how many means the one that follows, as canboat reads it.
+            # A sender without a count means one set, as canboat reads it.
             unsaid = found.raws > self._variant.fields[repeated.count_field].raw_max
             counts[slice(None) if found.rows is None else found.rows] = np.where(unsaid, 1, found.raws)
         return counts
@@ -145,7 +145,7 @@ class _Reader:
     # --- one field ----------------------------------------------------------------------------------
 
     def _read_field(self, place: int, rows: Int64s | None, at: Place, suffix: str) -> Place | None:
-        """Read one field of some rows; where the next one lies, or None where nobody knows."""
+        """Read one field of some rows; returns where the next one begins, or None where that is unknown."""
         item = self._variant.fields[place]
         kind = item.kind
         if kind is FieldKind.VARIABLE:
@@ -299,7 +299,7 @@ class _Reader:
         return following
 
     def _told_length(self, item: FieldLayout, rows: Int64s | None) -> Int64s:
-        """Bytes of a binary or dynamic value: what a field before it says, else the rest of the payload."""
+        """Bytes of a binary or dynamic value: as many as a field before it says, else the rest of the payload."""
         count = len(self._payloads) if rows is None else len(rows)
         lengths = np.full(count, PAYLOAD_BYTES_MAX, dtype=np.int64)
         teller = _teller(self._variant, item)
@@ -351,7 +351,7 @@ class _Reader:
 
 
 _MISSING: Final = -2
-"""A code or text that says "not available"; -1 is one without a name."""
+"""A code or text that means "not available"; -1 is one without a name."""
 
 _READERS: Final[dict[FieldKind, Callable[[bytes], str | None]]] = {
     FieldKind.TEXT_FIXED: fixed_text,
@@ -414,7 +414,7 @@ def _coded(raws: Integers, code: Callable[[int], int]) -> Int32s:
 
 
 def _teller(variant: Variant, item: FieldLayout) -> int | None:
-    """Place of the field that says how long `item` is."""
+    """Index of the field with the length of `item`."""
     place = variant.fields.index(item)
     for before in range(place - 1, -1, -1):
         name = variant.fields[before].id

@@ -5,10 +5,10 @@ long table one behind the other (`rows.py`).
 
 A caller gives messages that are whole; `reassemble` makes them from raw captures.
 
-What holds:
+Invariants:
 DEC1  Rows come by PGN, then by variant and field; those of one field in the order of the frames.
-DEC2  Every frame is decoded or counted in `undecoded`, never both: `frames == decoded + sum(undecoded)`.
-    A counted frame may still have rows for what is known of it: a proprietary one has its manufacturer.
+DEC2  Every frame is decoded or counted in `undecoded`, never both: `frames == decoded + sum(undecoded)`. A counted
+      frame may still have rows for its known fields: a proprietary one has its manufacturer.
 DEC3  Equal batches give equal results, dictionaries included.
 """
 
@@ -40,7 +40,7 @@ _PGN_END: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecoded:
-    """Frames that were not understood, or not wholly."""
+    """Counts of frames that were not decoded, or not completely."""
 
     pgn: int
     reason: str
@@ -49,10 +49,10 @@ class Undecoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a batch of frames says."""
+    """The signals of a batch of frames."""
 
     signals: pa.RecordBatch
-    """In SIGNALS_SCHEMA, without the day."""
+    """Rows of SIGNALS_SCHEMA, without the day."""
     frames: int
     decoded: int
     undecoded: list[Undecoded]
@@ -107,7 +107,7 @@ def _groups(pgns: npt.NDArray[np.int32]) -> tuple[Int64s, list[tuple[int, int, i
     if not len(pgns):
         return np.zeros(0, dtype=np.int64), []
     if int(pgns.min()) < 0 or int(pgns.max()) >= _PGN_END:
-        # No such PGN exists, so this is a damaged capture and rare: any way will do.
+        # No such PGN exists, so this is a damaged capture and rare: performance does not matter.
         damaged, which, each = np.unique(pgns, return_inverse=True, return_counts=True)
         return np.argsort(which, kind="stable"), _spans(damaged, each)
     # Places of numpy's own width: taking by narrower ones costs ten times as much.
@@ -181,10 +181,10 @@ def _by_variant(variants: tuple[Variant, ...], payloads: Payloads) -> list[tuple
 
 
 def _decided_at(variants: tuple[Variant, ...]) -> int:
-    """Bits that a payload must have for any variant to be told."""
+    """The bits that a payload must have to identify any variant."""
     return min(max(place + length for place, length, _ in variant.matches) for variant in variants)
 
 
 def _first_end(variant: Variant) -> int:
-    """Bits that hold the first field; a payload of fewer says nothing."""
+    """The bits that hold the first field; a shorter payload holds no signal."""
     return min(variant.fields[0].bit_length or 8, 8)

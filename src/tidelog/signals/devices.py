@@ -1,12 +1,12 @@
-"""Which device sent a frame: the NAME that its source address had claimed at that point, by seq.
+"""The device that sent a frame: the NAME that its source address had claimed at that point, by seq.
 
 The same rules as `tidelog.nmea.devices` (ND2), for history: claims are sorted by source and seq, and every
 frame finds the last one of its source before it.
 
-What holds:
-SDE1  A frame's device is the last NAME claimed by its source at or before it; none after the NAME has moved to
-    another source, until the source is claimed again.
-SDE2  Steps are taken for claims that say something new, never for frames.
+Invariants:
+SDE1  A frame's device is the last NAME claimed by its source at or before it; none after the NAME has moved to another
+      source, until the source is claimed again.
+SDE2  Python steps are taken for claims with a new NAME, never for frames.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NAME_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Who was on the bus in a batch."""
+    """The devices on the bus in a batch."""
 
     table: pa.Table
     """One row for each NAME and source, in DEVICES_SCHEMA; times are those of the frames it sent in this batch."""
@@ -79,7 +79,7 @@ def devices(batch: pa.RecordBatch, known: Mapping[int, int] | None = None) -> De
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claims:
-    """What each source was called from which seq on, sorted by both; 0 is nobody."""
+    """The NAME of each source from which seq on, sorted by both; 0 is none."""
 
     keys: Int64s
     names: npt.NDArray[np.uint64]
@@ -96,7 +96,7 @@ def _changes(batch: pa.RecordBatch, seqs: Int64s, sources: Int64s, known: dict[i
     # Devices repeat their claims all day; only the first of equal ones in a row can change anything.
     again = np.zeros(len(frames), dtype=np.bool)
     again[1:] = (said[1:] == said[:-1]) & (sources[frames][1:] == sources[frames][:-1])
-    # One that another source has claimed in between is no repetition: it moves back.
+    # A claim that follows one by another source is no repetition: the NAME moves back.
     moved = np.isin(said, _names_of_many_sources(said, sources[frames]))
     new = np.flatnonzero(~again | moved)
     new = new[np.argsort(seqs[frames][new], kind="stable")]
@@ -128,7 +128,7 @@ def _names_of_many_sources(said: npt.NDArray[np.uint64], sources: Int64s) -> npt
 
 
 def _key(source: Any, seq: Any) -> Any:
-    # One more, so that what was known before the batch comes before its first frame.
+    # One more, so that claims from before the batch come before its first frame.
     return (source << _SEQ_BITS) + seq + 1
 
 
@@ -187,7 +187,7 @@ def _labels(batch: pa.RecordBatch, names: npt.NDArray[np.uint64], sources: Int64
     """Product information by NAME: the last that a device gave."""
     frames, payloads = _messages(batch, PRODUCT_INFORMATION, 1)
     unique = payloads.strings(None, 0, 1 << 16)
-    # A label that came before its device's first claim is the device's all the same.
+    # A label that came before its device's first claim belongs to the device all the same.
     named = np.flatnonzero(names)
     claimed, at = np.unique(sources[named], return_index=True)
     first_name = dict(zip(claimed.tolist(), names[named[at]].tolist(), strict=True))

@@ -1,20 +1,19 @@
-"""How the fields of a parameter group lie in its payload, learned from the `nmea2000` package.
+"""The layout of the fields of a parameter group, learned from the `nmea2000` package.
 
-The package's database says where a field lies, how long it is and what a step of it is worth. It does not say
-whether a field is signed, which raw values mean "not available", which fields tell the variants of a PGN
-apart, or what a code is called. All of that its decoder knows, so the decoder is asked: a payload with every
-field unavailable is made once for each variant (the probe), one field in it is set, and the answer is read.
-A PGN is learned when it is first seen, which takes about a millisecond for each variant; labels are asked for
-one code at a time.
+The package's database has the offset, length and scale of a field. It does not have whether a field is signed, which
+raw values mean "not available", which fields tell the variants of a PGN apart, or the label of a code. The package's
+decoder knows all of that, so it is probed: a payload with every field unavailable is made once for each variant (the
+probe), one field in it is set, and the decoded value is read. A PGN is learned when it is first seen, which takes about
+a millisecond for each variant; labels are looked up one code at a time.
 
-The package costs 0.1 to 0.3 s and 16 MB to import (it brings gateways and serial ports along), so nothing here
-imports it before the first PGN is asked for.
+The package costs 0.1 to 0.3 s and 16 MB to import (it brings gateways and serial ports along), so nothing here imports
+it before the first PGN is needed.
 
-What holds:
+Invariants:
 Y1  A variant's layout depends on the package's version alone, never on the data that was seen.
 Y2  The raw values of a number that count are one run, `raw_min` to `raw_max`.
-Y3  Every frame of a PGN goes to the first variant, in the database's order, whose match fields all agree;
-    to the fallback of its range when none does.
+Y3  Every frame of a PGN goes to the first variant, in the database's order, whose match fields all agree; to the
+    fallback of its range when none does.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class FieldKind(enum.Enum):
     NAME = enum.auto()
     """A device's 64-bit NAME."""
     DYNAMIC = enum.auto()
-    """A value whose type another field's code names. Its bytes are known, what they say is not."""
+    """A value whose type is in another field's code. Its bytes are known, its meaning is not."""
     VARIABLE = enum.auto()
-    """A value of a field of another PGN, or a field that is not always there, in group functions: where it ends
-    is not known here."""
+    """A value of a field of another PGN, or a field that is not always there, in group functions: its end is not known
+    here."""
     SKIPPED = enum.auto()
     """Reserved and spare bits."""
 
@@ -108,9 +107,9 @@ class FieldLayout:
     signal: str
     kind: FieldKind
     bit_offset: int | None
-    """None behind a field of no fixed length."""
+    """None after a field of variable length."""
     bit_length: int | None
-    """None where the payload itself says it."""
+    """None where the payload itself has it."""
     signed: bool = False
     scale: float = 1.0
     shift: float = 0.0
@@ -119,7 +118,7 @@ class FieldLayout:
     raw_min: int = 0
     raw_max: int = 0
     indirect: int | None = None
-    """Place of the field that the label also depends on."""
+    """Index of the field that the label also depends on."""
     probe_bit: int = 0
     """Where the field lies in the variant's probe."""
     bits: str | None = None
@@ -133,7 +132,7 @@ class RepeatedSet:
     first: int
     fields: int
     count_field: int | None
-    """The field that says how often; None where sets go on to the end of the payload."""
+    """The index of the field with the count; None where sets go on to the end of the payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ class Variant:
     fields: tuple[FieldLayout, ...]
     sets: tuple[RepeatedSet, ...]
     instance: int | None
-    """Place of the field that tells two engines, batteries or tanks apart."""
+    """Index of the field that tells two engines, batteries or tanks apart."""
     proprietary: bool
     """Only the manufacturer is known."""
     probe: bytes
@@ -161,7 +160,7 @@ class Variant:
         )
 
     def label(self, place: int, code: int, other: int = 0) -> str | None:
-        """What a code, or a set of flags, is called; None where it has no name."""
+        """The label of a code, or of a set of flags; None where it has none."""
         key = (place, code, other)
         if key not in self.labels:
             if len(self.labels) >= LABELS_MAX:
@@ -186,7 +185,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PgnLayouts:
-    """Everything a PGN can look like: its variants in the database's order, then the fallback if it has one."""
+    """All layouts of a PGN: its variants in the database's order, then the fallback if it has one."""
 
     pgn: int
     variants: tuple[Variant, ...]
@@ -196,7 +195,7 @@ class PgnLayouts:
 
 @cache
 def layouts_of(pgn: int) -> PgnLayouts:
-    """How payloads of a PGN lie; no variants for one that nobody knows."""
+    """The layout of a PGN's payloads; no variants for an unknown one."""
     # The cache may be filled by two threads at once; the package's objects are then only read by one.
     with _LOCK:
         found, hidden = [], []
@@ -208,7 +207,7 @@ def layouts_of(pgn: int) -> PgnLayouts:
                 hidden.append(info.id)
             else:
                 found.append(variant)
-        # What has the most conditions is not first by rule: the database's order decides (Y3).
+        # More conditions do not win: the database's order decides (Y3).
         if any(first <= pgn <= last for first, last in _FALLBACKS):
             fallback = next((item for item in _fallback_infos() if _range_of(item.pgn) == _range_of(pgn)), None)
             variant = None if fallback is None else _learn(fallback, pgn)
@@ -228,7 +227,7 @@ def snake_case(name: str) -> str:
 
 @cache
 def _backend() -> Any:
-    # By name and late: it has no types, and costs time for gateways that nobody here needs.
+    # Imported by name and late: it has no types, and costs time for gateways that are not needed here.
     return import_module("nmea2000.backend")
 
 
@@ -250,7 +249,7 @@ def _range_of(pgn: int) -> tuple[int, int] | None:
 
 
 def _answers(pgn: int, payload: bytes) -> dict[str, Any]:
-    """The fields of a payload by id as the package decodes it, those of the first repeated set included."""
+    """The fields of a payload by id as the package decodes it, including those of the first repeated set."""
     message = _backend().decode(pgn, payload, units="si")
     if message is None:
         return {}
@@ -277,7 +276,7 @@ def _learn(info: Any, pgn: int) -> Variant | None:
         for place, item in enumerate(fields)
     )
     matches = tuple(_matches(info, fields, probe, pgn))
-    # A match field has one value by definition; asking for others has asked other variants.
+    # A match field has one value by definition; other values would mean other variants.
     fixed_raws = {bit: raw for bit, _, raw in matches}
     fields = tuple(
         replace(item, raw_min=fixed_raws[item.bit_offset], raw_max=fixed_raws[item.bit_offset], signed=False)
@@ -299,7 +298,7 @@ def _learn(info: Any, pgn: int) -> Variant | None:
 
 
 def _probe(info: Any) -> bytes | None:
-    """A payload with nothing in it but what makes it this variant; None where the package cannot make one."""
+    """A payload with only the match fields of this variant; None where the package cannot make one."""
     canboat = _backend().canboat
     values: dict[str, Any] = {}
     for item in info.fields:
@@ -375,7 +374,7 @@ def _learn_field(info: Any, place: int, start: int, length: int | None, probe: b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """One field of a probe, to be set to this and that."""
+    """One field of a probe, to be set to different values."""
 
     pgn: int
     name: str
@@ -412,7 +411,7 @@ class _Asked:
 
 
 def _matches(info: Any, fields: tuple[FieldLayout, ...], probe: bytes, pgn: int) -> Iterator[Match]:
-    """The fields that make a payload this variant: change one, and the package sees something else in it."""
+    """The fields that make a payload this variant: with one changed, the package decodes another."""
     repeated = {place for first, count, _ in info.repeating_sets for place in range(first, first + count)}
     for place, item in enumerate(fields):
         if place in repeated or item.bit_offset is None or item.bit_length is None or item.bit_length > 64:
@@ -426,7 +425,7 @@ def _matches(info: Any, fields: tuple[FieldLayout, ...], probe: bytes, pgn: int)
 
 
 def _is_optional(info: Any, place: int) -> bool:
-    """Whether a field is there in some payloads only: its length is fixed, yet nobody knows where the next begins."""
+    """Whether a field is there in some payloads only: its length is fixed, yet the start of the next is not known."""
     if place + 1 >= len(info.fields) or any(first + count == place + 1 for first, count, _ in info.repeating_sets):
         return False
     item, following = info.fields[place], info.fields[place + 1]

@@ -4,9 +4,9 @@ Payloads of a group are gathered into a matrix of 8-byte words, one row for each
 64 bits at a byte's edge is then a view into that matrix and costs nothing; any other is a shift and a mask.
 Where fields lie at a different place in every frame, words are read at each frame's own place instead.
 
-What holds:
+Invariants:
 SP1  No read leaves the buffer: it is followed by as many zeros as the widest read needs.
-SP2  Bits beyond a payload's end are of another frame; a caller asks `fitting` before it believes a field.
+SP2  Bits beyond a payload's end are of another frame; a caller checks `fitting` before it uses a field.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Fast packets of raw captures put together, over whole columns.
 
-The same rules as `tidelog.nmea.fast_packet`, for history instead of a live bus: all frames are there at once,
-so messages are found by sorting. Frames of one sender, destination, PGN and sequence counter stand together in
-order of time; a message begins at each frame 0 that is no copy, and at each pause longer than the timeout. What
-comes out stands at the frame that made it whole.
+The same rules as `tidelog.nmea.fast_packet`, for history instead of a live bus: all frames are there at once, so
+messages are found by sorting. Frames of one sender, destination, PGN and sequence counter are grouped in order of time;
+a message begins at each frame 0 that is no copy, and at each pause longer than the timeout. A message takes the place
+of the frame that made it whole.
 
-What holds:
+Invariants:
 SRE1  Frames that are no part of anything pass unchanged and in order.
 SRE2  A message comes out at most once for every frame 0, and only if all its frames are there.
-SRE3  Every frame passes, is in a message that came out, or is counted: `incomplete` counts frames, copies and
-    malformed ones included.
-SRE4  A stream that was put together already is left alone: it is known by payloads of more than 8 bytes, which
-    no CAN frame has.
+SRE3  Every frame passes, is in a message that came out, or is counted: `incomplete` counts frames, copies and malformed
+      ones included.
+SRE4  A stream that was reassembled already is left alone: it is recognised by payloads of more than 8 bytes, which no
+      CAN frame has.
 
 Frame 0 behind its own other frames (reordered by a gateway) is taken for the next message's, so such a message
 counts as incomplete here, where the assembler of a live bus would wait for it.
@@ -61,8 +61,9 @@ def is_assembled(batch: pa.RecordBatch) -> bool:
 def reassemble(batch: pa.RecordBatch, *, assembled: bool | None = None) -> Reassembled:
     """Whole messages from the raw CAN frames of one lineage, in order of seq.
 
-    `assembled` says whether they are whole already, for who knows; by default the batch itself is asked. A short
-    batch of an assembled stream may hold no long message, so who reads many batches should ask the largest.
+    `assembled` says whether they are whole already, if the caller knows; by default the batch itself is examined. A
+    short batch of an assembled stream may hold no long message, so a caller with many batches should examine the
+    largest.
     """
     offsets, values = binary_buffers(batch.column("data"))
     lengths = np.diff(offsets).astype(np.int64)
@@ -99,7 +100,7 @@ class _Messages:
 
 
 class _Parts:
-    """The frames of fast packets, sorted by who sends what and then by their order in the batch."""
+    """The frames of fast packets, sorted by sender and PGN and then by their order in the batch."""
 
     def __init__(self, batch: pa.RecordBatch, parts: Int64s, starts: Int64s, lengths: Int64s, buffer: UInt8s) -> None:
         self._parts = parts

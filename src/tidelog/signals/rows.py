@@ -1,9 +1,9 @@
 """The long table: columns of many groups of frames, one behind the other, with a row for each frame and field.
 
 A signal's rows stand together, so everything is copied in long runs and nothing is moved again. It serves the tables
-too: a file is mostly runs of one name, and who looks for one signal passes over the pages of the others.
+too: a file is mostly runs of one name, and a query for one signal skips the pages of the others.
 
-What holds:
+Invariants:
 SR1  Rows come in the order in which columns were added, those of a column in the order of its frames.
 SR2  `signal`, `unit` and `text` are dictionaries: a name is written once for a batch.
 """
@@ -43,14 +43,14 @@ SIGNALS_SCHEMA: Final = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""As tables have it. `decode_signals` gives its strings as dictionaries of them; `plain` makes them plain."""
+"""The schema of the tables. `decode_signals` gives its strings as dictionaries of them; `plain` makes them plain."""
 
 DICTIONARY_SCHEMA: Final = pa.schema(
     [(item.name, NAMES if pa.types.is_string(item.type) else item.type) for item in SIGNALS_SCHEMA]
 )
 
 _SLAB_ROW_BYTES: Final = 80
-"""All columns of a row, those included that are only needed on the way."""
+"""All columns of a row, including those that are only needed in between."""
 _SLAB_COLUMNS: Final = 20
 _ALIGNMENT: Final = 64
 
@@ -212,8 +212,8 @@ class _Cells:
 class Slab:
     """One piece of memory for the columns of a batch.
 
-    Getting pages from the system would cost a third of the time of decoding. So a piece is kept, and taken again
-    once nobody holds a column of it any more: who writes one batch and then decodes the next gets warm memory.
+    Getting pages from the system would cost a third of the time of decoding. So a piece is kept, and reused once no
+    column of it is in use: a process that writes one batch and then decodes the next gets warm memory.
     """
 
     def __init__(self, rows: int) -> None:
@@ -246,10 +246,10 @@ _kept = threading.local()
 
 
 def _memory(size: int) -> npt.NDArray[np.uint8]:
-    """At least `size` bytes that nobody uses. A thread keeps the last few pieces it was given."""
+    """At least `size` unused bytes. A thread keeps the last few pieces it got."""
     pieces: list[npt.NDArray[np.uint8]] = _kept.__dict__.setdefault("pieces", [])
     for place in range(len(pieces)):
-        # Two references are the list's and the call's; every column that somebody holds is one more.
+        # Two references are the list's and the call's; every column in use is one more.
         if len(pieces[place]) >= size and sys.getrefcount(pieces[place]) == 2:
             return pieces[place]
     memory = np.empty(size + size // 4, dtype=np.uint8)
@@ -273,7 +273,7 @@ def _named(numbers: Int32s, names: list[str] | pa.Array) -> pa.Array:
 
 def _dictionary(numbers: Int32s, names: list[str] | pa.Array, *, valid: npt.NDArray[np.bool] | None) -> pa.Array:
     if valid is not None and not valid.all():
-        # Readers may look at the number of a null.
+        # Readers may look at the index of a null.
         numbers = np.maximum(numbers, 0, out=numbers)
     indices = _fixed(pa.int32(), numbers, valid)
     names = names if isinstance(names, pa.Array) else pa.array(names, pa.string())

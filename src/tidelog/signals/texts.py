@@ -1,4 +1,4 @@
-"""Texts of one batch: labels, strings and hex, each kept once and meant by a number.
+"""Texts of one batch: labels, strings and hex, each kept once and referred to by a number.
 
 A batch's texts are its own: numbers are given in the order in which texts come, so the same frames give the
 same dictionary whatever the process has decoded before.
@@ -31,7 +31,7 @@ class TextPool:
 
 
 def fixed_text(field: bytes) -> str | None:
-    """Text in a field of fixed length: up to the first zero, without padding; None where nothing is left."""
+    """Text in a field of fixed length: up to the first zero, without padding; None where it is empty."""
     text = field.split(b"\0", 1)[0].rstrip(_PADDING)
     if not text:
         return None

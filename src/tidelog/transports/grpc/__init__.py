@@ -1,4 +1,4 @@
-"""A gRPC server of our own on HTTP/2, for many small messages.
+"""A gRPC server in Python on HTTP/2, for many small messages.
 
 Modules:
 

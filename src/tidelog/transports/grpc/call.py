@@ -1,13 +1,13 @@
 """One call of gRPC on a stream of HTTP/2: messages in and out, a deadline, a status at the end.
 
-It is also the context that handlers are given, with what ours use of grpc's own: `read`, `write`, `abort`,
-`time_remaining`, `auth_context`. Beyond that it hands over whole batches: `read_batch` gives everything that has come,
-`write_batch` takes many messages at once. A message alone costs Python little beside waking up for it.
+It is also the context that handlers get, with the methods of grpc's own that they use: `read`, `write`, `abort`,
+`time_remaining`, `auth_context`. Beyond that it has batches: `read_batch` gives everything that has come, `write_batch`
+takes many messages at once. A message costs Python little compared with waking up for it.
 
-GCA1  A call ends once, with one status; who gave it up is sent nothing more.
+GCA1  A call ends once, with one status; a client that cancelled it is sent nothing more.
 GCA2  A client that sends faster than its handler reads is stopped by its window; a handler that writes faster than its
-     client reads waits in `write`. Neither costs more memory than the limits in `GrpcOptions`.
-GCA3  A deadline that has passed ends the handler wherever it is.
+      client reads waits in `write`. Neither costs more memory than the limits in `GrpcOptions`.
+GCA3  A deadline that has passed cancels the handler.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class GrpcOptions:
 
     message_bytes_max: int = 4 * MIB
     unsent_bytes_max: int = 256 * KIB
-    """What a handler may write ahead of its client."""
+    """How many bytes a handler may write ahead of its client."""
     connections_max: int = 4_096
     output_bytes_max: int = 4 * MIB
-    """Of answers to control frames, for a peer that does not read: beyond it the connection is closed."""
+    """Answers to control frames for a peer that does not read: beyond this the connection is closed."""
     idle_ping_s: float = 30.0
     ping_answer_s: float = 20.0
 
@@ -61,7 +61,7 @@ class Ended(Exception):
 
 
 class Line(Protocol):
-    """What a call needs of its connection."""
+    """The methods of a connection that a call needs."""
 
     http2: Http2Connection
     options: GrpcOptions
@@ -74,7 +74,7 @@ class Line(Protocol):
 
 
 class GrpcCall:
-    """Made by the connection when a request comes; fed by it; given to the handler as its context."""
+    """Made by the connection when a request comes; receives its data; passed to the handler as its context."""
 
     def __init__(self, line: Line, stream: int, *, timeout_s: float | None, serialize: Callable[[Any], bytes]) -> None:
         self._line = line
@@ -84,18 +84,18 @@ class GrpcCall:
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._messages: list[bytes] = []
         self._singles: deque[bytes] = deque()
-        """Of a batch that is read one by one."""
+        """Messages of a batch that is read one by one."""
         self._partial = bytearray()
-        """Of a message that is not whole yet."""
+        """Bytes of an incomplete message."""
         self._needed_bytes = _PREFIX_BYTES
-        """How many there must be before it is worth while to look again."""
+        """How many bytes must have come before it is parsed again."""
         self._has_ended = False
         self._refusal: Ended | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._has_begun = False
         self.is_gone = False
-        """The client gave it up, or its connection broke."""
+        """The client cancelled it, or its connection broke."""
         self.task: asyncio.Task[None] | None = None
 
     # --- what comes ----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class GrpcCall:
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed_bytes:
-                # Not looked at yet: who sends a large message byte by byte would have it copied for every byte.
+                # Not parsed yet: a large message sent byte by byte would be copied for every byte.
                 if not self._messages:
                     self._consume()  # or a message larger than the window would never be whole
                 return
@@ -134,7 +134,7 @@ class GrpcCall:
         self._wake_reader()
 
     def _consume(self) -> None:
-        """The handler has taken every whole message: the client may send on (GCA2)."""
+        """The handler has taken every whole message: the client may send more (GCA2)."""
         self._http2.consumed(self.stream, self._http2.taken(self.stream))
 
     def _refuse(self, flags: int, length: int) -> None:
@@ -145,7 +145,7 @@ class GrpcCall:
             self._refusal = Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
     def end(self) -> None:
-        """The client will send no more."""
+        """The client has ended its half of the stream."""
         if self._partial and self._refusal is None:
             self._refusal = Ended(grpc.StatusCode.INTERNAL, "the request ends in the middle of a message")
         self._has_ended = True
@@ -216,7 +216,7 @@ class GrpcCall:
             await self._writer
 
     def sent_some(self) -> bool:
-        """The connection could send; whether the handler may go on."""
+        """The connection could send; returns whether the handler may continue."""
         writer = self._writer
         if writer is None or writer.done():
             return True
@@ -231,7 +231,7 @@ class GrpcCall:
             self._http2.send_headers(self.stream, _BEGIN)
 
     def finish(self, status: grpc.StatusCode = grpc.StatusCode.OK, words: str = "") -> None:
-        """The last that is sent (GCA1)."""
+        """The last message that is sent (GCA1)."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -258,12 +258,12 @@ class GrpcCall:
 
 
 def timeout_of(value: bytes | None) -> float | None:
-    """The header grpc-timeout, in seconds. What cannot be read is none: the client keeps its own time."""
+    """The header grpc-timeout, in seconds. An unreadable one counts as none: the client keeps its own time."""
     found = None if value is None else _TIMEOUT.fullmatch(value)
     return None if found is None else int(found[1]) * _UNIT_S[found[2]]
 
 
 def percent_encoded(words: str) -> bytes:
-    """A status' words as a header may hold them."""
+    """The message of a status in the form of a header."""
     data = words.encode(errors="replace")
     return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in data)

@@ -1,14 +1,14 @@
-"""Header compression of HTTP/2 (RFC 7541): reading all of it, writing the simplest form.
+"""Header compression of HTTP/2 (RFC 7541): reads everything, writes the simplest form.
 
-A reader must follow the peer's table, Huffman code and all. A writer need not use any of it: what our server writes is
-a handful of short headers, so literals with the names of the static table do.
+A reader must follow the peer's table, including the Huffman code. A writer need not use any of it: the server writes a
+few short headers, so literals with the names of the static table are enough.
 
 What a caller must keep: one `HeaderDecoder` for each connection; every block goes through it in order, also of
 requests that are refused, since each may change the table for the next. After an error the connection is over.
 
 HC1  What is written reads back as the same pairs.
-HC2  No input makes reading raise anything but `BadMessage`. Table, list and every number have a limit that is looked
-     at before memory is spent.
+HC2  No input makes reading raise anything but `BadMessage`. Table, list and every number have a limit that is checked
+     before memory is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidelog.units import KIB
 Header: TypeAlias = tuple[bytes, bytes]
 
 TABLE_BYTES: Final = 4 * KIB
-"""Of the peer's table; what HTTP/2 gives by itself."""
+"""The size of the peer's table; HTTP/2's default."""
 LIST_BYTES_MAX: Final = 16 * KIB
-"""All headers of a request, each counted with `_ENTRY_BYTES` on top."""
+"""The size of all headers of a request, each counted with `_ENTRY_BYTES` on top."""
 _ENTRY_BYTES: Final = 32
 _NUMBER_MAX: Final = 2**24
 
@@ -104,7 +104,7 @@ def _steps() -> tuple[list[list[_Step]], frozenset[int]]:
     nodes = _tree()
     steps = [[_step(nodes, state, bits) for bits in range(16)] for state in range(len(nodes))]
     ends, node = {0}, 0
-    for _ in range(_PADDING_BITS_MAX):  # padding is the beginning of the end's code: ones
+    for _ in range(_PADDING_BITS_MAX):  # padding is the beginning of the end symbol's code: ones
         node = nodes[node][1]
         ends.add(node)
     return steps, frozenset(ends)
@@ -140,7 +140,7 @@ def decode_huffman(data: bytes) -> bytes:
 
 
 class HeaderDecoder:
-    """The peer's side of one connection."""
+    """The decoder of one connection's headers."""
 
     def __init__(self, *, list_bytes_max: int = LIST_BYTES_MAX) -> None:
         self._list_bytes_max = list_bytes_max

@@ -1,17 +1,17 @@
 """The server's end of one HTTP/2 connection (RFC 9113), without I/O: bytes in, events and bytes out.
 
-It does what a gRPC server needs, and that in bulk: frames that come together are handed on together, and what is sent
-in one turn becomes few large frames. Priorities are ignored, nothing is pushed.
+It does what a gRPC server needs, in batches: frames that come together are passed on together, and data sent in one
+turn becomes few large frames. Priorities are ignored, nothing is pushed.
 
-What a caller must keep: give every received byte to `receive`; send what `take_output` gives after each call; say with
-`consumed` what the program has taken of a request, or the peer may send no more; forget the connection after
+What a caller must keep: give every received byte to `receive`; send what `take_output` gives after each call; report
+with `consumed` what the program has taken of a request, or the peer may send no more; drop the connection after
 `ConnectionFailed`.
 
-HT1  What was not granted is not taken: who sends beyond a window, a size or a number of streams loses the stream or the
-     connection. So at most `connection_window_bytes` lie here that the program has not taken.
-HT2  Nothing is sent beyond the peer's windows, nor while `is_blocked`. What waits for them is in `unsent`.
-HT3  `receive` raises nothing, whatever comes: at worst the connection ends with GOAWAY and `ConnectionFailed`.
-HT4  After `finish` or `reset` of a stream, or its `Reset`, no event speaks of it any more.
+HT1  Data beyond a limit is not accepted: a peer that exceeds a window, a size or a number of streams loses the stream
+     or the connection. So at most `connection_window_bytes` wait here for the program.
+HT2  Nothing is sent beyond the peer's windows, nor while `is_blocked`. Waiting data is in `unsent`.
+HT3  `receive` never raises: at worst the connection ends with GOAWAY and `ConnectionFailed`.
+HT4  After `finish` or `reset` of a stream, or its `Reset`, there are no more events of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tidelog.units import KIB, MIB
 
 _SENT_FRAME_BYTES_MAX: Final = 64 * KIB
 _TURN_BYTES: Final = 64 * KIB
-"""What one stream sends before the next one has its turn."""
+"""How much one stream sends before the next one gets its turn."""
 _PRIORITY_BYTES: Final = 5
 _PING_BYTES: Final = 8
 _SETTING_BYTES: Final = 6
@@ -61,7 +61,7 @@ _CONTINUATIONS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http2Options:
-    """What the peer is granted."""
+    """The limits that the peer is granted."""
 
     streams_max: int = 1_024
     stream_window_bytes: int = 512 * KIB
@@ -81,7 +81,7 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What came of a request's body since the last call, in order. It counts against the window until `consumed`."""
+    """The new data of a request's body, in order. It counts against the window until `consumed`."""
 
     stream: int
     pieces: list[bytes]
@@ -90,7 +90,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset:
-    """The peer gave a stream up, or broke its rules."""
+    """The peer cancelled a stream, or broke the protocol on it."""
 
     stream: int
 
@@ -148,9 +148,9 @@ class Http2Connection:
         self._taken = 0
         self._uncredited = 0
         self._waiting: dict[int, _Stream] = {}
-        """Streams with something to send, in the order of their turns."""
+        """Streams with something to send, in round-robin order."""
         self._endings: dict[int, bytes] = {}
-        """What goes after the last byte of a stream: its trailers."""
+        """Trailers to send after the last byte of a stream."""
         self.is_blocked = False
         """Set while the socket takes no more; call `flush` after it does again."""
         self.is_over = False
@@ -171,7 +171,7 @@ class Http2Connection:
     # --- what comes ----------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """All that these bytes say (HT3)."""
+        """The events in these bytes (HT3)."""
         if self.is_over:
             return []
         self._input = self._input + data if self._input else data
@@ -227,13 +227,13 @@ class Http2Connection:
             raise _ConnectionBroken(Code.PROTOCOL_ERROR, "headers are continued by another frame, or from nowhere")
         read = _READERS.get(kind)
         if read is not None:
-            read(self, flags, number, payload)  # what is unknown is skipped
+            read(self, flags, number, payload)  # unknown frames are skipped
 
     def _read_data(self, flags: int, number: int, payload: bytes) -> None:
         stream = self._streams.get(number)
         if stream is None:
             self._require_known(number)
-            self._credit(len(payload))  # of a stream that has ended meanwhile
+            self._credit(len(payload))  # for a stream that has ended meanwhile
             return
         content = _without_padding(payload, flags)
         padding_bytes = len(payload) - len(content)
@@ -370,7 +370,7 @@ class Http2Connection:
             self._drop(number, Code.FLOW_CONTROL_ERROR)
 
     def _read_goaway(self, flags: int, number: int, payload: bytes) -> None:
-        """The peer opens nothing more; what runs goes on."""
+        """The peer opens no more streams; running ones continue."""
         self._goes_away = True
 
     def _refuse_push(self, flags: int, number: int, payload: bytes) -> None:
@@ -411,12 +411,12 @@ class Http2Connection:
             self._output.append(window_frame(0, size))
 
     def send_headers(self, number: int, block: bytes) -> None:
-        """The answer begins."""
+        """Begin the answer."""
         if number in self._streams:
             self._output.append(frame(Http2FrameKind.HEADERS, block, flags=END_HEADERS, stream=number))
 
     def send(self, number: int, data: bytes) -> None:
-        """More of the answer, as soon as windows allow; see `unsent`. Nothing happens on a stream that is gone."""
+        """More of the answer, sent as soon as windows allow; see `unsent`. Nothing happens on a stream that is gone."""
         stream = self._streams.get(number)
         if stream is None or not data:
             return
@@ -426,7 +426,7 @@ class Http2Connection:
         self._waiting[number] = stream
 
     def finish(self, number: int, trailers: bytes) -> None:
-        """The answer ends after what was sent, with these trailers; a request that goes on is not read to its end."""
+        """End the answer after the data, with these trailers; the rest of the request is not read."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -455,7 +455,7 @@ class Http2Connection:
         self._credit_later(stream.taken)
 
     def taken(self, number: int) -> int:
-        """Bytes of a stream that came and were not consumed."""
+        """Received bytes of a stream that were not consumed."""
         stream = self._streams.get(number)
         return 0 if stream is None else stream.taken
 
@@ -468,7 +468,7 @@ class Http2Connection:
         self._output.append(frame(Http2FrameKind.PING, bytes(_PING_BYTES)))
 
     def go_away(self) -> None:
-        """No new requests; those that run go on."""
+        """Accept no new requests; running ones continue."""
         if not self._goes_away:
             self._goes_away = True
             self._output.append(goaway_frame(self._last_stream, Code.NO_ERROR))
@@ -476,7 +476,7 @@ class Http2Connection:
     # --- what goes -----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send of all streams what may be sent now, turn by turn (HT2)."""
+        """Send what may be sent of all streams, in turns (HT2)."""
         while self._waiting and not self.is_blocked and self._send_left > 0 and not self.is_over:
             has_sent = False
             for number, stream in list(self._waiting.items()):
@@ -504,7 +504,7 @@ class Http2Connection:
         return sent > 0
 
     def take_output(self) -> bytes:
-        """What is to be sent now."""
+        """The bytes to send now."""
         output, self._output = self._output, []
         return b"".join(output)
 

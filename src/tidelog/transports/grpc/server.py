@@ -1,8 +1,8 @@
-"""A gRPC server in Python for many small messages: HTTP/2 of our own under the handlers that grpc's servers take.
+"""A gRPC server in Python for many small messages: its own HTTP/2 under handlers as grpc's servers take them.
 
 grpcio's server wakes the event loop through a thread for every message, which costs more than a hundred microseconds of
-processor time each. Here whatever came in one read of the socket is handled in one turn, and whatever is answered in a
-turn leaves in one write. Clients see no difference: it is gRPC over HTTP/2, with TLS and ALPN or in the clear.
+processor time each. Here everything from one read of the socket is handled in one turn, and all answers of a turn leave
+in one write. Clients see no difference: it is gRPC over HTTP/2, with TLS and ALPN or in the clear.
 
 Not offered: compression, reflection, metadata for handlers. Handlers are coroutines that write through their context,
 or return the one answer.
@@ -10,9 +10,9 @@ or return the one answer.
 What a caller must keep: `bind` once, then `start` in a running loop, `stop` at the end.
 
 GS1  A handler's exception ends its own call alone, with UNKNOWN, and one line in the log.
-GS2  Connections, streams of each, headers, messages and what waits to be sent have limits; a peer that passes them or
-     breaks the protocol loses its own connection and nothing else.
-GS3  A connection without a sign of life for `idle_ping_s` is pinged, and closed when no answer comes.
+GS2  Connections, streams of each, headers, messages and unsent data have limits; a peer that exceeds them or breaks the
+     protocol loses its own connection and nothing else.
+GS3  A connection that was silent for `idle_ping_s` is pinged, and closed when no answer comes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CLOSE_S: Final = 1.0
 
 
 class _Details(NamedTuple):
-    """What grpc's handlers are looked up by."""
+    """The key by which grpc finds handlers."""
 
     method: str
     invocation_metadata: tuple[tuple[str, bytes], ...] = ()
@@ -66,7 +66,7 @@ class GrpcServer:
         self._all_closed.set()
 
     def bind(self, host: str, port: int) -> int:
-        """Take the port; clients that dial wait until `start`. Raises OSError where it cannot be had."""
+        """Bind the port; clients that dial wait until `start`. Raises OSError where it is not available."""
         infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(infos, key=lambda info: info[0] != socket.AF_INET)
         # With the protocol named: asyncio sets TCP_NODELAY only on such sockets, and without it a window's update waits
@@ -91,7 +91,7 @@ class GrpcServer:
         self._server = await loop.create_server(accept, sock=self._socket, backlog=_BACKLOG)
 
     async def stop(self, grace_s: float) -> None:
-        """No new calls; those that run may end within `grace_s`, then they end with UNAVAILABLE."""
+        """Accept no new calls; running ones may end within `grace_s`, then they end with UNAVAILABLE."""
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
@@ -135,7 +135,7 @@ class GrpcServer:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One client's."""
+    """The protocol of one client's connection."""
 
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
@@ -207,7 +207,7 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def flush_soon(self) -> None:
-        """What was written in this turn leaves together."""
+        """Send everything that was written in this turn."""
         if not self._flush_is_due:
             self._flush_is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -222,7 +222,7 @@ class GrpcConnection(asyncio.Protocol):
         if output:
             transport.write(output)
             if transport.get_write_buffer_size() > self.options.output_bytes_max:
-                transport.abort()  # it asks and does not read (GS2)
+                transport.abort()  # its peer sends requests and does not read (GS2)
                 return
         if self.writers:
             self.writers = {call for call in self.writers if not call.sent_some()}
@@ -232,7 +232,7 @@ class GrpcConnection(asyncio.Protocol):
         self._timer = loop.call_later(min(self.options.idle_ping_s, self.options.ping_answer_s), self._look)
 
     def _look(self) -> None:
-        """Is anybody there? (GS3)"""
+        """Check whether the peer still answers (GS3)."""
         now_s = time.monotonic()
         if self._pinged_s is not None and self._heard_s < self._pinged_s:
             if now_s - self._pinged_s >= self.options.ping_answer_s and self._transport is not None:
@@ -245,7 +245,7 @@ class GrpcConnection(asyncio.Protocol):
         self._look_later()
 
     def identity(self) -> Mapping[str, Sequence[bytes]]:
-        """The client's certificate, if it showed one."""
+        """The client's certificate, if it presented one."""
         return self._identity
 
     def go_away(self) -> None:
@@ -271,7 +271,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _open(self, number: int, headers: list[Header], *, has_ended: bool) -> None:
         if len(self.calls) >= self.http2.options.streams_max:
-            # Its streams were given up as fast as they were opened, and their handlers have not ended yet (GS2).
+            # Its streams were cancelled as fast as they were opened, and their handlers have not ended yet (GS2).
             self.http2.reset(number, Code.REFUSED_STREAM)
             return
         fields = dict(headers)
@@ -303,7 +303,7 @@ class GrpcConnection(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 await self._handled(call, handler)
-            if limit.expired():  # handlers may keep their being cancelled to themselves
+            if limit.expired():  # handlers may swallow their cancellation
                 raise TimeoutError
             call.finish()
         except Ended as ended:

@@ -1,13 +1,13 @@
 """TLS for accepted connections of an event loop, without a receive buffer for each of them.
 
 asyncio gives every TLS connection 256 KiB to receive into when it is accepted, before anything came: five thousand idle
-callers cost more than a gigabyte, and the allocator keeps it. What is received is handed to OpenSSL before the loop
-looks at another connection, so all connections of a listener can share one buffer.
+callers cost more than a gigabyte, and the allocator keeps it. Received bytes are passed to OpenSSL before the loop
+turns to another connection, so all connections of a listener can share one buffer.
 
 What a caller must keep: give it to `create_server` as the protocol factory, without `ssl`.
 
-TA1  A connection that is idle, or that has not said a word, has no buffer of its own.
-TA2  At most `handshakes_max` callers are in their handshake; more are hung up on at once, and each has `handshake_s`.
+TA1  A connection that is idle, or has not sent anything, has no buffer of its own.
+TA2  At most `handshakes_max` callers are in their handshake, for at most `handshake_s`; more are closed at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECEIVE_BYTES: Final = 256 * KIB
 
 
 class TlsAccept:
-    """`make` makes the protocol that speaks over TLS; it hears of a connection after the handshake."""
+    """`make` makes the protocol on top of TLS; it hears of a connection after the handshake."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TlsAccept:
         self.handshakes = 0
         """Callers in their handshake."""
         self.refused = 0
-        """Callers that were hung up on because there were too many."""
+        """Connections closed because there were too many."""
 
     def __call__(self) -> asyncio.BaseProtocol:
         loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class TlsAccept:
         return connection
 
     def take_place(self) -> bool:
-        """For one more handshake (TA2)."""
+        """Whether there is room for one more handshake (TA2)."""
         if self.handshakes >= self._handshakes_max:
             self.refused += 1
             return False
@@ -74,7 +74,7 @@ class _TlsConnection(SSLProtocol):
     def share(self, accept: TlsAccept, buffer: memoryview) -> None:
         self._accept = accept
         self._has_place = False
-        # The base class hands the part of its view that was filled to OpenSSL, in the call after `get_buffer` (TA1).
+        # The base class passes the filled part of its view to OpenSSL, in the call after `get_buffer` (TA1).
         self._ssl_buffer = bytearray()
         self._ssl_buffer_view = buffer
 
@@ -90,7 +90,7 @@ class _TlsConnection(SSLProtocol):
         return self._ssl_buffer_view
 
     def shaken(self, waiter: asyncio.Future[None]) -> None:
-        """The handshake has ended, well or not; why it failed is between OpenSSL and the caller."""
+        """The handshake has ended, successfully or not; a failure is not reported further."""
         if not waiter.cancelled():
             waiter.exception()
         if self._has_place:

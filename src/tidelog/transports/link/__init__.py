@@ -1,17 +1,17 @@
-"""The framed connection between nodes, and of native clients: handshake, multiplexing, pool, TLS.
+"""The framed connection between nodes and of native clients: handshake, multiplexing, pool, TLS.
 
 Modules:
 
     bulk        Large bodies on a link
     connection  One live link between two nodes
-    events      What a link is set to, and what its core tells its shell
+    events      Options of a link, and the events of its core
     frames      Frames of the link between nodes
-    hello       What two ends of a link tell each other before anything else, and how a refusal travels
+    hello       The handshake of a link, and the bytes of a refusal
     link        The link between nodes
-    memory      Memory for large bodies that arrive, used again once nobody looks at it
+    memory      Reused memory for large bodies that arrive
     mux         The core of a link
     pool        Links to all peers of a node
-    socket      A socket of a link, secure or (in development) plain, without waiting and without copies
+    socket      A socket of a link, with TLS or (in development) plain, non-blocking and without copies
     tls         TLS for the link between nodes
-    views       Pieces of a body that lie side by side in memory, as one piece
+    views       Adjacent pieces of a body as one piece
 """

@@ -2,17 +2,16 @@
 
 Nothing here does I/O. Both halves are parts of `LinkMux`, which turns their answers into frames.
 
-A transfer is one large body under way. Its sender announces the whole length and may send `initial_credit` bytes at
-once; the rest waits for the receiver's CREDIT. The receiver first sets memory aside for the whole body, oldest transfer
-first: so a transfer that was given credit can always be finished, and nobody waits in a circle. Then it gives credit
-by and by, never for more at a time than the way is worth: what lies in buffers on the way delays every heartbeat
-behind it.
+A transfer is one large body in flight. Its sender announces the whole length and may send `initial_credit` bytes at
+once; the rest waits for the receiver's CREDIT. The receiver first reserves memory for the whole body, oldest transfer
+first: so a transfer that got credit can always be finished, and there is no deadlock. Then it gives credit gradually,
+never more at a time than the bandwidth-delay product: bytes in buffers on the way delay every heartbeat behind them.
 
 LB1  A receiver holds at most `bulk_bytes_max` that it granted, and `initial_credit` for each of `transfers_max` more.
 LB2  Nothing is sent beyond the credit, nor accepted beyond it: a peer that tries is refused.
 LB3  Transfers take turns, one chunk each, so a long one does not hold up a short one.
-LB4  Ids rise: a number that was used is never used again, so what crosses with an abort is told from a lie.
-LB5  Credit that is out and not yet used is worth the round trip and `_QUEUE_US` more at the speed seen, within limits.
+LB4  Ids rise and are never reused, so a frame that crosses with an abort can be told from a protocol violation.
+LB5  Unused credit covers the round trip and `_QUEUE_US` more at the measured speed, within limits.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _GRANTS_PER_WINDOW: Final = 2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OutgoingBody:
-    """A large body on its way out."""
+    """A large body to send."""
 
     frame_type: int
     kind: int
     number: int
-    """Of the call, for a request or an answer."""
+    """The number of the call, for a request or an answer."""
     pieces: deque[memoryview]
     left: int
     """Bytes not yet put into chunks."""
@@ -58,7 +57,7 @@ class OutgoingBody:
         return HEAD.pack(len(body), self.frame_type, LARGE, self.kind, self.number) + body
 
     def take(self, size: int) -> Iterator[memoryview]:
-        """The next `size` bytes, in views of the pieces."""
+        """The next `size` bytes, as views of the pieces."""
         self.left -= size
         self.credit -= size
         while size:
@@ -77,10 +76,10 @@ class BulkSender:
         self._transfers_max = transfers_max
         self._initial_credit = initial_credit
         self._waiting: deque[OutgoingBody] = deque()
-        """Not announced: the peer takes only so many at once."""
+        """Not announced yet: the peer accepts only so many at once."""
         self._ready: deque[OutgoingBody] = deque()
         self._open: dict[int, OutgoingBody] = {}
-        """Announced, by id: in `_ready`, or out of credit."""
+        """Announced transfers by id: in `_ready`, or out of credit."""
         self._next_id = 1
         self.queued_bytes = 0
 
@@ -89,7 +88,7 @@ class BulkSender:
 
     @property
     def has_work(self) -> bool:
-        """Whether `next_chunk` would give something."""
+        """Whether `next_chunk` would return something."""
         return bool(self._ready) or (bool(self._waiting) and len(self._open) < self._transfers_max)
 
     def add(self, outgoing: OutgoingBody) -> None:
@@ -117,11 +116,11 @@ class BulkSender:
         return None
 
     def has_only_answers(self) -> bool:
-        """Whether nothing that begins with us is under way."""
+        """Whether no outgoing transfer is in flight."""
         return all(one.frame_type == FrameType.ANSWER for one in (*self._waiting, *self._open.values()))
 
     def abort(self, outgoing: OutgoingBody) -> int | None:
-        """Give a transfer up; its id if the peer has to be told."""
+        """Drop a transfer; returns its id if the peer has to be told."""
         if outgoing.left == 0:
             return None
         self.queued_bytes -= outgoing.left
@@ -134,7 +133,7 @@ class BulkSender:
         return outgoing.transfer
 
     def next_chunk(self, chunk_bytes: int, prefix: list[bytes]) -> list[memoryview]:
-        """One chunk of the transfer whose turn it is, behind `prefix`, as the buffers to write."""
+        """One chunk of the next transfer in turn, behind `prefix`, as the buffers to write."""
         if len(self._open) < self._transfers_max and self._waiting:
             outgoing = self._begin(self._waiting.popleft())
             prefix.append(outgoing.head())
@@ -182,7 +181,7 @@ def _filled(prefix: list[bytes], pieces: Iterator[memoryview]) -> list[memoryvie
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IncomingBody:
-    """A large body on its way in."""
+    """A large body that arrives."""
 
     frame_type: int
     kind: int
@@ -192,7 +191,7 @@ class IncomingBody:
     filled: int = 0
     """Bytes that have been placed; the last DATA frame of them may still be arriving."""
     is_reserved: bool = False
-    """Memory for all of it is counted in `held_bytes`."""
+    """Its memory is counted in `held_bytes`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,15 +204,15 @@ class BulkReceiver:
     transfers_max: int
     initial_credit: int
     held_bytes: int = 0
-    """Of bodies that are granted or whole, and not yet released."""
+    """The bytes of bodies that are granted or whole, and not yet released."""
     window_bytes: int = _WINDOW_BYTES_MIN
     _expected_bytes: int = 0
-    """Granted and not yet here."""
+    """Bytes granted and not yet received."""
     _open: dict[int, IncomingBody] = field(default_factory=dict)
     _unreserved: deque[int] = field(default_factory=deque)
     """Waiting for memory, oldest first."""
     _rationed: deque[int] = field(default_factory=deque)
-    """With memory, and waiting for the rest of their credit, in turn."""
+    """Transfers with memory that wait for the rest of their credit, in turn."""
     _last_id: int = 0
 
     def __len__(self) -> int:
@@ -263,7 +262,7 @@ class BulkReceiver:
         return incoming.body[start:stop]
 
     def landed(self, transfer: int) -> IncomingBody | None:
-        """A DATA frame is complete; the transfer, if that made it whole. Its memory is held until `release`."""
+        """A DATA frame is complete; returns the transfer, if that made it whole. Its memory is held until `release`."""
         incoming = self._open[transfer]
         if incoming.filled < len(incoming.body):
             return None
@@ -287,23 +286,23 @@ class BulkReceiver:
         assert self.held_bytes >= 0, "LB1: more is released than was held"
 
     def measured(self, bytes_per_s: float, rtt_us: int) -> None:
-        """How fast bodies arrive, and how long the way there and back is."""
+        """The throughput of arriving bodies, and the round trip."""
         worth = int(bytes_per_s * (rtt_us + _QUEUE_US) / 1e6)
         self.window_bytes = min(_WINDOW_BYTES_MAX, max(_WINDOW_BYTES_MIN, worth))
 
     def grants(self) -> Iterator[tuple[int, int]]:
-        """Transfers that may go on, and by how many bytes."""
+        """The transfers that may continue, and by how many bytes."""
         while self._unreserved:
             incoming = self._open.get(self._unreserved[0])
             if incoming is not None:
                 total = len(incoming.body)
-                # One body always fits, whatever the limits: else a large one would wait for ever.
+                # One body always fits, whatever the limits: otherwise a large one would wait for ever.
                 if self.held_bytes and self.held_bytes + total > self.bulk_bytes_max:
                     break
                 self._reserve(incoming)
                 self._rationed.append(self._unreserved[0])
             self._unreserved.popleft()
-        # Whole chunks, or each credit would end with a small one; and at least one, or this would never end.
+        # Whole chunks, or each credit would end with a small one; and at least one, or this loop would never end.
         step = max(1, self.window_bytes // _GRANTS_PER_WINDOW // CHUNK_BYTES_MAX) * CHUNK_BYTES_MAX
         while self._rationed and self.window_bytes - self._expected_bytes >= step:
             transfer = self._rationed.popleft()
@@ -333,9 +332,9 @@ class BulkMeter:
     _last_us: int | None = None
 
     def moved(self, count: int, now_us: int, *, is_last: bool) -> bool:
-        """A chunk arrived; `is_last` if nothing more is under way, so that a pause does not count as slowness.
+        """A chunk arrived; `is_last` if nothing more is in flight, so that a pause does not count as slowness.
 
-        Whether there is a new figure.
+        Returns whether there is a new measurement.
         """
         if self._last_us is not None:
             self._bytes += count

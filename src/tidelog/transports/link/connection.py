@@ -1,15 +1,15 @@
 """One live link between two nodes: the asyncio shell around `LinkMux`.
 
-Everything posted in one turn of the event loop leaves in one write; everything that arrived is handed out without a
-task per message. A link takes at most `turn_ms_max` of the loop at a time, so a flood on one does not starve the
-others. What a caller must keep: use it from the loop it was opened on; do not block in `on_message`.
+Everything posted in one turn of the event loop leaves in one write; everything that arrived is delivered without a task
+per message. A link takes at most `turn_ms_max` of the loop at a time, so a flood on one does not starve the others.
+What a caller must keep: use it from the loop it was opened on; do not block in `on_message`.
 
-LCO1  `post` and `request` never wait for room: `LinkBusy` says that there is none, and nothing was sent.
-LCO2  A request ends within its time: answer, refusal, `WaitTimedOut` or `LinkClosed`. If its caller gives up, the
-    peer's handler is told to stop.
+LCO1  `post` and `request` never wait for room: `LinkBusy` means that there is none, and nothing was sent.
+LCO2  A request ends within its time: answer, refusal, `WaitTimedOut` or `LinkClosed`. If its caller stops waiting, the
+      peer's handler is cancelled.
 LCO3  A link ends once, for one reason; everything that waits on it then fails with `LinkClosed`.
-LCO4  A handler that raises hurts its own request only. A message handler that raises what is not a `LogError` ends
-    the link: that is a bug, and going on would hide it.
+LCO4  A handler that raises hurts its own request only. A message handler that raises another error than a `LogError`
+      ends the link: that is a bug, and continuing would hide it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _DRAINED: Final = "it was drained and closed"
 
 
 class LinkHandler(Protocol):
-    """What a node does with what its peers say."""
+    """How a node handles its peers' messages and requests."""
 
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         """A one-way message. Runs in the event loop and must be quick."""
 
     def on_turn(self) -> None:
-        """All that had arrived is handed out: what it brings about may leave now, without another turn of the loop."""
+        """Everything that had arrived was delivered: its effects may be sent now, without another turn of the loop."""
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
-        """Answer, or raise a `LogError`, which the caller over there sees. Cancelled when it no longer waits."""
+        """Answer, or raise a `LogError`, which the caller gets. Cancelled when the caller no longer waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +74,18 @@ class LinkStatistics:
     """Own requests without an answer."""
     requests_running: int
     queue_bytes: int
-    """Waiting to be sent, large bodies included."""
+    """Bytes waiting to be sent, large bodies included."""
     held_bytes: int
-    """Large bodies that arrive or are being worked on."""
+    """Bytes of large bodies that arrive or are being worked on."""
     rtt_ms: float | None
-    """Of the last ping; None before the first."""
+    """The round trip of the last ping; None before the first."""
     bulk_bytes_per_s: float
-    """Of large bodies that arrived lately; 0 before there were enough to tell."""
+    """The throughput of large bodies that arrived lately; 0 before there were enough to tell."""
     bulk_peak_bytes_per_s: float
 
 
 class Link:
-    """Made by `dial_link` and `LinkListener`; live until `is_closed`."""
+    """Made by `dial_link` and `LinkListener`; open until `is_closed`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Link:
         self.peer_process = theirs.process
         self.peer_kind: Kind = theirs.kind
         self.is_dialler = is_dialler
-        """Whether we dialled."""
+        """Whether this side dialled."""
         self.on_close: list[Callable[[Link, str], None]] = []
         """Called once, with the reason, when the link has ended."""
         self.close_reason: str | None = None
@@ -119,7 +119,7 @@ class Link:
         self._recheck = recheck
         self._log = log
         self._early = early
-        """What came together with the end of the handshake."""
+        """Process what came together with the end of the handshake."""
         self._futures: dict[int, asyncio.Future[memoryview]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._writing: list[memoryview] = []
@@ -137,7 +137,7 @@ class Link:
         self._timer = self._loop.call_later(self._check_s, self._check)
 
     def start(self) -> None:
-        """Begin to read; whoever made the link has told everybody of it by now."""
+        """Begin to read, after all callbacks about the new link."""
         self._set_reading(True)
         early, self._early = self._early, []
         self._dispatch(early)
@@ -155,7 +155,7 @@ class Link:
 
     @property
     def is_usable(self) -> bool:
-        """Whether something new may be said on it."""
+        """Whether a new message may be sent on it."""
         return self.close_reason is None and not self._mux.is_draining
 
     # --- what callers do ---------------------------------------------------------------------------
@@ -170,13 +170,13 @@ class Link:
             self._loop.call_soon(self._flush)
 
     def put(self, kind: int, body: Buffers) -> None:
-        """As `post`, by a caller that calls `flush` in the same turn: it saves the loop a turn for what has left."""
+        """Like `post`, for a caller that calls `flush` in the same turn: it saves a turn of the loop."""
         if self.close_reason is not None:
             raise LinkClosed(peer=self.peer, reason=self.close_reason)
         self._mux.post(self.peer, kind, body)
 
     def flush(self) -> None:
-        """What was posted leaves now; without this call it leaves after this turn of the loop."""
+        """Send what was posted now; without this call it is sent after this turn of the loop."""
         if not self._is_blocked and self._mux.has_output:
             self._flush()
 
@@ -204,7 +204,7 @@ class Link:
         await self._wait_until(lambda: self._mux.small_bytes <= limit)
 
     async def wait_bulk_room(self, bytes_max: int) -> None:
-        """Wait until no more than this waits to be sent of large bodies. Raises `LinkClosed`."""
+        """Wait until at most so many bytes of large bodies wait to be sent. Raises `LinkClosed`."""
         await self._wait_until(lambda: self._mux.bulk_bytes <= bytes_max)
 
     async def _wait_until(self, has_room: Callable[[], bool]) -> None:
@@ -215,7 +215,7 @@ class Link:
             await self._room.wait()
 
     async def close(self, *, drain_ms: int = DRAIN_MS) -> None:
-        """Take on nothing new, let what is under way end, then hang up."""
+        """Start nothing new, let requests in flight end, then close."""
         if self.close_reason is None:
             self._mux.drain()
             self._flush_soon()
@@ -223,7 +223,7 @@ class Link:
                 async with asyncio.timeout(drain_ms / 1000):
                     await self._closed.wait()
             except TimeoutError:
-                pass  # what is still under way fails with the link
+                pass  # what is still in flight fails with the link
             finally:
                 self.abort("it was closed here")
 
@@ -231,7 +231,7 @@ class Link:
         await self._closed.wait()
 
     def abort(self, reason: str) -> None:
-        """Hang up now (LCO3)."""
+        """Close now (LCO3)."""
         if self.close_reason is not None:
             return
         self.close_reason = reason
@@ -285,7 +285,7 @@ class Link:
             self._loop.call_soon(self._read)
 
     def _read(self) -> None:
-        """Take what has arrived, for one turn at most."""
+        """Process what has arrived, for one turn at most."""
         self._read_is_due = False
         if self.close_reason is not None or not self._is_reading:
             return
@@ -295,7 +295,7 @@ class Link:
             self._end_with(error)
         except OSError as error:
             self.abort(f"the connection broke: {words(error)}")
-        self._handler.on_turn()  # also if the link has ended: what it brought before counts
+        self._handler.on_turn()  # also if the link has ended: bytes that came before count
         self._after_turn()
 
     def _take_arrived(self) -> None:
@@ -322,7 +322,7 @@ class Link:
                 self._writing = mux.next_control(now_us)
                 self._write_some()
             if now_us >= deadline_us or not mux.wants_input:
-                # The selector wakes us for what is in the kernel, and knows nothing of what TLS has in hand.
+                # The selector reports bytes in the kernel, and does not know of bytes that TLS holds.
                 if connection.has_pending:
                     self._read_soon()
                 return
@@ -330,7 +330,7 @@ class Link:
                 return
 
     def _after_turn(self) -> None:
-        """Answers and grants that the turn brought about go out; a peer that does not read is not read from."""
+        """Send answers and credit that the turn produced; a peer that does not read is not read from."""
         if self.close_reason is not None:
             return
         if self._mux.has_output or self._mux.is_draining:
@@ -399,8 +399,8 @@ class Link:
         try:
             mux.answer(call, await self._handler.on_request(self, kind, body))
         except asyncio.CancelledError:
-            # By the peer or with the link, which both know already; or by the handler's own doing, which the peer must
-            # hear of.
+            # Cancelled by the peer or with the link, which both sides know already; or by the handler itself, which the
+            # peer must be told.
             mux.fail(call, HandlerFailed(kind=kind, problem="a cancellation"))
             raise
         except Exception as error:
@@ -451,7 +451,7 @@ class Link:
                     break
                 self._writing = mux.next_write(now_us)
         except OSError as error:
-            self._read()  # the peer's last words may say why
+            self._read()  # the peer's last frames may give the reason
             self.abort(f"the connection broke: {words(error)}")
             return
         self._wake_waiters()
@@ -460,7 +460,7 @@ class Link:
             self.abort(_DRAINED)
 
     def _write_some(self) -> bool:
-        """Whether all of the current write is out; if not, the loop calls when there is room."""
+        """Whether all of the current write was sent; if not, the loop calls back when there is room."""
         writing, connection = self._writing, self._connection
         while writing:
             view = writing[0]
@@ -485,9 +485,9 @@ class Link:
     # --- time and end ------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Whether the peer is alive and still welcome; and pings."""
+        """Check whether the peer is alive and its certificate still good; send pings."""
         self._timer = self._loop.call_later(self._check_s, self._check)
-        # What has arrived while this process was paused counts before silence is judged.
+        # Bytes that arrived while this process was paused count before silence is judged.
         self._read()
         if self.close_reason is not None:
             return
@@ -507,7 +507,8 @@ class Link:
             self._flush_soon()
 
     def _end_with(self, error: LogError) -> None:
-        """End for a fault of the peer, or of ours with it; tell it why if the connection takes a few more bytes."""
+        """End for a fault of the peer, or a local one; report the reason to it if the connection takes a few more
+        bytes."""
         self._log(f"link ended peer={self.peer} code={error.code} detail={str(error)!r}")
         self._mux.refuse(error)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a link is set to, and what its core tells its shell."""
+"""The options of a link, and the events of its core."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class LinkOptions:
     """Limits and times of one end of a link. Two ends may differ."""
 
     taken: PeerLimits = field(default_factory=PeerLimits)
-    """What we take from the peer."""
+    """The limits of what the peer may send."""
     bulk_bytes_max: int = 64 * MIB
     """Memory for large bodies that arrive or are being worked on."""
     queue_bytes_max: int = 4 * MIB
-    """Small frames that wait to be sent."""
+    """The most bytes of small frames that wait to be sent."""
     bulk_queue_bytes_max: int = 256 * MIB
-    """Large bodies that wait to be sent."""
+    """The most bytes of large bodies that wait to be sent."""
     calls_max: int = 4_096
     """Own requests without an answer."""
     handshake_timeout_ms: int = 5_000
-    """From the connection to the first message: TLS and the hello."""
+    """The time from the connection to the first message: TLS and the hello."""
     ping_interval_ms: int = 1_000
     silence_max_ms: int = 5_000
-    """A peer that says nothing for so long is gone."""
+    """A peer that is silent for this long is gone."""
     stall_max_ms: int = 10_000
-    """A peer that takes nothing for so long, while something waits for it, is as good as gone."""
+    """A peer that reads nothing for this long, while something waits for it, counts as gone."""
     turn_ms_max: int = 2
-    """Time one link may take from the event loop before others have their turn."""
+    """Time one link may take from the event loop before others get their turn."""
 
     def __post_init__(self) -> None:
         limits = [one.name for one in fields(self) if one.name != "taken"]
@@ -71,23 +71,23 @@ class Cancelled(NamedTuple):
 
 
 class HelloArrived(NamedTuple):
-    """Judge it, then `accept` or `refuse`."""
+    """Check it, then `accept` or `refuse`."""
 
     hello: LinkHello
 
 
 class Opened(NamedTuple):
-    """The dialling peer accepted us; messages may flow."""
+    """The dialling peer accepted the hello; messages may flow."""
 
 
 class LinkRefused(NamedTuple):
-    """The peer will not talk to us; nothing more will come."""
+    """The peer refuses the link; nothing more will come."""
 
     refusal: PeerRefused
 
 
 class Draining(NamedTuple):
-    """The peer wants to end the link in peace."""
+    """The peer wants to end the link gracefully."""
 
 
 Event: TypeAlias = Arrived | Asked | Answered | Failed | Cancelled | HelloArrived | Opened | LinkRefused | Draining

@@ -1,4 +1,4 @@
-"""Frames of the link between nodes: their bytes, and a reader that finds them in whatever pieces bytes arrive.
+"""Frames of the link between nodes: their bytes, and a reader that finds them in pieces of any size.
 
 A frame is a head of 16 bytes and a body. A body of up to `SMALL_BYTES_MAX` is inside its frame. A larger one is
 announced by the same frame with the flag `LARGE`, and follows in DATA frames, cut so that others can go in between.
@@ -6,10 +6,10 @@ docs/protocols/link.md has the tables. Nothing here does I/O.
 
 What a caller must keep: receive into `room()`, then tell `received` how many bytes came, before asking for room again.
 
-LF1  A length is judged before a byte of the body is waited for, so a reader never holds more than its buffer.
+LF1  A length is checked before a byte of the body is awaited, so a reader never holds more than its buffer.
 LF2  A small body owns its memory: it stays good after the next `received`, and does not hold the buffer.
 LF3  The bytes of a DATA frame go straight to where `place` says; only what shares a read with a head is copied.
-LF4  After a `BadFrame` the reader is of no more use: nothing behind a wrong length can be found again.
+LF4  After a `BadFrame` the reader cannot be used: nothing after a wrong length can be found again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from tidelog.errors import BadFrame
 from tidelog.units import KIB
 
 Buffers: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
-"""A body, whole or in pieces. Large pieces are written from where they are: leave them alone until they are sent."""
+"""A body, whole or in pieces. Large pieces are written without a copy: do not change them until they are sent."""
 
 Frame: TypeAlias = tuple[int, int, int, int, memoryview]
-"""Type, flags, kind, id, body. A plain tuple: one is made for every message that arrives.
+"""Type, flags, kind, id, body. A plain tuple, since one is made for every message that arrives.
 
-A DATA frame has its length in place of the kind, and no body: its bytes are where they belong."""
+A DATA frame has its length in place of the kind, and no body: its bytes are already in place.
+"""
 
 HEAD: Final = struct.Struct("<IBBHQ")
 """Length of the body, type, flags, kind, id."""
@@ -115,7 +116,8 @@ class FrameReader:
         return self._buffer[end:]
 
     def close(self) -> None:
-        """Nothing more is received: the buffer goes now. What holds this reader may live until a collection."""
+        """Nothing more is received: release the buffer now. The owner of this reader may exist until a garbage
+        collection."""
         self._buffer = EMPTY
         self._target = None
         self._start = self._end = 0

@@ -1,13 +1,13 @@
-"""What two ends of a link tell each other before anything else, and how a refusal travels.
+"""The handshake of a link, and the bytes of a refusal.
 
-Who dials says HELLO; who listens judges it and answers with its own HELLO or with REFUSED; who dialled judges that and
-says READY or REFUSED. Only then do messages flow. Nothing here does I/O.
+The dialling side sends HELLO; the listening side checks it and answers with its own HELLO or with REFUSED; the dialling
+side checks that and sends READY or REFUSED. Only then do messages flow. Nothing here does I/O.
 
 LH1  The first 12 bytes of a HELLO (a mark and the versions) never change; the rest is read only in a common version,
      and what a newer version adds at its end is skipped.
 LH2  A cluster id that both sides have must be the same. A blank one matches any: a node that joins has none yet.
-LH3  A name in a HELLO counts only if the certificate says the same; without TLS (development) it is believed.
-LH4  A refusal carries code, words, `retriable` and `definite` of the error it tells of, within `REFUSAL_BYTES_MAX`.
+LH3  A name in a HELLO counts only if the certificate has the same; without TLS (development) it is accepted.
+LH4  A refusal has the code, message, `retriable` and `definite` of its error, within `REFUSAL_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CODE_BYTES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkIdentity:
-    """Who we are, as the HELLO says and the certificate must confirm."""
+    """This end's identity, as in the HELLO and confirmed by the certificate."""
 
     node: str
     cluster: bytes
@@ -62,14 +62,14 @@ class LinkIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """What one end is willing to take; the other keeps to it."""
+    """The limits of one end; the other keeps to them."""
 
     body_bytes_max: int = 64 * MIB
-    """Of one body."""
+    """The most bytes of one body."""
     transfers_max: int = 32
-    """Large bodies under way at once."""
+    """Large bodies in flight at once."""
     initial_credit: int = CHUNK_BYTES_MAX // 2
-    """Bytes of each that may come before there is memory for the whole."""
+    """Bytes of each that may come before there is memory for the whole body."""
     requests_max: int = 256
     """Requests being worked on at once; more are refused."""
 
@@ -85,7 +85,7 @@ class LinkHello:
     kind: Kind
     identity: LinkIdentity
     process: int
-    """A random number of the process: another one means that whatever was open before is dead."""
+    """A random number of the process: a different one means that everything open before is void."""
     limits: PeerLimits
     version_min: int = VERSION_MIN
     version_max: int = VERSION_MAX
@@ -151,7 +151,7 @@ def require_same_cluster(ours: LinkIdentity, theirs: LinkIdentity) -> None:
 
 
 def encode_refusal(error: LogError) -> bytes:
-    """An error as bytes (LH4); words that are too long lose their end."""
+    """An error as bytes (LH4); a message that is too long is cut."""
     code = error.code.encode()[:_CODE_BYTES_MAX]
     flags = _RETRIABLE * error.retriable | _DEFINITE * error.definite
     words = str(error).encode(errors="replace")[: REFUSAL_BYTES_MAX - _REFUSAL.size - len(code)]
@@ -174,5 +174,5 @@ def decode_refusal(body: memoryview) -> PeerRefused:
 
 
 def as_typed(error: Exception, kind: int) -> LogError:
-    """What the peer is told when a handler raised: a typed error as it is, of any other only its name."""
+    """The refusal for a handler's exception: a typed error as it is, of any other only its name."""
     return error if isinstance(error, LogError) else HandlerFailed(kind=kind, problem=type(error).__name__)

@@ -1,14 +1,14 @@
-"""The link between nodes: one connection per pair for all they say to each other. This is its front door.
+"""The link between nodes: one connection per pair for all their messages. This module opens links.
 
 `LinkListener` waits for peers, `dial_link` calls one; both give a `Link` once TLS, certificate and hello are good.
 The bytes are in docs/protocols/link.md; `LinkPool` keeps links to many peers.
 
-What a caller must keep: give one `LinkHandler` that lives as long as its links; close every link it was given.
+What a caller must keep: pass one `LinkHandler` that exists as long as its links; close every link it got.
 
 LK1  A link exists only when both ends have accepted each other: certificate, kind, name, cluster, version.
-LK2  Whoever is refused hears why, typed, if it speaks our TLS; whoever says nothing is hung up on after
+LK2  A refused peer gets a typed reason, if its TLS handshake succeeds; a silent one is closed after
      `handshake_timeout_ms`.
-LK3  At most `handshakes_max` callers are being listened to and `links_max` links live; more are hung up on at once.
+LK3  At most `handshakes_max` callers are in their handshake and `links_max` links are open; more are closed at once.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ _ACCEPTS_PER_TURN: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEnd:
-    """What this process brings to every link: who it is, its certificates, its limits. Shared by listener and dials."""
+    """What this process uses for every link: its identity, its certificates, its limits. Shared by listener and
+    dials."""
 
     identity: Callable[[], LinkIdentity]
     """Asked for every new link: a node's cluster is set once, after the process began."""
     tls: LinkTls | None = None
     insecure_dev: bool = False
-    """Plain TCP, and names are believed. For development only, and never beside certificates."""
+    """Plain TCP, and names are accepted unchecked. For development only, and never beside certificates."""
     kind: Kind = "node"
-    """What our own certificate says; an operator's tool says "operator", an application "client"."""
+    """The kind in this process's certificate: a tool of an operator has "operator", an application "client"."""
     options: LinkOptions = field(default_factory=LinkOptions)
     process: int = field(default_factory=lambda: secrets.randbits(64))
     log: Callable[[str], None] = lambda _: None
@@ -117,7 +118,7 @@ async def dial_link(
 
 
 class _Handshake:
-    """From a connection to a link, or to a typed refusal that both sides know (LK1, LK2)."""
+    """From a connection to a link, or to a typed refusal on both sides (LK1, LK2)."""
 
     def __init__(
         self,
@@ -246,7 +247,7 @@ class _Handshake:
         self._mux.wrote(now_us)
 
     async def _refuse(self, error: LogError) -> None:
-        """Our reason reaches the peer before the connection goes."""
+        """Send the reason to the peer before the connection is closed."""
         self._mux.refuse(error)
         with contextlib.suppress(TlsFailed, TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
@@ -261,7 +262,7 @@ def _unexpected(event: Event) -> LogError:
 
 
 class LinkListener:
-    """Waits for peers on one address. `on_link` is given every link that came about."""
+    """Waits for peers on one address. `on_link` gets every link that was opened."""
 
     def __init__(
         self,
@@ -307,7 +308,7 @@ class LinkListener:
         except OSError as error:
             raise AddressTaken(address=self._address, problem=words(error)) from error
         try:
-            # So that a restart need not wait for old connections to be forgotten; it does not let two listen at once.
+            # So that a restart need not wait for old connections to time out; it does not allow two listeners at once.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.setblocking(False)
             listening.bind(place)
@@ -319,7 +320,7 @@ class LinkListener:
         loop.add_reader(listening.fileno(), self._accept)
 
     async def close(self) -> None:
-        """Accept no more, and give up on callers that are not links yet. Links stay."""
+        """Accept no more, and close callers that are not links yet. Links stay."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()

@@ -1,10 +1,10 @@
-"""Memory for large bodies that arrive, used again once nobody looks at it.
+"""Memory for large bodies that arrive, reused once no view of it is left.
 
-Fresh memory costs a page fault for every 4 KiB, half the price of receiving a body; so blocks go back to a pool
-when the last view of them is gone. That may happen in any thread, wherever the last view is dropped.
+Fresh memory costs a page fault for every 4 KiB, half the price of receiving a body; so blocks go back to a pool when
+the last view of them is gone. That may happen in any thread.
 
 LY1  A block is given out again only after every view of it is gone.
-LY2  The pool holds at most `bytes_max` that nobody uses; what does not fit is freed.
+LY2  The pool holds at most `bytes_max` of unused memory; more is freed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BodyMemory:
         return self._free_bytes
 
     def take(self, size: int) -> memoryview:
-        """`size` bytes of whatever was there before."""
+        """`size` bytes of memory, not cleared."""
         if size > _BLOCK_BYTES_MAX:
             # Not zeroed, and pages that were never touched cost nothing: memory is used as bytes arrive.
             return numpy.empty(size, dtype=numpy.uint8).data

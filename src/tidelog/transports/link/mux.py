@@ -3,18 +3,18 @@
 A shell receives into `room()` and passes the count to `received`, which answers with events; it writes what
 `next_write` gives, all of it, before it asks again; it calls `wake` now and then, which says when the link is dead.
 
-What leaves first: control frames, then small ones in the order they were given, and with each write at most one chunk
+The order of sending: control frames, then small ones in the order of the calls, and with each write at most one chunk
 of a large body. So a heartbeat waits for one chunk at most, and a flood of small messages does not stop a large one.
 
 What a caller must keep: after an error raised by `received` close the connection; views of large bodies stay
 unchanged until they are sent.
 
-LM1  Small messages and requests arrive in the order they were given; large ones may be overtaken by all others.
+LM1  Small messages and requests arrive in the order of the calls; large ones may be overtaken by all others.
 LM2  Every call ends once: answered, failed, cancelled here, or with the link.
-LM3  What waits to be sent is bounded: own messages and calls are refused over `queue_bytes_max` (small) and
+LM3  Unsent bytes are bounded: own messages and calls are refused over `queue_bytes_max` (small) and
      `bulk_queue_bytes_max` (large); nothing is read from a peer that makes more answers than it reads.
-LM4  A peer cannot make us hold more than `requests_max` requests and what `BulkReceiver` allows.
-LM5  Whatever a peer sends is taken, or refused with `BadFrame`; nothing is guessed.
+LM4  A peer cannot make this end hold more than `requests_max` requests and the bytes that `BulkReceiver` allows.
+LM5  Every frame of a peer is accepted, or refused with `BadFrame`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LinkMux:
         self._control: list[bytes] = []
         self._small: deque[bytes] = deque()
         self._waiting_bytes = 0
-        """Of control and small frames."""
+        """Bytes of control and small frames."""
         self._queue_bytes_max = options.queue_bytes_max
         self._answers_bytes_max = taken.requests_max * (HEAD_BYTES + SMALL_BYTES_MAX) + _SLACK_BYTES
         self._is_open = False
@@ -100,14 +100,14 @@ class LinkMux:
         self._running: dict[int, int] = {}
         """Requests of the peer that are not answered, and the bytes held for each."""
         self._last_requests = [0, 0]
-        """Of small and of large ones."""
+        """Ids of small and of large ones."""
         self._chunk_bytes = CHUNK_BYTES_MAX
         self._write_began_us: int | None = None
         self._write_has_chunk = False
         self._wrote_us = now_us
         self._heard_us = now_us
         self._ping_us: int | None = None
-        # The first ping goes out at once: how long the way is decides how much may be on it.
+        # The first ping is sent at once: the round trip decides how much may be in flight.
         self._pinged_us = now_us - options.ping_interval_ms * 1000
         self._is_draining = False
         self._done_sent = False
@@ -150,7 +150,7 @@ class LinkMux:
 
     @property
     def wants_input(self) -> bool:
-        """False while the peer has made us owe it more than a fair one could: it has to read first (LM3)."""
+        """False while the peer has more unread answers than a fair one could have: it has to read first (LM3)."""
         return self._waiting_bytes <= self._queue_bytes_max + self._answers_bytes_max
 
     @property
@@ -194,7 +194,7 @@ class LinkMux:
         self._put_control(frame(FrameType.HELLO, body=hello.encode()))
 
     def accept(self, theirs: PeerLimits) -> None:
-        """The peer's hello was judged good. A listener still has to hear READY before it may speak."""
+        """The peer's hello was accepted. A listener still has to get READY before it may send messages."""
         self._theirs = theirs
         self._outgoing = BulkSender(transfers_max=theirs.transfers_max, initial_credit=theirs.initial_credit)
         if self._is_dialler:
@@ -202,7 +202,7 @@ class LinkMux:
             self._is_open = True
 
     def refuse(self, error: LogError) -> None:
-        """Tell the peer why this ends; then close."""
+        """Send the reason to the peer; then close."""
         self._put_control(frame(FrameType.REFUSED, body=encode_refusal(error)))
 
     # --- what we say -------------------------------------------------------------------------------
@@ -234,19 +234,19 @@ class LinkMux:
             self._put_small(frame(FrameType.FAILURE, number=call, body=encode_refusal(error)))
 
     def cancel(self, call: int) -> None:
-        """Nobody waits for this answer any more (LM2)."""
+        """The caller no longer waits for this answer (LM2)."""
         if call not in self._calls:
             return
         self._calls.remove(call)
         request = self._outgoing.find(FrameType.REQUEST, call)
         if request is None:
-            # In line with the small ones: it must not overtake the request it is about.
+            # In line with the small frames: it must not overtake its request.
             self._put_small(frame(FrameType.CANCEL, number=call))
         else:
             self._abort(request)
 
     def drain(self) -> None:
-        """Take on nothing new; what is under way may end."""
+        """Start nothing new; what is in flight may end."""
         if not self._is_draining:
             self._is_draining = True
             self._put_control(frame(FrameType.DRAIN))
@@ -311,7 +311,7 @@ class LinkMux:
     # --- writing -----------------------------------------------------------------------------------
 
     def next_write(self, now_us: int) -> list[memoryview]:
-        """What to write next, in order; nothing if there is nothing to say."""
+        """The buffers to write next, in order; empty if there is nothing to send."""
         if self._is_draining and self._owes_done:
             self._done_sent = True
             self._put_small(frame(FrameType.DONE))
@@ -351,7 +351,7 @@ class LinkMux:
         self._wrote_us = now_us
 
     def wrote(self, now_us: int) -> None:
-        """All of the last `next_write` is out. Chunks shrink where they take long, so that others wait less."""
+        """All of the last `next_write` was sent. Chunks shrink where they take long, so that others wait less."""
         self._wrote_us = now_us
         if not self._write_has_chunk or self._write_began_us is None:
             return
@@ -374,7 +374,8 @@ class LinkMux:
     # --- time --------------------------------------------------------------------------------------
 
     def wake(self, now_us: int, *, is_blocked: bool) -> str | None:
-        """Ping when it is time to; why the link is dead, if it is. `is_blocked`: the connection takes no bytes now."""
+        """Ping when it is due; returns why the link is dead, if it is. `is_blocked`: the connection takes no bytes
+        now."""
         options = self._options
         if self.wants_input and now_us - self._heard_us >= options.silence_max_ms * 1000:
             return f"the peer has been silent for {options.silence_max_ms} ms"
@@ -446,7 +447,7 @@ class LinkMux:
         if frame_type == FrameType.REQUEST:
             self._admit(number, kind, body, events, held_bytes)
             return
-        # Messages and answers are their receiver's from here on.
+        # Messages and answers belong to their receiver from here on.
         self._incoming.release(held_bytes)
         if frame_type == FrameType.MESSAGE:
             self.messages_received += 1

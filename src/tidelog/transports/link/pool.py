@@ -1,17 +1,17 @@
-"""Links to all peers of a node: one each, dialled again when it breaks, whoever dialled it.
+"""Links to all peers of a node: one each, dialled again when it breaks.
 
-Give `admit` to the listener as `on_link`, call `set_peer` for every node that is known, and keep `run` running.
-Peers may come, move and go at any time. Operators' links are let through and closed with the rest, but are never taken
-for a node's, whatever their name.
+Give `admit` to the listener as `on_link`, call `set_peer` for every node that is known, and keep `run` running. Peers
+may come, move and go at any time. Operators' links are accepted and closed with the rest, but never count as a node's,
+whatever their name.
 
 What a caller must keep: one pool per process, on one event loop; `run` in the process's task group.
 
-LP1  At most one link per node is used. When both sides dialled, the one dialled by the smaller node id stays: both
-     sides decide so by themselves. The other is drained: what is under way on it ends, or fails typed.
-LP2  A link of a newer life of the peer's process replaces one of an older life, and so does a newer one by the same
-     dialler: the old one is dead over there, whatever it looks like here.
+LP1  At most one link per node is used. When both sides dialled, the one dialled by the smaller node id stays, without
+     agreement between them. The other is drained: requests on it end, or fail with a typed error.
+LP2  A link of a newer process of the peer replaces one of an older process, and so does a newer one by the same
+     dialler: the peer has already dropped the old one.
 LP3  Dialling backs off, with jitter from the generator that was passed in, and starts over after a link that lasted.
-LP4  `on_up` and `on_down` alternate for each node; a change of links within one life of the peer is not seen.
+LP4  `on_up` and `on_down` alternate for each node; a change of links to the same process of the peer is not reported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PoolOptions:
     backoff_first_ms: int = 100
     backoff_max_ms: int = 5_000
     patience_ms: int = 300
-    """The larger node id waits so long before its first dial: the smaller one's link is the one that would stay."""
+    """The larger node id waits this long before its first dial, since the smaller one's link would stay."""
     peers_max: int = 256
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class PoolOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatistics:
     address: str | None
-    """None for a node that came by itself."""
+    """The address; None for a node that dialled this one."""
     is_up: bool
     dials: int
     ups: int
@@ -71,11 +71,11 @@ class _Peer:
     problem: str | None = None
     problem_code: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the address changed or a link came: there is no need to wait any longer."""
+    """Set when the address changed or a link was opened: the wait before the next dial ends."""
 
 
 class LinkPool:
-    """See the module. Of the callbacks, `on_up` is given the new link and `on_down` the node and the reason."""
+    """See the module. `on_up` gets the new link, `on_down` the node and the reason."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class LinkPool:
             peer.changed.set()
 
     def remove_peer(self, node: str) -> None:
-        """Dial it no more, and drain the link to it."""
+        """Stop dialling it, and drain the link to it."""
         peer = self._peers.pop(node, None)
         if peer is not None and peer.task is not None:
             peer.task.cancel()
@@ -128,7 +128,7 @@ class LinkPool:
             self._drop(link, "the peer was removed")
 
     def link_to(self, node: str) -> Link | None:
-        """The link to a node, if one is there that can be used now."""
+        """The usable link to a node, if there is one."""
         link = self._links.get(node)
         return link if link is not None and link.is_usable else None
 
@@ -138,7 +138,7 @@ class LinkPool:
     # --- what is said ------------------------------------------------------------------------------
 
     def post(self, node: str, kind: int, body: Buffers) -> bool:
-        """Send one way; False if that is not possible now. Whoever posts has to live with loss anyway."""
+        """Send one way; False if that is not possible now. Senders must tolerate loss anyway."""
         link = self.link_to(node)
         if link is None:
             return False
@@ -172,7 +172,7 @@ class LinkPool:
         return await link.request(kind, body, timeout_ms=timeout_ms)
 
     async def probe(self, address: str) -> Link:
-        """A link to whoever is at an address, to ask who that is. The caller closes it; the pool does not use it."""
+        """A link to the node at an address, to ask for its name. The caller closes it; the pool does not use it."""
         return await dial_link(address, end=self._end, handler=self._handler)
 
     def statistics(self) -> dict[str, PeerStatistics]:
@@ -307,7 +307,7 @@ class LinkPool:
         self.admit(link)
 
     def _note(self, node: str, peer: _Peer, error: LogError) -> None:
-        """Remember why, and say it once for each new reason."""
+        """Remember the reason, and log it once for each new one."""
         peer.problem = str(error)
         if error.code != peer.problem_code:
             peer.problem_code = error.code
@@ -323,5 +323,5 @@ class LinkPool:
             async with asyncio.timeout(pause_ms / 1000):
                 await peer.changed.wait()
         except TimeoutError:
-            pass  # nothing changed, which is what a pause is for
+            pass  # nothing changed during the pause
         peer.changed.clear()

@@ -1,7 +1,7 @@
-"""A socket of a link, secure or (in development) plain, without waiting and without copies.
+"""A socket of a link, with TLS or (in development) plain, non-blocking and without copies.
 
-TLS runs on the descriptor itself: asyncio's own TLS carries every byte through two more buffers. What a caller must
-keep: all calls from the event loop's thread; after `send` took nothing, send the same bytes again, as TLS wants.
+TLS runs on the descriptor itself: asyncio's own TLS copies every byte through two more buffers. What a caller must
+keep: all calls from the event loop's thread; after `send` took nothing, send the same bytes again, as TLS requires.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidelog.errors import PeerUnreachable, TlsFailed
 from tidelog.units import KIB
 
 _NOT_SENT_BYTES_MAX: Final = 128 * KIB
-"""What may lie unsent in the kernel: what is there can no longer be overtaken by a heartbeat."""
+"""The most unsent bytes in the kernel: a heartbeat can no longer overtake them."""
 _WANT_NOW: Final = (BlockingIOError, InterruptedError)
 
 
 class LinkSocket:
-    """One connection. `name` is for messages to people, until the peer has told its own."""
+    """One connection. `name` is for log messages, until the peer's name is known."""
 
     def __init__(self, connection: socket.socket, *, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class LinkSocket:
                 raise TlsFailed(peer=self.name, problem=words(error)) from error
 
     def certificate(self) -> bytes:
-        """The peer's, in DER."""
+        """The peer's certificate, in DER."""
         der = None if self._secure is None else self._secure.getpeercert(binary_form=True)
         if der is None:
             raise TlsFailed(peer=self.name, problem="it shows no certificate")
@@ -84,10 +84,10 @@ class LinkSocket:
         receive_into = self._socket.recv_into
         try:
             while filled < size:
-                # TLS gives one record at a time; told the size, Python need not find it out for every 16 KiB.
+                # TLS gives one record at a time; with the size given, Python need not determine it for every 16 KiB.
                 count = receive_into(view[filled:], size - filled)
                 if not count:
-                    break  # the end is found again by the next call
+                    break  # the next call finds the end again
                 filled += count
         except (ssl.SSLWantReadError, *_WANT_NOW):
             return filled or None
@@ -121,7 +121,7 @@ class LinkSocket:
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes are here, decrypted or not. Asking costs a tenth of receiving in vain."""
+        """Whether bytes are here, decrypted or not. Checking costs a tenth of a failed receive."""
         if self._secure is not None and self._secure.pending() > 0:
             return True
         fcntl.ioctl(self._socket, termios.FIONREAD, self._waiting)
@@ -129,7 +129,7 @@ class LinkSocket:
 
     @property
     def has_pending(self) -> bool:
-        """Whether bytes lie decrypted where no selector sees them."""
+        """Whether decrypted bytes wait that no selector sees."""
         return self._secure is not None and self._secure.pending() > 0
 
     async def wait_readable(self) -> None:
@@ -151,7 +151,7 @@ class LinkSocket:
             loop.remove_writer(descriptor)
 
     async def finish(self) -> None:
-        """Let the peer read our last words: say that no more come, and wait until it has hung up."""
+        """Make sure the peer can read the last bytes: shut down sending, and wait until it has closed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             rest = memoryview(bytearray(4096))
@@ -163,7 +163,7 @@ class LinkSocket:
                     await self.wait_readable()
 
     def close(self) -> None:
-        # Not a TLS goodbye: the link has its own (DONE), and a broken one must not wait for another.
+        # No TLS close: the link has its own (DONE), and a broken one must not wait for another.
         self._socket.close()
 
 
@@ -215,8 +215,8 @@ def words(error: Exception) -> str:
 
 
 def _close_lost(error: Exception) -> None:
-    """Of a connection that is reset already, `wrap_socket` takes the descriptor over and then gives up: the socket that
-    holds it is left in the traceback alone, and would stay open as long as the error is kept."""
+    """For a connection that is reset already, `wrap_socket` takes the descriptor over and then fails: the socket is
+    referenced by the traceback alone, and would stay open as long as the error is kept."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         lost = frame.f_locals.get("self")
         if isinstance(lost, ssl.SSLSocket):

@@ -1,15 +1,14 @@
-"""TLS for the link between nodes: contexts that follow their files, and who a peer's certificate says it is.
+"""TLS for the link between nodes: contexts that follow their files, and the holder of a peer's certificate.
 
-Both ends show a certificate of the nodes' tree; TLS 1.3 only. Host names are not checked: a node is known by the name
-in its certificate's URI, whatever address it is reached at.
+Both ends present a certificate of the nodes' authority; TLS 1.3 only. Host names are not checked: a node is known by
+the name in its certificate's URI, whatever address it is reached at.
 
-What a caller must keep: ask for a context for every new connection; ask `require_good` for running ones at least
-every 30 s.
+What a caller must keep: get a context for every new connection; call `require_good` for open ones at least every 30 s.
 
 LT1  Certificate, key and authority are one generation, taken together or not at all; while the files do not fit
-     together the last good generation stays, and one line in the log says so for each new state of the files.
-LT2  A certificate of another tree fails the handshake; one of our tree that is revoked, or of a kind that this door is
-     not for, is refused by name.
+     together the last good generation stays, and the log has one line for each new state of the files.
+LT2  A certificate of another authority fails the handshake; one that is revoked, or of a kind that may not use the
+     link, is refused with a typed error.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class LinkTlsFiles:
     certificate: Path
     key: Path
     authority: Path
-    """Certificates of the authorities that sign nodes. During a roll it holds the old and the new one."""
+    """Certificates of the authorities that sign nodes. During a change of authority it has the old and the new one."""
     revoked: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a peer's certificate proved."""
+    """The holder that a peer's certificate proved."""
 
     identity: Identity
     serial: int
@@ -67,7 +66,7 @@ class LinkTls:
         return self._client
 
     def proof_of(self, certificate_der: bytes, *, allowed_kinds: Collection[Kind]) -> Proof:
-        """Who the peer is; raises a typed refusal if it may not come in (LT2)."""
+        """The peer's identity; raises a typed refusal if it may not use the link (LT2)."""
         certificate = parse_certificate(certificate_der)
         now_us = _now_us()
         require_valid_at(certificate, now_us)
@@ -118,11 +117,11 @@ class LinkTls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_STRICT
-        # A resumed session would carry an old proof past a change of the authority; links are few and live long.
+        # A resumed session would keep an old proof after a change of the authority; links are few and long-lived.
         context.options |= ssl.OP_NO_TICKET
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0
-        # An empty password, or OpenSSL would ask the terminal for that of an encrypted key.
+        # An empty password, or OpenSSL would ask the terminal for the one of an encrypted key.
         context.load_cert_chain(self._files.certificate, self._files.key, password="")
         context.load_verify_locations(cadata=authority.decode("ascii"))
         return context

@@ -1,4 +1,4 @@
-"""Pieces of a body that lie side by side in memory, as one piece.
+"""Adjacent pieces of a body in memory, as one piece.
 
 A log reads many blocks into one piece of memory and gives them out as views. Sent one by one, every head and every end
 of a block would be a TLS record of its own.
@@ -16,10 +16,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def side_by_side(pieces: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes in as few pieces as there are without a copy.
+    """The same bytes in as few pieces as possible without a copy.
 
-    Only memory that can be written to is looked at, as that of `BodyMemory`: of other memory Python does not say where
-    it is.
+    Only writable memory is examined, like that of `BodyMemory`: for other memory Python does not give the address.
     """
     joined: list[Buffer] = []
     run: list[memoryview] = []
@@ -40,7 +39,7 @@ def side_by_side(pieces: Sequence[Buffer]) -> list[Buffer]:
 
 
 def _whole(run: list[memoryview]) -> list[memoryview]:
-    """One view of all in the run, by the memory that they are views of."""
+    """One view of the whole run."""
     if len(run) < 2:
         return run
     memory = memoryview(run[0].obj).cast("B")

@@ -1,29 +1,29 @@
-"""The one connection of a process to a NATS server: kept up for ever, never awaited by those who use it.
+"""The one connection of a process to a NATS server: reconnected for ever, never awaited by its users.
 
     nats = NatsConnection(options, on_up=..., on_down=..., log=log)
     await nats.start()
     nats.subscribe("ships.position", on_messages)
     nats.publish("ships.ack", [b"..."])
 
-Built on nats-py, imported when the first connection is made: a node without NATS servers runs without it. Of nats-py
-we use a client for one connection at a time to one server, and connect anew ourselves: its own way of doing that
-keeps what was published meanwhile and sends it later, which for replication is worse than losing it, and it never says
-when subscriptions stand again. Publishing goes through a queue of ours, because its `publish` is a coroutine.
+Built on nats-py, imported when the first connection is made: a node without NATS servers runs without it. A nats-py
+client is used for one connection to one server, and reconnecting is done here: nats-py's own reconnect keeps messages
+and sends them later, which for replication is worse than losing them, and it does not report when subscriptions are
+active again. Publishing goes through a queue, because nats-py's `publish` is a coroutine.
 
-What a caller must keep: all calls from the event loop that `start` ran in; read `inbox` in `on_up`, for it is another
-one each time; whatever `on_messages` gets it must put somewhere with a limit. NATS sends each message at most once:
-`True` from `publish` means that it is on its way, not that anybody got it.
+What a caller must keep: all calls from the event loop that `start` ran in; read `inbox` in `on_up`, since it changes
+each time; `on_messages` must store messages somewhere with a limit. NATS sends each message at most once: `True` from
+`publish` means that it was queued, not that a subscriber got it.
 
 NX1  `publish`, `subscribe` and `unsubscribe` return at once and take effect in the order in which they were called.
-NX2  What waits to be sent is at most `PENDING_BYTES_MAX` and belongs to one connection: when that ends it is dropped.
+NX2  At most `PENDING_BYTES_MAX` wait to be sent, on one connection: when that ends they are dropped.
 NX3  `on_up` comes after the server has confirmed every subscription made before it. Between an `on_down` and the next
-     `on_up` nothing is delivered and `publish` says False.
+     `on_up` nothing is delivered and `publish` returns False.
 NX4  Messages of one subscription come in the order of the server, those that arrived together in one call.
-NX5  A server that is away, refuses us or complains is logged once while it says the same, counted, and tried again;
-     it never ends a task of this process.
+NX5  A server that is unreachable, refuses the connection or reports an error is logged once per reason, counted, and
+     tried again; it never ends a task of this process.
 NX6  Where TLS is asked for (a `tls://` server or a TLS file) no password is sent and nothing goes on without it.
-NX7  Waits between tries double, and start over only after a connection that lasted: a server that lets everybody in and
-     breaks a moment later is not dialed without end.
+NX7  Waits between tries double, and are reset only after a connection that lasted: a server that accepts connections
+     and fails a moment later is not dialed without pause.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
 PENDING_BYTES_MAX: Final = 64 * MIB
-"""What may wait to be sent; a server that takes it slower than we make it makes `publish` say False."""
+"""The most bytes that may wait to be sent; if the server is slower than that, `publish` returns False."""
 MAX_PAYLOAD: Final = 1 * MIB
-"""Of a server with its defaults; taken for true until one has said its own."""
+"""The payload limit of a server with its defaults; used until one has sent its own."""
 CONNECT_S: Final = 5
 BACKOFF_S: Final = (0.05, 1.0)
-"""Between two tries: the first and the longest wait."""
+"""The first and the longest wait between two tries."""
 LASTED_S: Final = 1.0
-"""A connection that stood for less is no better than a try that failed: the waits go on growing (NX7)."""
+"""A connection that lasted less counts as a failed try: the waits keep growing (NX7)."""
 PING_S: Final = 2
 """A server that does not answer three of these in a row is lost."""
 CLOSE_S: Final = 2.0
 _LOOK_S: Final = 0.25
-"""nats-py does not always tell that its connection ended (an error while it closes); so we look."""
+"""nats-py does not always report that its connection ended (an error while it closes); so it is checked."""
 _WRITE_BYTES: Final = 1 * MIB
-"""Handed to nats-py at a time. Beyond it we wait for the socket."""
+"""Bytes passed to nats-py at a time. Beyond it the sender waits for the socket."""
 _SATURATED_S: Final = 0.002
 _COMPLAINTS_MAX: Final = 64
 _SECRET_BYTES_MAX: Final = 4 * KIB
@@ -75,12 +75,13 @@ _SUBJECT: Final = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
 
 OnMessages: TypeAlias = Callable[[list["NatsMessage"]], None]
 _Step: TypeAlias = tuple[str, bytes, str] | int
-"""To be sent in order: a message (subject, payload, reply), or the number of a subscription that came or went."""
+"""To be sent in order: a message (subject, payload, reply), or the number of a new or ended subscription."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsOptions:
-    """How NATS servers are reached. Per process; nodes of a cluster may use different servers of one NATS cluster."""
+    """The NATS servers and how to reach them. Per process; nodes of a cluster may use different servers of one NATS
+    cluster."""
 
     servers: tuple[str, ...]
     """Such as nats://host:4222 or tls://host:4222; tried one after the other."""
@@ -118,9 +119,9 @@ class NatsMessage(NamedTuple):
 
     subject: str
     reply: str
-    """Empty if nobody waits for an answer."""
+    """Empty if no answer is expected."""
     no_responders: bool
-    """Not from a publisher: the server says that nobody listens where the request went."""
+    """Not from a publisher: the server reports that the request's subject has no subscriber."""
     payload: bytes
 
 
@@ -129,7 +130,7 @@ class NatsStatistics:
     connections: int
     """Made since the start."""
     failures: int
-    """Tries that failed, connections that were lost, complaints of the server."""
+    """Tries that failed, connections that were lost, errors of the server."""
     messages_in: int
     bytes_in: int
     messages_out: int
@@ -149,7 +150,7 @@ class _Wanted:
     on_messages: OnMessages
     arrived: list[NatsMessage]
     here: Subscription | None = None
-    """On the connection that stands."""
+    """Its number on the present connection."""
 
 
 class NatsConnection:
@@ -188,7 +189,7 @@ class NatsConnection:
         self._messages_in = self._bytes_in = self._messages_out = self._bytes_out = 0
 
     async def start(self) -> None:
-        """Connect in the background, for ever; a server that is away is no error."""
+        """Connect in the background, for ever; an unreachable server is no error."""
         assert self._task is None, "a connection is started once"
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -202,14 +203,14 @@ class NatsConnection:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            # The task is ours and was told to end: nothing that it says matters now.
+            # The task belongs to this object and was cancelled: its errors no longer matter.
             await asyncio.wait({task}, timeout=2 * CLOSE_S)
         self.is_up = False
         self._wanted.clear()
 
     def publish(self, subject: str, buffers: Sequence[bytes | bytearray | memoryview], *, reply: str = "") -> bool:
-        """Put a message on its way; False: not up, too much is waiting or too large for the server, and nothing was
-        kept. Raises `BadSubject` for what NATS would not take: judge what strangers name before you call."""
+        """Queue a message; False: not up, too much is waiting or too large for the server, and nothing was kept. Raises
+        `BadSubject` for a subject that NATS would not take: check subjects from outside first."""
         _require_subject(subject)
         if reply:
             _require_subject(reply)
@@ -229,7 +230,7 @@ class NatsConnection:
         return True
 
     def subscribe(self, subject: str, on_messages: OnMessages, *, queue: str = "") -> int:
-        """From now on, over all connections; returns the number to unsubscribe with. Wildcards are allowed."""
+        """Subscribe, over all connections; returns the number to unsubscribe with. Wildcards are allowed."""
         for text in (subject, queue) if queue else (subject,):
             _require_subject(text)
         self._last_number += 1
@@ -261,7 +262,7 @@ class NatsConnection:
 
     async def _run(self) -> None:
         servers = list(self._options.servers)
-        rng = random.Random()  # Where we begin and how long we wait: nodes should not all do the same.
+        rng = random.Random()  # Start at a random server and wait: nodes should not all do the same.
         rng.shuffle(servers)
         wait_s = BACKOFF_S[0]
         while not self._is_closing:
@@ -270,7 +271,7 @@ class NatsConnection:
             await asyncio.sleep(wait_s * rng.uniform(0.5, 1.0))
 
     async def _live(self, server: str) -> float:
-        """One connection from its making to its end; returns for how long it stood, 0 if it never did."""
+        """One connection from start to end; returns how long it lasted, 0 if it never came up."""
         client = self._nats.Client()
         self._has_ended = asyncio.Event()
         self._end_error = None
@@ -289,7 +290,7 @@ class NatsConnection:
         return stood_s
 
     async def _problem_of_making(self, client: Client, server: str) -> str:
-        """Connected, and all subscriptions confirmed by the server (NX3); or why not."""
+        """Connected, and all subscriptions confirmed by the server (NX3); or the reason why not."""
         self._leaving.clear()
         try:
             await self._connect(client, server)
@@ -301,7 +302,7 @@ class NatsConnection:
         except self._nats.errors.NoServersError as error:
             return _words(self._end_error or error)
         except Exception as error:
-            # Whatever a strange server makes nats-py raise, assertions of its own too: it is tried again (NX5).
+            # Any exception that a strange server causes in nats-py, its assertions too: it is tried again (NX5).
             return _words(error)
         return ""
 
@@ -352,14 +353,14 @@ class NatsConnection:
                 user=options.user,
                 password=None if password is None else say_password,
                 user_credentials=options.credentials,
-                # Nothing is kept for a connection that is gone, and we wait for the socket ourselves.
+                # Nothing is kept for a connection that is gone, and the sender waits for the socket itself.
                 pending_size=0,
                 skip_subject_validation=True,
             )
         _require_tls(client, wants_tls)
 
     def _stand_up(self, client: Client) -> None:
-        """Callers learn of it, then get what came with the subscriptions before the server had confirmed them all."""
+        """Notify callers, then deliver what came with the subscriptions before the server had confirmed them all."""
         self._steps.extend(self._leaving)  # These went while we waited.
         self._has_steps.set()
         self._has_sent.clear()
@@ -391,7 +392,7 @@ class NatsConnection:
             self._on_down(problem)
 
     async def _discard(self, client: Client) -> None:
-        """Nothing of it stays, whatever state it is in. Its words at the end are of no use to anybody."""
+        """Close it, whatever state it is in. Errors at the end do not matter."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await client.close()
@@ -412,7 +413,7 @@ class NatsConnection:
             self._has_steps.set()
 
     async def _send_steps(self, client: Client) -> None:
-        """Everything that callers do, in its order (NX1)."""
+        """Carry out everything that callers queued, in order (NX1)."""
         while client.is_connected:
             while self._steps:
                 step = self._steps.popleft()
@@ -475,7 +476,7 @@ class NatsConnection:
     # --- what goes wrong ------------------------------------------------------------------------------------
 
     async def _note_error(self, error: Exception) -> None:
-        # What ends a connection, or the try to make one, is told with the server's name when it has ended.
+        # The reason that ends a connection, or a try to make one, is reported with the server's name when it has ended.
         if isinstance(error, OSError | TimeoutError | self._nats.errors.UnexpectedEOF) or not self.is_up:
             self._end_error = error
         else:
@@ -485,7 +486,7 @@ class NatsConnection:
         self._has_ended.set()
 
     def _complain(self, problem: str) -> None:
-        """One line while the trouble is the same; it is forgotten when a connection comes up (NX5)."""
+        """One line while the reason is the same; it is reset when a connection comes up (NX5)."""
         self._failures += 1
         if problem not in self._complaints and len(self._complaints) < _COMPLAINTS_MAX:
             self._complaints.add(problem)
@@ -493,7 +494,7 @@ class NatsConnection:
 
 
 def wait_after(wait_s: float, *, stood_s: float) -> float:
-    """The longest wait before the next try, after one whose connection stood for so long (NX7)."""
+    """The longest wait before the next try, after a connection that lasted this long (NX7)."""
     return BACKOFF_S[0] if stood_s >= LASTED_S else min(2 * wait_s, BACKOFF_S[1])
 
 
@@ -527,8 +528,8 @@ def _require_subject(subject: str) -> None:
 
 
 def _require_tls(client: Client, wants_tls: bool) -> None:
-    """NX6. nats-py encrypts where the server asks for it and goes on in the clear where it does not, and has no public
-    way to tell which; so we look at what the server said."""
+    """NX6. nats-py encrypts where the server asks for it and continues in the clear where it does not, and has no
+    public way to tell which; so the server's INFO is checked."""
     if wants_tls and not client._server_info.get("tls_required"):
         raise InvalidConfig(section="nats", problems=["TLS is asked for and the server offers none; nothing was said"])
 
