@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from tests.replication.replica_kit import Kit
 from tidelog.cluster.replication.orders import BlocksRead, LogReady, ReadBlocks
 from tidelog.cluster.replication.statistics import Storage
 from tidelog.core.catalog import ChannelRetention, FsyncPolicy, PauseChannel, ResumeChannel
-from tidelog.core.replication.messages import LeaderSilent, Resign, SyncError, SyncNack, SyncRequest, SyncResponse
+from tidelog.core.replication.messages import (
+    LeaderSilent,
+    LogFacts,
+    Resign,
+    SyncError,
+    SyncNack,
+    SyncRequest,
+    SyncResponse,
+)
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
+from tidelog.sim.disk import SimDisk
 
 
 def numbered(count: int, first: int = 0) -> list[bytes]:
@@ -56,6 +66,41 @@ def test_rp3_a_leader_that_resigned_says_so_until_somebody_else_leads() -> None:
     resigned = kit.delivered(Resign)[-1]
     assert "refused" in resigned.reason
     kit.run_until(kit.is_whole)
+
+
+def test_ce5_a_leader_that_resigned_leads_again_where_the_only_other_log_came_back_short() -> None:
+    """The catalog takes `b` for whole, and the comparison of logs shows that it is not."""
+    kit = Kit("a", "b")
+    kit.create(factor=2)
+    kit.write(b"one")
+    kit.run_until(kit.is_whole)
+    kit.controller_on = False
+    kit["b"].kill()
+    with kit.refusing("a"):
+        kit.produce(b"two")
+        kit.run(20)
+    assert kit.roles()["a"] is Role.REPLICA
+    kit["b"].disk = SimDisk(random.Random(9))  # it has lost all that it had synced, and nobody noticed
+    kit["b"].start()
+    kit.controller_on = True
+    kit.write(b"three")
+    assert kit.record().leader == "a"
+    assert kit["b"].values() == [b"one", b"three"]
+
+
+def test_ce5_a_leader_that_resigned_does_not_lead_again_while_another_one_may_still_answer() -> None:
+    kit = Kit("a", "b")
+    kit.create(factor=2)
+    kit.write(b"one")
+    kit.run_until(kit.is_whole)
+    resigned_ms = kit.now_ms
+    kit.lose = lambda to, sender, message: (
+        isinstance(message, LogFacts) and sender == "b" and kit.now_ms < resigned_ms + 1_500
+    )
+    with kit.refusing("a"):
+        kit.produce(b"two")
+        kit.run_until(lambda: kit.record().leader_epoch > 1, ms=10_000)
+    assert kit.record().leader == "b"
 
 
 def test_wi6_a_node_that_lives_and_does_not_lead_is_replaced_though_its_resignation_is_lost() -> None:

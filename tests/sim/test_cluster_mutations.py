@@ -112,7 +112,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
         (
             Edit(State, "is_trusted", "if member.incarnation < record.kept_since(member.keeps):", "if False:"),
             # (Else it would be compared first, and that finds it out too.)
-            Edit(Elections, "elect", "if 2 * len(reported) <= len(holders)", "if False"),
+            Edit(Elections, "_compare", "if 2 * len(reported) <= len(holders)", "if False"),
             Edit(channel_elections, "most_complete", "facts[node].log_end >= committed_end", "True"),
             Edit(channel_elections, "most_complete", "all_answered or", "True or"),
         ),

@@ -331,15 +331,14 @@ class ChannelController:
             self._look_again(channel, now_ms)
             return self.elections.by_reports(catalog, channel, candidates, at_ms=self._wall_ms(), now_ms=now_ms)
         able = [node for node in who_can_lead(catalog, channel, candidates) if node != instead_of]
-        again = not able and or_again and instead_of in candidates.nodes
-        if again and instead_of is not None:
-            if now_ms - self._again_ms.get(channel.channel_id, -AGAIN_MS) < AGAIN_MS:
-                return None
-            able = [instead_of]  # nobody else holds everything: it leads again, in an epoch of its own
+        waited_ms = now_ms - self._again_ms.get(channel.channel_id, -AGAIN_MS)
+        # If nobody else holds everything it leads again, in an epoch of its own.
+        again = instead_of if or_again and instead_of in candidates.nodes and waited_ms >= AGAIN_MS else None
         chosen = self.elections.elect(
             catalog,
             channel,
             able=able,
+            last_resort=again,
             is_silent=lambda node: self._is_silent(node, channel, now_ms),
             median_rtt_us=lambda node: self._proximity.median_rtt_us(
                 node, [other for other in channel.replicas if other != node]
@@ -349,7 +348,7 @@ class ChannelController:
         if chosen is None:
             self._look_again(channel, now_ms)  # answers are on their way, or nobody can: asked again
             return None
-        if again:
+        if chosen == again:
             self._again_ms[channel.channel_id] = now_ms
         self.elections.forget(channel.channel_id)
         record = catalog.node(chosen)

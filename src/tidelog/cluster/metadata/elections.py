@@ -12,6 +12,8 @@ CE2  Who has not been let into the ISR since its node started counts by comparis
 CE3  Nobody leads who lacks what anybody who answered knows to be committed. Then an operator decides.
 CE4  If every holder is in doubt by the catalog, all must have answered; the longest log leads, and that is recorded
      (R5).
+CE5  A leader that resigned leads again, in a new epoch, if none of the others that can lead by the catalog can lead by
+     comparison; those that have not answered are waited for `ABLE_WAIT_MS`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from tidelog.core.replication.options import ReplicationOptions
 
 CLEAN_WAIT_MS: Final = 2_000
 """After a clean stop of all holders: how long the first that is back waits for a majority of them."""
+ABLE_WAIT_MS: Final = 2_000
+"""How long a leader that resigned is not elected again because another one that can lead has not answered."""
 ANSWER_MS_MIN: Final = 20
 ANSWER_MS_MAX: Final = 250
 """Bounds of how long an election waits for an answer; between them a quarter of the channel's heartbeat."""
@@ -117,30 +121,41 @@ class Elections:
         channel: ChannelRecord,
         *,
         able: list[str],
+        last_resort: str | None = None,
         is_silent: Callable[[str], bool],
         median_rtt_us: Callable[[str], int | None],
         now_ms: int,
     ) -> str | None:
-        """Who leads; None while answers are missing, or if nobody can. Asked again until the catalog shows a leader."""
+        """Who leads; None while answers are missing, or if nobody can. Asked again until the catalog shows a leader.
+        `last_resort` leads only if none of `able` can (CE5)."""
+        first = able[0] if able else last_resort
+        if first is None or channel.replicas == (first,):
+            return first  # nobody, or the only copy: there is nothing to compare it with
         active = [node for node in channel.replicas if _is_active(catalog, node)]
-        if not able:
-            return None
-        if channel.replicas == (able[0],):
-            return able[0]  # the only copy: there is nothing to compare it with
         questions = self._ask(catalog, channel, active, now_ms)
-        facts = questions.facts
-        missing = [node for node in active if node not in facts and not is_silent(node)]
+        missing = [node for node in active if node not in questions.facts and not is_silent(node)]
         waited_ms = now_ms - questions.since_ms
         if missing and waited_ms < _answer_ms(channel):
             return None
-        heard = [node for node in able if node in facts]
+        best = self._compare(catalog, channel, questions, able, now_ms)
+        if not best and last_resort is not None and (waited_ms >= ABLE_WAIT_MS or not {*able} & {*missing}):
+            best = self._compare(catalog, channel, questions, [last_resort], now_ms)
+        in_sync = [node for node in best if channel.member(node) is not None]
+        return winner(in_sync or best, pinned=channel.config.leader_pinned, median_rtt_us=median_rtt_us)
+
+    def _compare(
+        self, catalog: Catalog, channel: ChannelRecord, questions: _Questions, nodes: list[str], now_ms: int
+    ) -> list[str]:
+        """Those of these nodes with the most complete logs; empty if none of them can lead (CE2, CE3)."""
+        facts, waited_ms = questions.facts, now_ms - questions.since_ms
+        heard = [node for node in nodes if node in facts]
         if not heard:
-            return None
+            return []
         holders = [member.node for member in _holders(catalog, channel)]
         reported = [node for node in holders if node in facts]
         if 2 * len(reported) <= len(holders) and not self._is_certain(catalog, channel, heard, waited_ms):
             self._tell(questions, channel, "waits for more replicas to compare", now_ms, answered=",".join(reported))
-            return None
+            return []
         best = most_complete(heard, facts, all_answered=len(reported) == len(holders))
         if not best:
             questions.is_old = True
@@ -148,9 +163,7 @@ class Elections:
             ends = ",".join(f"{node}:{facts[node].log_end}" for node in sorted(heard))
             what = "nobody there holds all that was committed; start the missing nodes, or elect with --unclean"
             self._tell(questions, channel, what, now_ms, committed_end=known, ends=ends)
-            return None
-        in_sync = [node for node in best if channel.member(node) is not None]
-        return winner(in_sync or best, pinned=channel.config.leader_pinned, median_rtt_us=median_rtt_us)
+        return best
 
     def _is_certain(self, catalog: Catalog, channel: ChannelRecord, heard: list[str], waited_ms: int) -> bool:
         """CE2: whether one of these needs no majority to be compared with."""
