@@ -26,57 +26,38 @@ Modules:
     receiving  A snapshot that arrives in chunks, until it is whole
 """
 
-from tidelog.core.raft.config import RaftConfig
-from tidelog.core.raft.members import AddLearner, Demote, Members, MembersChange, Promote, Remove
-from tidelog.core.raft.messages import (
-    AppendAnswer,
-    AppendEntries,
-    Entry,
-    EntryKind,
-    EntryPlace,
-    Envelope,
-    HardState,
-    Message,
-    ReadAborted,
-    ReadReady,
-    Ready,
-    Snapshot,
-    SnapshotAnswer,
-    SnapshotChunk,
-    SnapshotHead,
-    TimeoutNow,
-    VoteAnswer,
-    VoteRequest,
-)
-from tidelog.core.raft.raft import Raft, RaftRole, RaftStatistics
+# isort would give each of these names a statement of its own.
+# ruff: noqa: I001
 
-__all__ = [
-    "AddLearner",
-    "AppendAnswer",
-    "AppendEntries",
-    "Demote",
-    "Entry",
-    "EntryKind",
-    "EntryPlace",
-    "Envelope",
-    "HardState",
-    "Members",
-    "MembersChange",
-    "Message",
-    "Promote",
-    "Raft",
-    "RaftConfig",
-    "RaftRole",
-    "RaftStatistics",
-    "ReadAborted",
-    "ReadReady",
-    "Ready",
-    "Remove",
-    "Snapshot",
-    "SnapshotAnswer",
-    "SnapshotChunk",
-    "SnapshotHead",
-    "TimeoutNow",
-    "VoteAnswer",
-    "VoteRequest",
-]
+from __future__ import annotations
+
+from tidelog.core.raft.config import RaftConfig as RaftConfig
+from tidelog.core.raft.members import (
+    AddLearner as AddLearner,
+    Demote as Demote,
+    Members as Members,
+    MembersChange as MembersChange,
+    Promote as Promote,
+    Remove as Remove,
+)
+from tidelog.core.raft.messages import (
+    AppendAnswer as AppendAnswer,
+    AppendEntries as AppendEntries,
+    Entry as Entry,
+    EntryKind as EntryKind,
+    EntryPlace as EntryPlace,
+    Envelope as Envelope,
+    HardState as HardState,
+    Message as Message,
+    ReadAborted as ReadAborted,
+    ReadReady as ReadReady,
+    Ready as Ready,
+    Snapshot as Snapshot,
+    SnapshotAnswer as SnapshotAnswer,
+    SnapshotChunk as SnapshotChunk,
+    SnapshotHead as SnapshotHead,
+    TimeoutNow as TimeoutNow,
+    VoteAnswer as VoteAnswer,
+    VoteRequest as VoteRequest,
+)
+from tidelog.core.raft.raft import Raft as Raft, RaftRole as RaftRole, RaftStatistics as RaftStatistics
