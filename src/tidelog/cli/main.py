@@ -19,6 +19,7 @@ import click
 from tidelog import __version__
 from tidelog.cli.lazy import LazyCommand, LazyGroup
 from tidelog.errors import DiskFailed, LogError
+from tidelog.extras import optional
 
 EXIT_UNUSABLE = 2
 EXIT_BUG = 70
@@ -108,7 +109,7 @@ def _invoke(arguments: Sequence[str]) -> int:
     # make_context and invoke instead of click's own main: that one turns a broken pipe into exit code 1,
     # which would read as "damaged" after `verify`.
     try:
-        with cli.make_context("tidelog", list(arguments)) as context:
+        with cli.make_context("tidelog", list(arguments)) as context, optional(f"tidelog {arguments[0]}"):
             cli.invoke(context)
     except click.exceptions.Exit as leave:
         return leave.exit_code

@@ -27,6 +27,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, Final
 
+from tidelog.extras import optional
+
 Match = tuple[int, int, int]
 """Bit offset, bit length and the raw value that a variant's payloads have there."""
 
@@ -228,7 +230,8 @@ def snake_case(name: str) -> str:
 @cache
 def _backend() -> Any:
     # Imported by name and late: it has no types, and costs time for gateways that are not needed here.
-    return import_module("nmea2000.backend")
+    with optional("decoding values"):
+        return import_module("nmea2000.backend")
 
 
 def _database() -> Any:

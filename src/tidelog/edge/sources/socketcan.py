@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import CAN_ID_MAX
 from tidelog.compat.captures import SkipReason
-from tidelog.errors import InvalidConfig, MissingExtra, SourceFailed
+from tidelog.errors import InvalidConfig, SourceFailed
+from tidelog.extras import optional
 from tidelog.nmea.fast_packet import AssemblerStatistics, FastPacketAssembler
 from tidelog.units import US_PER_S
 
@@ -165,10 +166,8 @@ class SocketCanSource:
 
 
 def _open_bus(options: SocketCanOptions, name: str) -> can.BusABC:
-    try:
+    with optional("reading a CAN interface"):
         import can
-    except ImportError as error:
-        raise MissingExtra(extra="can", needed_for="reading a CAN interface") from error
     settings: dict[str, Any] = {"channel": options.channel, "interface": options.interface}
     try:
         # A settings file of python-can in the home folder must not change what the operator configured here.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.errors import InvalidConfig
+from tidelog.extras import optional
 from tidelog.pipeline.tables.table import Table, TableLayout
 
 DELTA: Final = "delta"
@@ -28,11 +29,13 @@ def open_table(tables: Path | str, layout: TableLayout, *, table_format: str = D
     """The table of this layout in a folder of tables. It need not exist yet; see `Table.create`."""
     folder = Path(tables).absolute() / layout.name
     if table_format == DELTA:
-        from tidelog.pipeline.tables.delta import DeltaFolder
+        with optional("a Delta table"):
+            from tidelog.pipeline.tables.delta import DeltaFolder
 
         return DeltaFolder(folder, layout)
     if table_format == ICEBERG:
-        from tidelog.pipeline.tables.iceberg import IcebergFolder
+        with optional("an Iceberg table"):
+            from tidelog.pipeline.tables.iceberg import IcebergFolder
 
         return IcebergFolder(folder, layout)
     raise InvalidConfig(section="pipeline", problems=[f"{table_format!r} is no table format; choose delta or iceberg"])

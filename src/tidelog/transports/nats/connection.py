@@ -42,7 +42,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from tidelog.errors import BadSubject, InvalidConfig, MissingExtra
+from tidelog.errors import BadSubject, InvalidConfig
+from tidelog.extras import optional
 from tidelog.pki.files import read_file
 from tidelog.units import KIB, MIB
 
@@ -499,7 +500,7 @@ def wait_after(wait_s: float, *, stood_s: float) -> float:
 
 
 def _nats_py(*, needs_nkeys: bool) -> Any:
-    try:
+    with optional("a connection to a NATS server"):
         import nats.aio.client
         import nats.errors
 
@@ -507,8 +508,6 @@ def _nats_py(*, needs_nkeys: bool) -> Any:
 
         if needs_nkeys:
             import nkeys  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(extra="nats", needed_for="a connection to a NATS server") from error
 
     class Parts:
         Client = nats.aio.client.Client
