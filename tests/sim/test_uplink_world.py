@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.control import LineageOpened, encode_control
+from tidelog.blocks.control import LineageOpened, RangeLost, RangeVoid, encode_control
 from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.header import BlockLimits
 from tidelog.cli.sim_commands import run_seeds
@@ -32,10 +34,13 @@ from tidelog.edge.journal.re_recording import ReRecording
 from tidelog.edge.journal.ring import Ring
 from tidelog.edge.uplink.uplink import BoatUplink
 from tidelog.errors import BadBlock, SessionFenced
+from tidelog.sim.disk import SimDisk
 from tidelog.sim.network import Scheduler
-from tidelog.sim.uplink.model import UplinkViolation
+from tidelog.sim.uplink.model import UplinkBroken, UplinkModel, UplinkViolation
 from tidelog.sim.uplink.world import SHORT_MS, run_uplink_world
 from tidelog.storage.log.log import Log
+from tidelog.storage.log.options import LogOptions
+from tidelog.storage.log.recovery import open_log
 
 FAST_SEEDS = 300
 SLOW_SEEDS = 2_000
@@ -79,6 +84,26 @@ def test_a_seed_replays_the_same_run() -> None:
 def test_a_violation_names_its_seed_and_how_to_see_it_again() -> None:
     violation = UplinkViolation(12, "a frame is gone")
     assert str(violation) == "seed 12: a frame is gone\nreplay: tidelog sim uplink --seed 12"
+
+
+def test_what_was_declared_before_a_backup_was_put_back_may_be_committed_later() -> None:
+    model, lineage, declared = UplinkModel(Counter()), bytes(16), Declared()
+    declared.lost.add(range(2, 4))
+    declared.void.add(range(4, 5))
+    for timeline in (0, 1):
+        for seq in range(1, 6):
+            model.issue(lineage, seq, (seq, 1, bytes([timeline])), timeline)
+        model.backup_put_back(lineage, declared)
+    log = open_log(SimDisk(Random(0)), "log", now_us=0, options=LogOptions(reserve_bytes=0))
+
+    def commit(record: RangeLost | RangeVoid) -> None:
+        log.append(encode_control([record], time_us=0), epoch=1, now_us=0)
+        model.take_committed(log.read(log.log_end - 1), log.log_end)
+
+    commit(RangeLost(lineage=lineage.hex(), start=2, end=4, reason="the boat no longer has it"))
+    commit(RangeVoid(lineage=lineage.hex(), start=4, end=5))
+    with pytest.raises(UplinkBroken, match="seq 5 of lineage 00000000 is called lost"):
+        commit(RangeLost(lineage=lineage.hex(), start=5, end=6, reason="the boat no longer has it"))
 
 
 # --- the simulator proves itself: break the code on purpose, and it must notice -----------------------

@@ -23,6 +23,7 @@ from tidelog.blocks.decode import decode_block_frames
 from tidelog.blocks.frames import FrameForm
 from tidelog.blocks.header import BlockKind
 from tidelog.core.uplink.fold import ChannelFold
+from tidelog.edge.journal.declared import Declared
 from tidelog.sim.seeds import WorldViolation
 
 Frame: TypeAlias = tuple[int, int, bytes]
@@ -68,6 +69,10 @@ class IssuedFrames:
     """Forced out by a disk limit, or gone with a disk: these may be lost."""
     cut: set[int] = field(default_factory=set)
     """In memory only when the power went: these may be void."""
+    declared: set[int] = field(default_factory=set)
+    """Called lost or void by a machine before its backup was put back. The cloud may commit that later, when the seqs
+    have been issued again: true of the frames that are gone, whatever the new ones are. The cloud knows the lineage
+    from beyond the backup then, so the new frames get a lineage of their own (B7) and are checked there."""
     first_of: dict[int, int] = field(default_factory=dict)
     """The first seq of each timeline."""
 
@@ -116,6 +121,11 @@ class UplinkModel:
         """The journal refused these after all."""
         for seq in seqs:
             del self.issued[lineage].contents[timeline][seq]
+
+    def backup_put_back(self, lineage: bytes, declared: Declared) -> None:
+        """A journal that declared this to the cloud is replaced by an older copy of itself."""
+        for seqs in (*declared.lost, *declared.void):
+            self.issued[lineage].declared.update(seqs)
 
     def contents(self, lineage: bytes, seqs: Iterable[int], timeline: int) -> set[Frame]:
         issued = self.issued[lineage].contents
@@ -249,7 +259,8 @@ class UplinkModel:
         new = [seq for seq in seqs if seq not in held.frames and seq not in held.void]
         self.counters["lost"] += bool(new)
         for seq in new:
-            if seq not in issued.gone and lineage not in self.contested:
+            taken = seq in issued.gone or seq in issued.declared or lineage in self.contested
+            if not taken:
                 raise UplinkBroken(f"8: seq {seq} of lineage {_name(lineage)} is called lost; the boat did not lose it")
         held.lost.update(new)
         held.advance()
@@ -260,7 +271,7 @@ class UplinkModel:
         new = [seq for seq in seqs if seq not in held.frames and seq not in held.lost]
         self.counters["void"] += bool(new)
         for seq in new:
-            taken = seq in issued.cut or seq in issued.gone or lineage in self.contested
+            taken = seq in issued.cut or seq in issued.gone or seq in issued.declared or lineage in self.contested
             if not taken and issued.was_issued(seq):
                 raise UplinkBroken(f"8: seq {seq} of lineage {_name(lineage)} is called void; the boat recorded it")
         held.void.update(new)

@@ -443,6 +443,7 @@ class _World:
             self.back_up(boat)
             return
         boat.power_cut()
+        boat.model.backup_put_back(boat.journal.lineage, boat.journal.declared)
         boat.disk, own = backup
         for lineage, seqs in boat.own.items():
             boat.model.issued[lineage].gone |= seqs - own.get(lineage, set())
