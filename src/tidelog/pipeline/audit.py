@@ -1,6 +1,6 @@
 """Proof that journal, log, replicas and table hold the same frames, and which differ if any do.
 
-Every side is read by Spark tasks and told by fingerprints: a count and a checksum per stretch of 65,536 seqs
+Every side is read by Spark tasks and compared by fingerprints: a count and a checksum per stretch of 65,536 seqs
 (`fingerprint`). Where two sides agree nothing more is read. Where they do not, the stretches that differ are read
 again, hash by hash, so that what is missing, different or doubled is named by seq.
 
@@ -12,8 +12,8 @@ What is compared:
 - replicas with each other, over the offsets that all of them hold.
 
 AU1  Equal means every frame was read on both sides, from its bytes, in this run; nothing is taken from statistics.
-AU2  A difference is never swallowed: past the limit on detail it is still counted and told by stretch.
-AU3  Of the log every offset is read once, whatever it is compared with, as long as all is equal.
+AU2  A difference is never left out: beyond the limit on detail it is still counted and reported by stretch.
+AU3  Every offset of the log is read once, whatever it is compared with, as long as all is equal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COLUMNS: Final = (
 _SHARE_OFFSETS: Final = 1 << 20
 _SHARE_BYTES: Final = 64 << 20
 _STRETCHES_IN_DETAIL: Final = 256
-"""Of one pair of sides: that many stretches that differ are told frame by frame."""
+"""How many differing stretches of one pair of sides are reported frame by frame."""
 _MODULUS: Final = 1 << 64
 
 Key = tuple[str, str | None, int]
@@ -70,12 +70,12 @@ class LogShare:
     address: LogsAddress
     piece: Piece
     channel: str
-    """What the frames' channel is called in the comparison: a journal knows no name of its own."""
+    """The name of the frames' channel in the comparison: a journal has none of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShare:
-    """Some files of the table for one task; of each channel only these offsets count."""
+    """Some files of the table for one task; only these offsets of each channel count."""
 
     paths: tuple[str, ...]
     offsets: Mapping[str, tuple[int, int]]
@@ -86,14 +86,14 @@ Share = LogShare | TableShare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A run of places at which one side is not as the other."""
+    """A run of places at which one side differs from the other."""
 
     channel: str
     lineage: str | None
     what: str
     """missing, different, twice, or differs (past the limit on detail)."""
     side: str
-    """Where it is so."""
+    """The place."""
     against: str
     first: int
     last: int
@@ -110,7 +110,7 @@ class AuditResult:
     """What an audit found."""
 
     frames: dict[str, int] = field(default_factory=dict)
-    """Read, by side."""
+    """Frames read, by side."""
     compared: list[tuple[str, str]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     not_shipped: dict[str, int] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def audit(
     journals: Mapping[str, LogsAddress] | None = None,
     replicas: Mapping[str, LogsAddress] | None = None,
 ) -> AuditResult:
-    """Compare whatever is named. `journals` are by channel; `replicas` by node, each with all its channels."""
+    """Compare the named sides. `journals` are by channel; `replicas` by node, each with all its channels."""
     auditor = _Auditor(spark)
     journals = journals or {}
     logs = log.open()
@@ -162,7 +162,8 @@ def audit(
             for one in ends.values()
             if one.channel_id in positions
         }
-    # What the table is compared with counts for the journals too; they need the rest of their channels besides (AU3).
+    # The part of the log that the table is compared with counts for the journals too; they need the rest of their
+    # channels besides (AU3).
     rest = {
         name: (max(one.log_start, held[name][1]) if name in held else one.log_start, one.committed_end)
         for name, one in ends.items()
@@ -182,7 +183,7 @@ def audit(
 
 @dataclass(slots=True, kw_only=True)
 class _Side:
-    """One side of a comparison: how to read it, and what it said when it was read."""
+    """One side of a comparison: how to read it, and the result once it was read."""
 
     name: str
     shares: Sequence[Share]
@@ -198,7 +199,7 @@ class _Side:
 
 
 def _joined(channel: str, *sides: _Side) -> _Side:
-    """What several parts of one side say of a channel."""
+    """The results of several parts of one side for a channel."""
     shares = [
         share for side in sides for share in side.shares if isinstance(share, LogShare) and share.channel == channel
     ]
@@ -234,7 +235,7 @@ class _Auditor:
             self._tell_stretch(key, left.name, right.name)
 
     def compare_journal(self, channel: str, address: LogsAddress, log: _Side) -> None:
-        """All of the journal is in the log; the log may know more of the same lineages."""
+        """All of the journal must be in the log; the log may have more of the same lineages."""
         logs = address.open()
         try:
             shares = log_shares(address, logs.channels(("*",)), None, channel=channel)
@@ -270,7 +271,7 @@ class _Auditor:
             self._tell_stretch(key, journal.name, LOG)
 
     def compare_replicas(self, replicas: Mapping[str, LogsAddress], channels: Sequence[str]) -> None:
-        """Each with the first one, over what both hold of a channel."""
+        """Compare each replica with the first one, over the offsets that both hold of a channel."""
         ends: dict[str, dict[str, ChannelEnds]] = {}
         for node, address in replicas.items():
             logs = address.open()
@@ -425,7 +426,7 @@ def _within(batch: pa.RecordBatch, offsets: Mapping[str, tuple[int, int]]) -> pa
 
 
 def _run(spark: SparkSession, shares: Sequence[Share], stretches: frozenset[Key] | None) -> Iterator[dict[str, Any]]:
-    """The rows that the shares give, read by Spark's tasks, one share each."""
+    """The rows of the shares, read by Spark's tasks, one share each."""
     if not shares:
         return
     column = pa.array([pickle.dumps(share) for share in shares], pa.binary())
@@ -463,7 +464,7 @@ def _places(frames: Sequence[tuple[int, int]]) -> set[int]:
 
 
 def _changed(mine: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> set[int]:
-    """Places that both have, with other frames."""
+    """Places that both have, with different frames."""
     ours, theirs = dict(mine), dict(other)
     return {place for place in ours.keys() & theirs.keys() if ours[place] != theirs[place]}
 

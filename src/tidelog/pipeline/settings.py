@@ -1,7 +1,7 @@
 """The settings of a pipeline: the section `pipeline` of a HOCON file, flags and variables, checked all at once.
 
-`PIPELINE_SETTINGS` is what help and docs/configuration.md are written from; `load_pipeline` makes of it the options of
-each stage, or one error with everything that is wrong.
+Help and docs/configuration.md are written from `PIPELINE_SETTINGS`; `load_pipeline` returns the options of each stage,
+or raises one error with everything that is wrong.
 """
 
 from __future__ import annotations

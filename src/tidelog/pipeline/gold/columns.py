@@ -1,10 +1,9 @@
-"""Which signal feeds which gold column: the one place where gold knows signal names.
+"""The signals of each gold column: the only module of gold that uses signal names.
 
-A measure is one quantity of an hourly table. It says where the quantity comes from, in which unit gold
-keeps it, which values are believable (sensors that fail send nonsense, not silence) and, where one
-message serves several quantities, what its qualifying field must say: wind speed counts as apparent
-wind only in a message whose reference says so. Several measures may name the same column: a temperature of
-the sea arrives in four different messages.
+A measure is one quantity of an hourly table. It has the signal of the quantity, the unit in gold, the plausible values
+(failing sensors send nonsense, not silence) and, where one message serves several quantities, the required value of its
+qualifying field: wind speed counts as apparent wind only in a message with that reference. Several measures may name
+the same column: a temperature of the sea arrives in four different messages.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ class Measure:
     unit: str
     signal: str
     low: float
-    """The smallest believable value, in the unit of gold."""
+    """The smallest plausible value, in the unit of gold."""
     high: float
     qualifier: str | None = None
     """A text signal of the same message that decides whether the value counts."""
     texts: tuple[str, ...] = ()
-    """What the qualifier must say."""
+    """The required value of the qualifier."""
 
 
 CONVERSIONS: Final = MappingProxyType(
@@ -53,7 +52,7 @@ CONVERSIONS: Final = MappingProxyType(
         ("A", "A"): (1.0, 0.0),
     }
 )
-"""(unit of the signal, unit of gold) -> factor and offset. A unit that is not here gives no value."""
+"""(unit of the signal, unit of gold) -> factor and offset. Other units give no value."""
 
 # --- the track ---------------------------------------------------------------------------------------
 
@@ -110,7 +109,7 @@ _PARAMETERS: Final = "environmental_parameters"
 
 
 def _temperatures(column: str, low: float, high: float, texts: tuple[str, ...]) -> Iterable[Measure]:
-    """The three messages that carry any temperature and say in a field of theirs which one."""
+    """The three messages that can hold any temperature and name its kind in a field."""
     for signal, qualifier in (
         ("temperature.actual_temperature", "temperature.source"),
         ("temperature_extended_range.temperature", "temperature_extended_range.source"),
@@ -139,7 +138,7 @@ ENVIRONMENT: Final = (
 
 
 def column_names(measures: Iterable[Measure]) -> list[str]:
-    """The columns that the measures feed, each once, in order."""
+    """The columns of the measures, each once, in order."""
     return list(dict.fromkeys(measure.column for measure in measures))
 
 

@@ -1,8 +1,7 @@
-"""`coverage`: what `frames` holds of every lineage, hour by hour; `fleet_health` is made from it.
+"""`coverage`: the frames held of every lineage, hour by hour; `fleet_health` is computed from it.
 
-The hour is that of the bus. Where the boat's clock is plainly wrong (before 2010, or ahead of the leader that
-took the frame) it is the hour of arrival, and the frame is counted as such: a clock that says 1970 makes
-no partition of 1970.
+The hour is that of the bus. Where the boat's clock is plainly wrong (before 2010, or ahead of the leader that took the
+frame) it is the hour of arrival, and the frame is counted as such: a clock that shows 1970 makes no partition of 1970.
 
 GCO1  A row depends on the frames of its own hour alone.
 GCO2  Every frame is counted in exactly one row.
@@ -18,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidelog.pipeline.gold.moments import HOUR_US, SECOND_US, cut, day_of, micros, moment
 
 CLOCK_US_MIN: Final = 1_262_304_000 * SECOND_US
-"""2010-01-01: no boat of ours is older, so an earlier time is a clock that was never set."""
+"""2010-01-01: no recorded boat is older, so an earlier time is a clock that was never set."""
 CLOCK_AHEAD_US_MAX: Final = 300 * SECOND_US
 
 
 def bus_micros() -> Column:
-    """When a frame was on the bus, as far as one can tell from the frame alone."""
+    """When a frame was on the bus, as far as the frame alone shows."""
     return F.when(clock_is_wrong(), micros("append_time")).otherwise(micros("time"))
 
 

@@ -1,8 +1,8 @@
 """`engine`: what every engine did, hour by hour.
 
-An engine runs while its speed is above `RUNNING_RPM_MIN`. A reading holds until the next one of the same
-engine, but no longer than `READING_HOLDS_MAX_S`: through a hole in the data nobody knows, and nobody should
-be told hours that were not seen.
+An engine runs while its speed is above `RUNNING_RPM_MIN`. A reading holds until the next one of the same engine, but no
+longer than `READING_HOLDS_MAX_S`: in a hole of the data the engine's state is unknown, and hours that were not observed
+are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.pipeline.gold.hourly import converted, hourly
 from tidelog.pipeline.gold.moments import HOUR_US, SECOND_US, cut, day_of, micros, moment
 
 RUNNING_RPM_MIN: Final = 100.0
-"""Below idle of any engine and above what a sensor shows of one that stands."""
+"""Below idle of any engine and above the reading of a sensor on a stopped one."""
 READING_HOLDS_MAX_S: Final = 10
 _LAST_READING_HOLDS_S: Final = 1
 

@@ -1,19 +1,19 @@
-"""`fleet_health`: how much of every boat's data is held, hour by hour, and how fast it came.
+"""`fleet_health`: how much of every boat's data is held, hour by hour, and how fast it arrived.
 
-Made from `coverage` of whole channels, since a hole ends where the next frame is found, be it days later. What is
-missing between two frames is spread over the time between them, for nobody knows when the frames were. What a
-lineage had before its first frame here is not counted: it has no time at all.
+Made from `coverage` of whole channels, since a hole ends where the next frame is found, be it days later. Missing seqs
+between two frames are spread over the time between them, since their times are unknown. What a lineage had before its
+first frame here is not counted: it has no time at all.
 
-A missing frame is a hole until the log says that its range is lost (it can no longer be had) or void (it never
-was). Those ranges come from the control records of the log, in the table `lost_ranges`: channel, lineage, seq_start,
-seq_end (half-open) and kind ("lost" | "void"). They may overlap and be said more than once. Without them every missing
+A missing frame is a hole until the log declares its range lost (it can no longer be had) or void (it never existed).
+Those ranges come from the control records of the log, in the table `lost_ranges`: channel, lineage, seq_start, seq_end
+(half-open) and kind ("lost" | "void"). They may overlap and be declared more than once. Without them every missing
 frame is a hole.
 
-FH1  Holes, lost and void of a lineage sum to exactly what is missing between its first and its last frame: a clock
-     that steps can put a hole into the wrong hour, and never makes one up.
-FH2  Data beats lost: only what is missing can be lost (F4). Which seqs of an hour are missing nobody knows here, so
+FH1  Holes, lost and void of a lineage sum to exactly what is missing between its first and its last frame: a clock that
+     steps can put a hole into the wrong hour, but never invents one.
+FH2  Data overrides lost: only missing seqs can be lost (F4). Which seqs of an hour are missing is not known here, so
      where a part of a lost range came after all, other frames missing in its hours may count in its place.
-FH3  However often and in whichever pieces a seq is said to be lost or void, it counts once; said both, it is void.
+FH3  However often and in whichever pieces a seq is declared lost or void, it counts once; if both, it is void.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build_fleet_health(coverage: DataFrame, lost_ranges: DataFrame | None = None
     missing = _by_hour(_judged(_missing(coverage), lost_ranges))
     held = coverage.groupBy("channel", micros("hour").alias("hour_us")).agg(
         *(F.sum(name).alias(name) for name in _COUNTS),
-        # Two lineages in one hour are rare (a card was swapped); the one with more frames speaks for the hour.
+        # Two lineages in one hour are rare (a card was swapped); the one with more frames represents the hour.
         *(F.max_by(name, F.struct("held", "lineage")).alias(name) for name in _LAGS),
     )
     both = held.join(missing, ["channel", "hour_us"], "full")
@@ -56,7 +56,7 @@ def build_fleet_health(coverage: DataFrame, lost_ranges: DataFrame | None = None
 def _missing(coverage: DataFrame) -> DataFrame:
     """Stretches in which frames are missing: lineage, seq_start, seq_end, start_us, end_us, missing.
 
-    One inside every hour that is not whole and one before every hour that does not join the frames before it.
+    One inside every hour that is incomplete and one before every hour that does not join the frames before it.
     """
     in_order = Window.partitionBy(*_LINEAGE).orderBy("seq_first", "hour")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
@@ -106,10 +106,10 @@ def _share(amount: Column, part: Column, total: Column, in_order: WindowSpec) ->
 
 
 def _judged(missing: DataFrame, lost_ranges: DataFrame | None) -> DataFrame:
-    """Which of the missing frames are lost and which never were; the rest are holes."""
+    """The lost and the void ones of the missing frames; the rest are holes."""
     if lost_ranges is None:
         return missing.withColumn("lost", F.lit(0).cast("bigint")).withColumn("holes", F.col("missing"))
-    # Any word about a seq, and the word that it is void: what is left between the two is lost (FH3).
+    # Ranges declared lost or void, and ranges declared void: the difference is lost (FH3).
     said = _disjoint(lost_ranges.withColumn("kind", F.lit("any"))).unionByName(
         _disjoint(lost_ranges.filter(F.col("kind") == "void"))
     )
@@ -148,7 +148,7 @@ def _by_hour(judged: DataFrame) -> DataFrame:
     hours = numbered.withColumn("hour_us", F.explode(F.sequence(from_us, last, F.lit(HOUR_US))))
     start = F.greatest("start_us", "hour_us")
     end = F.least(F.col("end_us"), F.col("hour_us") + HOUR_US)
-    # Never nothing, so that a stretch without duration still has a total to divide by.
+    # Never zero, so that a stretch without duration still has a total to divide by.
     spread = hours.withColumn("part_us", F.greatest(end - start, F.lit(0)) + 1)
     total = F.sum("part_us").over(Window.partitionBy("stretch"))
     in_order = Window.partitionBy("stretch").orderBy("hour_us")

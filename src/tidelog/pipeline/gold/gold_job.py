@@ -1,16 +1,17 @@
-"""Keeps the gold tables up with `signals` and `frames`: finds what is touched, rebuilds it, replaces what differs.
+"""Brings the gold tables up to date with `signals` and `frames`: finds touched partitions, rebuilds them, replaces
+those that differ.
 
 Every gold table stores which version of the table below it has consumed, in the same transaction as its rows. A run
-asks what was added since, rebuilds the (day, channel) partitions this touches and commits once. Killed anywhere,
-it starts again from what is stored; files of the attempt are nobody's and `vacuum` sweeps them.
+asks what was added since, rebuilds the (day, channel) partitions this touches and commits once. Killed anywhere, it
+starts again from the stored versions; files of the failed attempt belong to no version and `vacuum` removes them.
 
-`fleet_health` is made from `coverage` and `lost_ranges`, `trips` from `tracks` too. Rows that come while a run is under
-way may be in one and not in the other yet; so these two follow only as far as the table they are made from has come.
+`fleet_health` is computed from `coverage` and `lost_ranges`, `trips` from `tracks` too. Rows that come during a run may
+be in one and not in the other yet; so these two follow only as far as their source table has come.
 
 GJ1  Late backfill changes exactly the partitions it touches, and of these only those whose rows differ.
-GJ2  A run without news commits nothing; news that change no row move the position alone.
-GJ3  Where the table below no longer remembers what was added, everything counts as touched: slower, never wrong.
-GJ4  A table that is made from another gold table never says it has consumed more than that one.
+GJ2  A run without new files commits nothing; new files that change no row only move the position.
+GJ3  Where the source table no longer knows what was added, everything counts as touched: slower, never wrong.
+GJ4  A table computed from another gold table never records more as consumed than that one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldOptions:
-    """Where the tables are and whose positions they keep."""
+    """The folder of the tables and the pipeline whose positions they store."""
 
     tables: Path
     pipeline: str
@@ -63,7 +64,7 @@ class GoldOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldOutcome:
-    """What a run did to one table. `version` is the table's after it."""
+    """The result of a run for one table. `version` is the table's after it."""
 
     table: str
     touched: int
@@ -79,7 +80,7 @@ def run_gold(
 ) -> list[GoldOutcome]:
     """Bring every gold table up to date, once; tables whose source does not exist yet are left out.
 
-    `breathe` is called between two tables, where others may have to be let through.
+    `breathe` is called between two tables, to give other work its turn.
     """
     job = _GoldJob(spark, options)
     steps: list[tuple[GoldLayout, _Rebuild]] = []
@@ -132,7 +133,7 @@ class _GoldJob:
         table.create()
         steps: list[TableStep] = []
         added: list[DataFile] = []
-        # The versions first: rows that come after them are built in perhaps, and looked at again next time.
+        # The versions first: rows that come after them may be included, and are processed again next time.
         for source, version in self._versions(layout):
             consumed = table.consumed(pipeline, source.layout.name)
             if consumed != version:
@@ -147,7 +148,7 @@ class _GoldJob:
         return _outcome(layout, touched, changes, commit.version, is_new=commit.version > before)
 
     def _versions(self, layout: GoldLayout) -> list[tuple[Table, int]]:
-        """What a table follows, and up to which version it may (GJ4)."""
+        """The source of a table, and the version up to which it may follow (GJ4)."""
         source = self.source_of(layout)
         below = {FLEET_HEALTH: COVERAGE, TRIPS: TRACKS}.get(layout)
         reached = self.open(below).consumed(self._options.pipeline, source.layout.name) if below else source.version()
@@ -204,7 +205,7 @@ class _GoldJob:
 
 
 def _added(source: Table, consumed: int | None, version: int) -> list[DataFile]:
-    """The files that came since then, up to this version; all of them where nobody remembers (GJ3)."""
+    """The files added since then, up to this version; all of them where the table no longer knows (GJ3)."""
     try:
         return [one.file for one in source.added_since(consumed) if one.version <= version]
     except HistoryGone:

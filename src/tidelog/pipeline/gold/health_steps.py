@@ -1,7 +1,7 @@
-"""Which days of a boat new frames touch, and from which files an hour's coverage must be taken.
+"""The days that new frames touch, and the files from which an hour's coverage must be computed.
 
 `frames` is split by the day of arrival, coverage by the day on the bus: backfill of last week arrives today. The
-smallest and largest time in the table's log say which files may hold frames of a day.
+smallest and largest time in the table's log show which files may hold frames of a day.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLOCK_AHEAD_MAX: Final = timedelta(microseconds=CLOCK_AHEAD_US_MAX)
 
 
 def touched_days(spark: SparkSession, frames: Table, added: Collection[DataFile]) -> set[Partition]:
-    """The (day, channel) partitions of `coverage` into which the frames of these files fall."""
+    """The (day, channel) partitions of `coverage` that the frames of these files belong to."""
     touched: set[Partition] = set()
     unclear = []
     for file in added:
@@ -68,7 +68,7 @@ def partitions_of(rows: pa.Table) -> set[Partition]:
 
 
 def _days_of(file: DataFile) -> set[date] | None:
-    """The days on which the frames of a file were on the bus, if its bounds alone tell: those of a live file do."""
+    """The days on which the frames of a file were on the bus, if its bounds alone show it: those of a live file do."""
     earliest, latest = file.minimums.get("time"), file.maximums.get("time")
     appended = file.minimums.get("append_time")
     if earliest is None or latest is None or appended is None or file.nulls.get("time"):

@@ -2,7 +2,7 @@
 
 The mean is the mean of the samples. Instruments send at a steady rate, so it is the mean over time as well.
 
-GH1  A value outside what its measure believes, or in a unit nobody knows, is left out, and only that value.
+GH1  A value outside the plausible range of its measure, or in an unknown unit, is left out, and only that value.
 GH2  Sums are taken over integers (millionths), so the order of the rows does not show in the mean (GD1).
 """
 
@@ -22,7 +22,7 @@ _MILLIONTHS: Final = 1_000_000
 
 
 def converted(measure: Measure) -> Column:
-    """The value of a row of `signals` in the unit of gold; null where it is another signal or not to be believed."""
+    """The value of a row of `signals` in the unit of gold; null for another signal or an implausible value."""
     value = F.lit(None).cast("double")
     for (given, wanted), (factor, offset) in CONVERSIONS.items():
         if wanted == measure.unit:
@@ -74,10 +74,10 @@ def _by_column(measures: Sequence[Measure], value: Callable[[Measure], Column]) 
 
 
 def _values_by_frame(own: DataFrame, measures: Sequence[Measure]) -> DataFrame:
-    """One row per message, so that a value meets the field that says what it is a value of.
+    """One row per message, so that a value is joined with its qualifying field.
 
-    Only numbers are aggregated: with a string among them Spark would sort instead of hash. A message of a producer
-    that has no seqs is told from the others by its moment, its sender and its kind.
+    Only numbers are aggregated: with a string among them Spark would sort instead of hash. Messages of a producer
+    without seqs are told apart by time, sender and kind.
     """
     place = {measure: number for number, measure in enumerate(measures)}
     parts = [F.max(converted(measure)).alias(f"value_{number}") for measure, number in place.items()]

@@ -1,4 +1,4 @@
-"""Time and place as Spark expressions: what every builder needs and none should write twice.
+"""Time and place as Spark expressions, shared by all builders.
 
 Time is handled as microseconds in a bigint. Days and hours are cut by arithmetic, not by Spark's date functions,
 which follow the time zone of the session (GD3).
@@ -44,7 +44,7 @@ def metres_between(latitude: Column, longitude: Column, other_latitude: Column, 
     north = F.sin(F.radians(other_latitude - latitude) / 2)
     east = F.sin(F.radians(other_longitude - longitude) / 2)
     chord = north * north + F.cos(F.radians(latitude)) * F.cos(F.radians(other_latitude)) * east * east
-    # Not `least`, which passes over a null and would put an unknown place on the far side of the earth.
+    # Not `least`, which ignores a null and would put an unknown place on the far side of the earth.
     return 2 * EARTH_RADIUS_M * F.asin(F.sqrt(F.when(chord > 1.0, 1.0).otherwise(chord)))
 
 

@@ -1,4 +1,4 @@
-"""Partitions in and out: files of a table as a DataFrame, and new rows against what a partition holds.
+"""Reading and replacing partitions: files of a table as a DataFrame, and comparing new rows with a partition's.
 
 GPA1  A partition is written only if its rows differ from those it holds; the order of rows and the cut into
     files do not count.
@@ -55,7 +55,7 @@ def batches(partitions: Collection[Partition], size: int = PARTITIONS_MAX) -> It
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be replaced in a table: filled by `compare`, then committed at once."""
+    """The partitions to replace in a table: filled by `compare`, then committed at once."""
 
     files: list[DataFile] = field(default_factory=list)
     replaced: list[Partition] = field(default_factory=list)

@@ -1,15 +1,15 @@
-"""`tracks`: where the boat was, once a second and once a minute.
+"""`tracks`: the boat's position, once a second and once a minute.
 
-A boat has several receivers, metres apart, and some of them err. One is preferred all day, and another speaks
-only while it is silent: switching to and fro would draw a zigzag and add miles. A position that no boat could
-have reached is dropped. Positions whose time is only a guess (clock "placed") fill silences and never
-compete with those whose time is known.
+A boat has several receivers, metres apart, and some of them err. One is preferred all day, and another is used only
+while it is silent: switching between them would draw a zigzag and add miles. A position that no boat could have reached
+is dropped. Positions whose time is only a guess (clock "placed") fill silences and never compete with those whose time
+is known.
 
 TS1  At most one position per channel and second, and the minute's position is one of the seconds'.
 TS2  The preferred receiver of a day is the one with most seconds; a tie is broken by the kind of message, then by a
-    number of the device, so every run prefers the same.
-TS3  Distance grows only while the boat moves, or where it has moved during a silence: the tremble of a receiver at
-    anchor is worth many miles a day.
+     number of the device, so every run prefers the same.
+TS3  Distance grows only while the boat moves, or where it has moved during a silence: the noise of a receiver at anchor
+     adds many miles a day.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tidelog.pipeline.gold.moments import (
 )
 
 SILENCE_S: Final = 10
-"""How long the preferred receiver must be silent, before and after, for another to be heard."""
+"""How long the preferred receiver must be silent, before and after, for another to be used."""
 NEIGHBOURS: Final = 5
-"""Positions before and after by which one is judged."""
+"""Positions before and after that a position is compared with."""
 SPEED_MAX_MPS: Final = 40.0
 OUTLIER_MARGIN_M: Final = 50.0
-"""What a good receiver may be off by."""
+"""The error of a good receiver."""
 DRIFT_MPS_MAX: Final = 0.3
-"""Below this a boat is at rest, and what its position does is the receiver's tremble."""
+"""Below this a boat is at rest, and changes of its position are noise of the receiver."""
 HOLE_S: Final = 60
 """A longer step is a hole in the data: the boat may have moved though it rests at both ends."""
 HOLE_METRES_MIN: Final = 100.0
 DERIVED_S: Final = 30
-"""Where nobody sends speed and course, they are taken from the track this long before and after."""
+"""Without messages of speed and course, they are computed from the track this long before and after."""
 
 _DAY: Final = ("channel", "day")
 
@@ -72,9 +72,10 @@ def build_tracks(signals: DataFrame) -> DataFrame:
 
 
 def with_steps(seconds: DataFrame, in_order: WindowSpec) -> DataFrame:
-    """Adds the row `before`, `since_s` and `metres` from it, null for the first, and `step_m`, the way made good (TS3).
+    """Adds the row `before`, `since_s` and `metres` from it, null for the first, and `step_m`, the distance made good
+    (TS3).
 
-    Of the rows: second_us, latitude, longitude, speed_mps.
+    Columns of the rows: second_us, latitude, longitude, speed_mps.
     """
     before = F.lag(F.struct("second_us", "latitude", "longitude", "speed_mps")).over(in_order)
     made_good = F.try_divide(F.col("metres"), F.col("since_s"))
@@ -104,7 +105,7 @@ class _Value:
     def packed(self, value: Column) -> Column:
         """The moment within the second, then the value, as one integer: the smallest is the first sample.
 
-        So that a second is found by hashing alone. The first row by any other means makes Spark sort every sample.
+        So that a second is found by hashing alone. Any other way to find the first row makes Spark sort every sample.
         """
         steps = F.round((value - self.low) / self.step).cast("bigint")
         moment_us = F.pmod(micros("time"), F.lit(SECOND_US))
@@ -141,7 +142,7 @@ def _positions(signals: DataFrame) -> DataFrame:
     found = _samples(signals, names, _LATITUDE.packed(latitude), _LONGITUDE.packed(longitude))
     known = found.dropna(subset=["latitude", "longitude"])
     places = known.select(*_DAY, *_SENDER, "second_us", _LATITUDE.unpacked(), _LONGITUDE.unpacked())
-    # A receiver without a fix that does not know how to say so says 0, 0.
+    # A receiver without a fix that cannot mark it sends 0, 0.
     return places.filter((F.col("latitude") != 0) | (F.col("longitude") != 0))
 
 
@@ -177,9 +178,9 @@ def _one_per_second(samples: DataFrame) -> DataFrame:
 
 
 def _without_outliers(fixes: DataFrame) -> DataFrame:
-    """Drop what is further from the middle of its neighbours than a fast boat gets in that time.
+    """Drop positions that are further from the median of their neighbours than a fast boat gets in that time.
 
-    The middle is the median of each coordinate in space, so the date line and the poles are places like others.
+    The median is taken of each coordinate in space, so the date line and the poles need no special case.
     """
     around = Window.partitionBy(*_DAY).orderBy("second_us").rowsBetween(-NEIGHBOURS, NEIGHBOURS)
     latitude, longitude = F.radians("latitude"), F.radians("longitude")
@@ -203,7 +204,7 @@ def _middle(values: str) -> Column:
 
 
 def _with_motion(fixes: DataFrame, motion: DataFrame) -> DataFrame:
-    """Speed and course as sent; where nothing is sent, from the track around."""
+    """Speed and course as sent; without such messages, from the track around."""
     around = Window.partitionBy(*_DAY).orderBy("second_us").rangeBetween(-DERIVED_S * SECOND_US, DERIVED_S * SECOND_US)
     place = F.struct("latitude", "longitude", "second_us")
     ends = [F.col(f"{end}.{name}") for end in ("earliest", "latest") for name in ("latitude", "longitude")]

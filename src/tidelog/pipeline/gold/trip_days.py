@@ -1,4 +1,4 @@
-"""Which days must be looked at together to find the trips of a few of them.
+"""The days that must be loaded together to find the trips of a few of them.
 
 A trip may begin days before the day that changed and end days after it. So the days around are loaded too, and
 more of them as long as a trip at the edge is unsettled. Days without positions do not exist here: the day before is
@@ -16,7 +16,7 @@ from datetime import date
 from typing import Final
 
 DAY_ROWS_MIN: Final = 1_200
-"""A day with fewer positions may lie inside a trip without showing that it moves; the search goes on beyond it."""
+"""A day with fewer positions may lie inside a trip without showing movement; the search goes on beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ChannelDays:
         """The stretches to begin with: every touched day and its neighbours."""
         ranges = []
         for day in sorted(touched):
-            # A touched day without positions still parts the days before it from those after.
+            # A touched day without positions still separates the days before it from those after.
             first = self._before(sum(one < day for one in self.days) - 1)
             last = self._after(sum(one <= day for one in self.days))
             if last >= first:
@@ -46,7 +46,7 @@ class ChannelDays:
         return merged(ranges)
 
     def grown(self, places: range, *, before: bool, after: bool) -> range:
-        """A stretch that is unsettled on these sides, with as many days more there as it has."""
+        """The stretch with as many days more on its unsettled sides as it has."""
         start = max(0, places.start - len(places)) if before else places.start
         stop = min(len(self.days), places.stop + len(places)) if after else places.stop
         return range(start, stop)

@@ -1,9 +1,9 @@
 """`trips`: from leaving to arriving, found in the seconds of `tracks`.
 
-A boat is under way while it makes more than `UNDER_WAY_MPS` over ground and did so for most of the minute around:
-one gust of a receiver is no departure. A trip ends after `REST_ENDS_TRIP_S` of rest. A hole in the data is rest if
-the boat is found where it was, and under way if it has moved on. A trip may span any number of midnights; it belongs
-to the day on which it began.
+A boat is under way while it makes more than `UNDER_WAY_MPS` over ground and did so for most of the minute around: one
+outlier of a receiver is no departure. A trip ends after `REST_ENDS_TRIP_S` of rest. A hole in the data is rest if the
+boat is found where it was, and under way if it has moved on. A trip may span any number of midnights; it belongs to the
+day on which it began.
 
 GT1  A trip that is `settled` on both sides (ten minutes of rest are seen before it and after it) comes out the same
     whatever else is loaded. `gold_job` loads more days until everything is settled or no more days exist.
@@ -24,7 +24,7 @@ from tidelog.pipeline.gold.tracks import HOLE_S, with_steps
 UNDER_WAY_MPS: Final = 0.5
 REST_ENDS_TRIP_S: Final = 600
 TRIP_S_MIN: Final = 60
-"""Shorter ones are somebody moving the boat along the pontoon."""
+"""Shorter ones are a boat that is moved along a pontoon."""
 _AROUND_S: Final = 30
 
 _STRETCH: Final = ("channel", "stretch")
@@ -34,7 +34,7 @@ def build_trips(tracks: DataFrame, signals: DataFrame) -> DataFrame:
     """Every trip in `tracks`; engine hours come from `signals` of the same days.
 
     Beyond the columns of its table `tracks` has `stretch`, a number for the days of a channel that follow each other:
-    between two stretches nobody has looked. The trips have it too, and `settled_before` and `settled_after` (GT1).
+    days between two stretches were not loaded. The trips have it too, and `settled_before` and `settled_after` (GT1).
     """
     trips = _trips(_under_way(tracks))
     spans = running_spans(signals)
@@ -63,7 +63,7 @@ def build_trips(tracks: DataFrame, signals: DataFrame) -> DataFrame:
 
 
 def _under_way(tracks: DataFrame) -> DataFrame:
-    """The seconds with: under_way, and the way made and the rest taken since the stretch began."""
+    """The seconds with: under_way, and the distance made and the rest taken since the stretch began."""
     in_order = Window.partitionBy(*_STRETCH).orderBy("second_us")
     around = in_order.rangeBetween(-_AROUND_S * SECOND_US, _AROUND_S * SECOND_US)
     fast = F.coalesce(F.col("speed_mps") > UNDER_WAY_MPS, F.lit(False))
@@ -78,7 +78,8 @@ def _under_way(tracks: DataFrame) -> DataFrame:
     rests = F.when(F.col("since_s") > HOLE_S, ~moved_on).otherwise(~F.col("under_way"))
     rest_s = F.when(rests, F.col("since_s")).otherwise(F.lit(0.0))
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
-    # Millimetres as integers: the way up to here depends on where the loaded days begin, a trip's own may not (GT1).
+    # Millimetres as integers: the distance up to here depends on where the loaded days begin, a trip's own may not
+    # (GT1).
     step_mm = F.round(F.col("step_m") * 1000).cast("bigint")
     return seconds.withColumn("rest_s", F.sum(F.coalesce(rest_s, F.lit(0.0))).over(so_far)).withColumn(
         "way_mm", F.sum(step_mm).over(so_far)

@@ -2,16 +2,16 @@
 
 Modules:
 
-    checkpoint     What a stream's checkpoint folder says, read without Spark
+    checkpoint     A stream's checkpoint folder, read without Spark
     cursors        The named cursors of a pipeline in the log
     frames_job     Channels into the table `frames`
-    frames_tasks   What a task of the frames job does
+    frames_tasks   A task of the frames job
     lost_ranges    The table `lost_ranges`
-    runner         A pipeline as a whole
+    runner         The whole pipeline: its stages
     signals_job    `frames` into `signals`, `undecoded` and `devices`
-    signals_state  What decoding must remember of a channel from one step to the next
-    signals_tasks  What a task of the signals job does
-    slow_stages    The stages that take their time, gold and the rewriting of small files
-    supervisor     Whether a stage that failed is started again, and when
+    signals_state  The decoder's state of a channel between two steps
+    signals_tasks  A task of the signals job
+    slow_stages    The slow stages, gold and the rewriting of small files, in a thread
+    supervisor     Whether and when a failed stage is started again
     task_runs      The orders of one step, each carried out once
 """

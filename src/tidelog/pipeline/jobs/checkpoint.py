@@ -1,12 +1,12 @@
-"""What a stream's checkpoint folder says, read without Spark: whose it is, and which offsets a batch lies between.
+"""A stream's checkpoint folder, read without Spark: its owner, and the offsets of a batch.
 
 Spark writes the end of a batch into `offsets/<batch>` before it runs the batch, and never changes it. So the driver can
-read there what it would else have to ask for in a job, which waits behind every task that holds a core.
+read there what it would otherwise have to compute in a job, which waits for a free core.
 
 What a caller must keep: the folder is on a file system that the driver can read.
 
-CK1  A checkpoint of another table, pipeline or cluster is refused: Spark would believe it, and miss records.
-CK2  Offsets are given only if they are certain. What is missing or written in a way we do not know is None.
+CK1  A checkpoint of another table, pipeline or cluster is refused: Spark would use it, and miss records.
+CK2  Offsets are returned only if they are certain. Missing ones, or ones in an unknown format, are None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING_YET: Final = "-"
 
 
 def require_checkpoint(folder: Path, identity: Mapping[str, str]) -> None:
-    """Compare with what the checkpoint was made for, or write that down if it is new (CK1)."""
+    """Compare the folder with its owner, or record the owner if it is new (CK1)."""
     path = folder / IDENTITY_NAME
     try:
         with translated("read", path):

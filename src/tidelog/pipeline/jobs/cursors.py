@@ -1,8 +1,9 @@
-"""The named cursors of a pipeline in the log: they hold retention back (R12), also for a pipeline nobody runs any more.
+"""The named cursors of a pipeline in the log: retention respects them (R12), also those of a pipeline that no longer
+runs.
 
-A pipeline moves its cursor behind each commit of `frames` (`frames_job`). One that is retired must be told to let go,
-or the log keeps everything from its last commit on, up to the bound on what cursors may hold. Tables are not touched:
-a pipeline that runs again sets its cursors anew, and says what retention took meanwhile, if it took anything.
+A pipeline moves its cursor behind each commit of `frames` (`frames_job`). The cursor of a retired pipeline must be
+released, or the log keeps everything from its last commit on, up to the limit for cursors. Tables are not changed: a
+pipeline that runs again sets its cursors anew, and reports what retention removed meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def cursor_name(pipeline: str) -> str:
 
 
 def held_cursors(address: LogsAddress, pipeline: str, channels: Sequence[str] = ("*",)) -> dict[str, int]:
-    """Where the pipeline's cursor stands, by channel; channels without one are left out."""
+    """The offsets of the pipeline's cursors, by channel; channels without one are left out."""
     client = _client(address)
     try:
         names = sorted(str(one["name"]) for one in client.channels() if fits(str(one["name"]), channels))
@@ -36,7 +37,7 @@ def held_cursors(address: LogsAddress, pipeline: str, channels: Sequence[str] = 
 
 
 def delete_cursors(address: LogsAddress, pipeline: str, held: Mapping[str, int]) -> None:
-    """Let go of these channels. May be done again: a cursor that is gone already is no error."""
+    """Release these channels. May be repeated: a cursor that is already gone is no error."""
     client = _client(address)
     try:
         for channel in held:

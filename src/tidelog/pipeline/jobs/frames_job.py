@@ -1,21 +1,20 @@
-"""Channels into the table `frames`: Spark plans, retries and keeps time; the table says what is done.
+"""Channels into the table `frames`: Spark plans, retries and triggers; the table records what is done.
 
-A stream of descriptors gives exact ranges of offsets. The driver deals them out to tasks, each task reads, checks and
-writes its own files, and one transaction of the table names them together with how far each channel has come. The
+A stream of descriptors gives exact ranges of offsets. The driver distributes them to tasks, each task reads, checks and
+writes its own files, and one transaction of the table adds them together with the next offset of each channel. The
 bytes never pass through the JVM or the driver.
 
-Spark's checkpoint is a convenience. A batch that is run again, by this driver or another one, is first cut by what the
-table holds, so it writes what is missing and nothing else. Without a checkpoint the stream begins where the table
-stands.
+Spark's checkpoint is a convenience. A batch that is run again, by this driver or another one, is first reduced to what
+the table lacks, so it writes only missing rows. Without a checkpoint the stream begins at the table's position.
 
 What a caller must keep: one checkpoint folder per table and pipeline, on a file system that driver and tasks share, as
 the tables' folder is.
 
-FJ1  A record is in the table once, whatever died and was run again (T1 to T4).
+FJ1  A record is in the table once, whatever failed and was run again (T1 to T4).
 FJ2  The named cursor of a channel moves only after the table has committed what is below it (R12, P1).
-FJ3  What cannot go on without a loss or a double is refused before anything is read: see `require_fitting`.
-FJ4  A few control records make no version: moving a cursor writes one into the log, and would be answered by a version,
-     by a cursor that moves, and so on for ever. What they say of lost ranges is kept all the same (JLR1).
+FJ3  A run that could lose or duplicate records is refused before anything is read: see `require_fitting`.
+FJ4  A few control records make no version: moving a cursor writes one into the log, which would cause a version,
+     another move of the cursor, and so on for ever. Lost ranges in them are kept all the same (JLR1).
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ ACCEPT: Final = "accept"
 _ASKED_AT_ONCE: Final = 8
 _TASK_RECORDS_MIN: Final = 250_000
 _FRAMELESS_MIN: Final = 1_000
-"""Records without frames that are worth a version: a channel of messages moves on in such steps."""
+"""How many records without frames make a version: a channel of messages moves on in such steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramesOptions:
-    """What to read and where to."""
+    """The sources and the target of the job."""
 
     pipeline: str = "main"
     address: LogsAddress
@@ -73,17 +72,17 @@ class FramesOptions:
     on_damaged: str = FAIL
     on_recreated: str = FAIL
     batch_records_max: int = 20_000_000
-    """Records of one batch: the bound of what a crash costs and of what one transaction names."""
+    """The most records of one batch: the bound of what a crash costs and of one transaction."""
     task_records_max: int = 2_000_000
     """Records of one task."""
     driver_records_max: int = DRIVER_RECORDS_MAX
-    """Batches up to so many records are written by the driver itself, without a job (see `task_runs`)."""
+    """Batches up to this many records are written by the driver itself, without a job (see `task_runs`)."""
     keep_cursor: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramesProgress:
-    """What this driver has done since it started."""
+    """The progress of this driver since it started."""
 
     batches: int = 0
     commits: int = 0
@@ -92,7 +91,7 @@ class FramesProgress:
     version: int = -1
     committed_at_s: float | None = None
     cursor_problem: str = ""
-    """Why the log's cursor could not be moved: nothing is lost by it, the log only keeps more than it need."""
+    """Why the log's cursor could not be moved: nothing is lost, the log only keeps more than needed."""
 
 
 class FramesJob:
@@ -106,10 +105,10 @@ class FramesJob:
         self._logs: Logs | None = None
         self.progress = FramesProgress()
         self.failure: BaseException | None = None
-        """What ended the last batch, as it was raised: Spark passes on only its text."""
+        """The exception that ended the last batch: Spark passes on only its text."""
 
     def prepare(self) -> dict[str, int]:
-        """Make the table, check that everything fits, hold the log; gives the offsets to begin with (FJ3)."""
+        """Make the table, check that everything fits, set the cursors; returns the offsets to begin with (FJ3)."""
         self.table.create()
         logs = self._open()
         found = logs.channels(self.options.channels)
@@ -131,7 +130,7 @@ class FramesJob:
         return starts
 
     def start(self, *, interval_s: float | None = None) -> StreamingQuery:
-        """Begin: every `interval_s`, or once through all that is there now and then no more."""
+        """Start the stream: every `interval_s`, or once through all present records."""
         self.failure = None
         starts = self.prepare()
         reader = self._spark.readStream.format("tidelog")
@@ -141,7 +140,7 @@ class FramesJob:
             reader.load()
             .writeStream.foreachBatch(self._batch)
             .option("checkpointLocation", self.options.checkpoint)
-            # A session takes a name once, and two drivers of one pipeline may well meet in one.
+            # A session takes a name once, and two drivers of one pipeline may run in one session.
             .queryName(f"{self.options.pipeline}-frames-{uuid.uuid4().hex[:8]}")
         )
         if interval_s is None:
@@ -169,14 +168,14 @@ class FramesJob:
             raise
 
     def _pieces(self, frame: DataFrame, batch_id: int) -> list[Piece]:
-        """What the batch is to bring. From the checkpoint if it says so, since a job would wait for a free core."""
+        """The end of the batch. From the checkpoint if it is there, since a job would wait for a free core."""
         offsets = batch_offsets(Path(self.options.checkpoint), batch_id)
         if offsets is None:
             return [Piece(**row.asDict()) for row in frame.collect()]
         return pieces_of_batch(*offsets)
 
     def commit_batch(self, pieces: Sequence[Piece]) -> None:
-        """Write what the table does not hold of these pieces and commit it; may be called again at any time."""
+        """Write the rows of these pieces that the table lacks and commit them; may be repeated at any time."""
         options = self.options
         stored = self.table.positions(options.pipeline, {piece.channel_id for piece in pieces})
         left, ranges = cut(pieces, stored)
@@ -207,13 +206,13 @@ class FramesJob:
         self._move_cursors({one.channel: one.end for one in commit.ranges})
 
     def _written(self, pieces: Sequence[Piece]) -> list[PiecesWritten]:
-        """What tasks made of these pieces; only of attempts that won."""
+        """The results of the tasks; only of attempts that won."""
         records = sum(piece.end - piece.start for piece in pieces)
         workplace = workplace_of(
             self._spark,
             records=records,
             driver_records_max=self.options.driver_records_max,
-            # Channels of a cluster are asked for at the same time; the files of a folder are for one thread.
+            # Channels of a cluster are read concurrently; the files of a folder are for one thread.
             at_once=_ASKED_AT_ONCE if self.options.address.cluster else 1,
         )
         orders = [
@@ -242,13 +241,13 @@ class FramesJob:
         return self._logs
 
     def _require_checkpoint(self, cluster: str) -> None:
-        """A checkpoint of something else would be believed by Spark, and records would be missing."""
+        """Spark would use a checkpoint of something else, and records would be missing."""
         identity = {"pipeline": self.options.pipeline, "table": self.table.identity(), "cluster": cluster}
         require_checkpoint(Path(self.options.checkpoint), identity)
 
 
 def source_options(options: FramesOptions, starts: Mapping[str, int]) -> dict[str, str]:
-    """The stream of descriptors, in the words of `format("tidelog")`."""
+    """The stream of descriptors, with the options of `format("tidelog")`."""
     address = options.address
     said = {
         "cluster": ",".join(address.cluster),
@@ -301,7 +300,7 @@ def require_fitting(ends: ChannelEnds, position: Position | None, known_id: int 
 
 
 def require_cluster(table: Table, pipeline: str, cluster: str) -> None:
-    """Channel ids are small numbers that another cluster gives out too."""
+    """Channel ids are small numbers that another cluster assigns too."""
     mark = table.cluster_mark(pipeline)
     if mark is not None and mark != (text_mark(cluster) if cluster else None):
         raise SourceChanged(
@@ -314,10 +313,10 @@ def require_cluster(table: Table, pipeline: str, cluster: str) -> None:
 
 
 def cut(pieces: Iterable[Piece], stored: Mapping[int, Position]) -> tuple[list[Piece], list[OffsetRange]]:
-    """What is to be read for these pieces, and the range of each channel that it makes up.
+    """The parts to read of these pieces, and the resulting range of each channel.
 
-    A channel is read from where the table stands, whatever the checkpoint says: what the table holds is left out, and
-    what it lacks is read although the checkpoint is ahead of it (FJ1).
+    A channel is read from the table's position, whatever the checkpoint says: records in the table are left out, and
+    records that it lacks are read although the checkpoint is ahead of it (FJ1).
     """
     left: list[Piece] = []
     ranges: dict[int, OffsetRange] = {}

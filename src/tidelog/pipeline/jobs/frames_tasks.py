@@ -1,11 +1,11 @@
-"""What a task of the frames job does: its pieces of the log into Parquet files, a few blocks at a time.
+"""A task of the frames job: its pieces of the log into Parquet files, a few blocks at a time.
 
-Runs in Spark's Python workers and knows nothing of Spark. Names that are the same for a whole block (channel,
-lineage, path) are handed on as dictionaries: written out per row they would cost more than the frames themselves.
+Runs in Spark's Python workers and knows nothing of Spark. Names that are the same for a whole block (channel, lineage,
+path) are passed on as dictionaries: written out per row they would cost more than the frames themselves.
 
 FT1  Every committed frame of the pieces is in exactly one of the files that are returned, in offset order per file.
 FT2  Memory does not grow with the length of a piece.
-FT3  What the control records among them say of lost and void ranges is returned too, whether frames follow or not.
+FT3  Lost and void ranges in control records among them are returned too, whether frames follow or not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WrittenFile:
 
 @dataclass(slots=True, kw_only=True)
 class PiecesWritten:
-    """What a task made of its pieces."""
+    """The result of a task."""
 
     files: list[WrittenFile] = field(default_factory=list)
     said: list[SaidRange] = field(default_factory=list)
@@ -118,7 +118,7 @@ def _by_day(
 
 @dataclass(slots=True)
 class _BlockHeads:
-    """Lineage and path of the blocks that went by and whose rows have not come yet."""
+    """Lineage and path of the blocks that were read and whose rows have not come yet."""
 
     _starts: list[int] = field(default_factory=list)
     _lineages: list[bytes] = field(default_factory=list)

@@ -1,17 +1,18 @@
-"""The table `lost_ranges`: what the control records of the log say can no longer be had (lost) or never was (void).
+"""The table `lost_ranges`: ranges that control records of the log declare lost (no longer available) or void (never
+existed).
 
-Whoever reads blocks for `frames` sees the control records beside them (`ControlWatch`), and what they say is committed
-here before `frames` passes their offsets (`LostRanges.add`). Ranges are facts: said again they are the same, so a batch
-that is run again adds nothing. A fold snapshot repeats all that was said before it, and counts too: the records that
-said it first may have been trimmed by then (F3).
+A task that reads blocks for `frames` also reads the control records between them (`ControlWatch`), and their ranges are
+committed here before `frames` passes their offsets (`LostRanges.add`). Adding a range twice changes nothing, so a batch
+that is run again adds nothing. A fold snapshot repeats all earlier ranges, and counts too: the first records may have
+been trimmed by then (F3).
 
 What a caller must keep: `add` what a batch has read before its offsets are committed anywhere. One thread uses an
 instance.
 
-JLR1  A range that was said in a batch is in the table no later than that batch's offsets in `frames`.
-JLR2  Of one pipeline, ranges of a lineage and kind are disjoint, however often they were said. Two pipelines in one
-     folder may say the same twice, so readers take each seq once.
-JLR3  A frame that is held is never lost (F4): whoever counts compares with what is missing, as `fleet_health` does.
+JLR1  A range declared in a batch is in the table no later than that batch's offsets in `frames`.
+JLR2  For one pipeline, ranges of a lineage and kind are disjoint, however often they were declared. Two pipelines in
+      one folder may store the same range twice, so readers count each seq once.
+JLR3  A frame that is held is never lost (F4): readers compare with the missing seqs, as `fleet_health` does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tidelog.pki.files import translated
 LOST: Final = "lost"
 VOID: Final = "void"
 _UPSTREAM: Final = "said"
-"""What the table counts instead of versions of a table below: every addition is a step of one."""
+"""The position that the table stores instead of a source version: every addition is a step of one."""
 _ATTEMPTS_MAX: Final = 10
 _SEQ_END: Final = (1 << 63) - 1
 """Seqs are 64 bits without a sign on the wire and with one in tables."""
@@ -49,7 +50,7 @@ Said = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaidRange:
-    """Seqs [start, end) of a lineage, as a control record named them. Pickled."""
+    """Seqs [start, end) of a lineage in a control record. Pickled."""
 
     channel: str
     lineage: str
@@ -60,7 +61,7 @@ class SaidRange:
 
 @dataclass(slots=True)
 class ControlWatch:
-    """Takes the control blocks out of what is read of one channel, and remembers what they say."""
+    """Takes the control blocks out of the blocks of one channel, and collects their ranges."""
 
     channel: str
     _said: dict[Said, RangeSet] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class ControlWatch:
 
 
 class LostRanges:
-    """The table from the side of whoever fills it. It is made when there is something to put in."""
+    """The table, for the job that fills it. It is created when there is something to add."""
 
     def __init__(self, tables: Path | str, *, pipeline: str, table_format: str = DELTA) -> None:
         self.table: Table = open_table(tables, LOST_RANGES_LAYOUT, table_format=table_format)
@@ -116,7 +117,7 @@ class LostRanges:
         self._known_version = -1
 
     def add(self, said: Collection[SaidRange]) -> int:
-        """Commit what the table does not hold of these ranges; how many that were (JLR2)."""
+        """Commit the ranges that the table does not hold; returns how many (JLR2)."""
         if not said:
             return 0
         self.table.create()
@@ -130,7 +131,7 @@ class LostRanges:
             try:
                 commit = self.table.commit_following(self._pipeline, [step], self._written(new))
             except PositionMoved:
-                continue  # another driver was faster: what it said is looked at again
+                continue  # another driver was faster: compare with its ranges and try again
             if commit.is_new:
                 return len(new)
         raise TableBusy(table=LOST_RANGES_LAYOUT.name, attempts=_ATTEMPTS_MAX)
@@ -174,7 +175,7 @@ class LostRanges:
 
 
 def read_lost_ranges(table: Table, channels: Collection[str]) -> pa.Table:
-    """What is said of these channels, in the columns of the table."""
+    """The ranges of these channels, in the columns of the table."""
     return _rows(table, table.files({(channel,) for channel in channels}))
 
 

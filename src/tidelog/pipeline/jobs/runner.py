@@ -1,19 +1,18 @@
-"""A pipeline as a whole: its stages in order, once or for as long as it is wanted, and how it stands.
+"""The whole pipeline: its stages in order, once or continuously, and its status.
 
-Once: all that is there now goes through `frames`, `signals` and the gold tables, then it is over. Running: a stream
-fills `frames` at every trigger, decoding follows each of its commits, gold and the rewriting of small files have times
+Once: all present records go through `frames`, `signals` and the gold tables, then the run ends. Running: a stream fills
+`frames` at every trigger, decoding follows each of its commits, gold and the rewriting of small files have intervals
 and a thread of their own. A stage that fails is started again after growing pauses (`supervisor`); the others go on
 meanwhile.
 
-Every stage may be killed at any moment, on its own or with the process: the tables say where to go on.
+Every stage may be killed at any moment, on its own or with the process: the tables have the position to continue from.
 
-Threads of a running pipeline: Spark's callbacks run the batches of `frames`, the caller's thread decodes and looks
-after the stream, and `slow_stages` has the rest. An opened table and a supervisor belong to one of them each; tables
-meet on disk alone, where the rules of `table` decide. `progress` of the jobs is replaced whole, so that anybody may
-read it.
+Threads of a running pipeline: Spark's callbacks run the batches of `frames`, the caller's thread decodes and restarts
+the stream, and `slow_stages` has the rest. An open table and a supervisor belong to one thread each; threads share
+tables only on disk, by the rules of `table`. `progress` of the jobs is replaced whole, so that any thread may read it.
 
-JR1  However long gold and rewriting take, the stream is looked after and decoding follows its commits.
-JR2  What ends a stage for good ends `run_until` with that error, whichever thread it was in.
+JR1  However long gold and rewriting take, the stream is restarted when needed and decoding follows its commits.
+JR2  An error that ends a stage for good ends `run_until` with that error, whichever thread it was in.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _MS_PER_HOUR: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What one run did."""
+    """The result of one run."""
 
     frames: int
     frames_bytes: int
@@ -109,7 +108,7 @@ class PipelineRunner:
         self.frames.close()
 
     def run_once(self, *, gold: bool = True) -> RunSummary:
-        """Bring every table up to what the log holds now. A stage that fails in passing is run again."""
+        """Bring every table up to date with the log. A stage that fails temporarily is run again."""
         began_s = time.monotonic()
         changed = 0
         self._until_done("frames", self._frames_once)
@@ -159,11 +158,11 @@ class PipelineRunner:
             if every_ms is not None
         ]
 
-        # A group of its own for every run: once it is given up, jobs of that name are refused for good.
+        # A job group of its own for every run: once it is cancelled, jobs of that name are refused for good.
         group = f"{_SLOW_POOL}-{uuid.uuid4().hex[:8]}"
 
         def begin() -> None:
-            # Of the thread that calls it. Pools count only where Spark was told to be fair.
+            # A property of the calling thread. Pools count only where Spark uses fair scheduling.
             context.setJobGroup(group, "gold tables", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", _SLOW_POOL)
 
@@ -196,12 +195,12 @@ class PipelineRunner:
         except Exception:
             query.stop()
             raise
-        # Spark's own thread may die of a batch that failed without telling whoever waits.
+        # Spark's own thread may die of a failed batch without notifying its waiters.
         if self.frames.failure is not None:
             raise self.frames.failure
 
     def _keep_streaming(self) -> None:
-        """See that the stream runs: start it, notice that it died, start it again when it is time."""
+        """Keep the stream running: start it, notice that it died, start it again when it is time."""
         supervisor = self._supervisors["frames"]
         query = self._query
         if query is not None and not query.isActive:
@@ -224,7 +223,7 @@ class PipelineRunner:
         return is_new or self._supervisors["signals"].failures > 0
 
     def _attempt(self, stage: str, work: Callable[[], Any], *, news: bool = True) -> None:
-        """Do a stage's work if it is due; what fails in passing is left for later."""
+        """Do a stage's work if it is due; temporary failures are left for later."""
         supervisor = self._supervisors[stage]
         if not news or now_ms() < supervisor.due_ms:
             return
@@ -252,11 +251,11 @@ class PipelineRunner:
 
     @property
     def gold_runs(self) -> int:
-        """Of `run_until`, so far."""
+        """The progress of `run_until` so far."""
         return 0 if self._slow is None else self._slow.runs("gold")
 
     def failures(self) -> dict[str, str]:
-        """Of the stages that are waiting to be started again: why."""
+        """The stages that wait to be started again, with the reason."""
         return {
             stage: one.last.message for stage, one in self._supervisors.items() if one.failures and one.last is not None
         }
@@ -274,7 +273,7 @@ def tables_of(settings: PipelineSettings) -> Iterator[Table]:
 
 
 def keep_fit(settings: PipelineSettings) -> dict[str, tuple[Optimized, int]]:
-    """Rewrite small files and sweep, table by table: what was rewritten, how many files were swept."""
+    """Rewrite small files and remove orphans, table by table: what was rewritten, how many files were removed."""
     return {
         table.layout.name: (
             optimize(table, target_bytes=settings.file_bytes),
@@ -289,7 +288,7 @@ def gold_options(settings: PipelineSettings) -> GoldOptions:
 
 
 def pipeline_status(settings: PipelineSettings) -> dict[str, Any]:
-    """How the pipeline stands, by stage; asks the log and the tables, and needs no Spark."""
+    """The status of the pipeline, by stage; reads the log and the tables, and needs no Spark."""
     frames = open_table(settings.tables, FRAMES_LAYOUT, table_format=settings.table_format)
     signals = open_table(settings.tables, SIGNALS_LAYOUT, table_format=settings.table_format)
     logs = settings.frames.address.open()

@@ -1,13 +1,13 @@
 """`frames` into `signals`, `undecoded` and `devices`: each step follows the new files of `frames`, in Spark tasks.
 
-A step goes from the version of `frames` that is decoded to a later one. Its files are dealt out by channel, a task
-decodes each channel from the state it was left in, and three tables are committed, `signals` last: what it says it has
-consumed is what is done. A step that died half way is taken again from the same version to the same version, and
-finds the tables that already have it.
+A step goes from the version of `frames` that is decoded to a later one. Its files are distributed by channel, a task
+decodes each channel from its stored state, and three tables are committed, `signals` last: its stored version is the
+position of the job. A step that failed half way is repeated from the same version to the same version, and skips the
+tables that already have it.
 
-SJ1  The rows of a step are in each table once, whatever died and was run again (T1 to T4).
+SJ1  The rows of a step are in each table once, whatever failed and was run again (T1 to T4).
 SJ2  A run without new frames commits nothing.
-SJ3  Late frames only add rows: no row of `signals` is changed or taken away.
+SJ3  Late frames only add rows: no row of `signals` is changed or removed.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 UPSTREAM: Final = FRAMES_LAYOUT.name
 DEVICE_NEWS: Final = timedelta(seconds=60)
-"""A device that was only heard again is written anew when it was silent in the table for so long."""
+"""A device that was only heard again is written anew when its last entry in the table is this old."""
 _LABELS: Final = ("manufacturer", "device_function", "model", "serial", "software")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalsOptions:
-    """Where the tables are, and how much one step takes."""
+    """The folder of the tables, and the size of one step."""
 
     pipeline: str = "main"
     tables: str
     table_format: str = DELTA
     step_frames_max: int = 20_000_000
     driver_frames_max: int = DRIVER_RECORDS_MAX
-    """Steps up to so many frames are decoded by the driver itself, without a job (see `task_runs`)."""
+    """Steps up to this many frames are decoded by the driver itself, without a job (see `task_runs`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalsProgress:
-    """What this driver has done since it started."""
+    """The progress of this driver since it started."""
 
     steps: int = 0
     frames: int = 0
@@ -89,7 +89,7 @@ class SignalsJob:
         """One step; False if there was nothing to do."""
         pipeline = self.options.pipeline
         start = self.signals.consumed(pipeline, UPSTREAM)
-        # The two that are committed first tell how far a step went that died before `signals`.
+        # The two tables that are committed first show the range of a step that failed before `signals`.
         beside = [table.consumed(pipeline, UPSTREAM) for table in (self.undecoded, self.devices)]
         begun = [one for one in beside if one is not None and (start is None or one > start)]
         added = self.frames.added_since(start)
@@ -124,13 +124,13 @@ class SignalsJob:
         files: Sequence[DataFile],
         replaced: Iterable[tuple[str | None, ...]] = (),
     ) -> None:
-        """A table beside `signals` takes the step only if it has something to say: a version per step is enough."""
+        """A table beside `signals` commits the step only if it has rows: a version per step is enough."""
         if files and (start is None or start < end):
             step = TableStep(upstream=UPSTREAM, start=start, end=end)
             table.commit_following(self.options.pipeline, [step], files, replaced=set(replaced))
 
     def _decoded(self, files: Sequence[DataFile], start: int | None, end: int) -> list[SignalsWritten]:
-        # One after the other: decoding is work for Python alone, and threads would only take it from the stream.
+        # One after the other: decoding is Python work alone, and threads would only slow the stream down.
         workplace = workplace_of(
             self._spark,
             records=sum(file.rows for file in files),
@@ -159,7 +159,7 @@ class SignalsJob:
         return _written_rows(self.undecoded, rows)
 
     def _device_files(self, found: Sequence[dict[str, Any]]) -> tuple[set[tuple[str | None, ...]], list[DataFile]]:
-        """Partitions of `devices` that say something new, and their files: all that is known of those channels."""
+        """Partitions of `devices` with new facts, and their files: everything known about those channels."""
         replaced: set[tuple[str | None, ...]] = set()
         rows: list[dict[str, Any]] = []
         by_channel: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -220,7 +220,7 @@ def merged(results: Sequence[SignalsWritten]) -> SignalsWritten:
 
 
 def join_devices(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each NAME and source of a channel: first and last heard, and what it last said of itself."""
+    """One row for each NAME and source of a channel: first and last heard, and its latest product information."""
     joined: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         key = (row["name"], row["source"])
@@ -238,7 +238,7 @@ def join_devices(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_device_news(known: Sequence[dict[str, Any]], joined: Sequence[dict[str, Any]]) -> bool:
-    """Whether the rows say more than that somebody known was heard again just now."""
+    """Whether the rows have more than a known device that was heard again just now."""
     if len(known) != len(joined):
         return True
     for old, new in zip(known, joined, strict=True):

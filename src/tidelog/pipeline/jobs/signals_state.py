@@ -1,9 +1,9 @@
-"""What decoding must remember of a channel from one step to the next: a file per channel and version of `frames`.
+"""The decoder's state of a channel between two steps: a file per channel and version of `frames`.
 
-Messages that a step's end cuts in two, who had claimed which address, and where the clock was right are needed by the
-next step. A task writes the state for the version it reaches before anything is committed; the state that counts is
-the one of the version that `signals` says it has consumed. So state and table move together without a transaction
-of their own: files of steps that were never committed lie above that version, and are written again.
+The next step needs the messages that a step's end cuts in two, the address claims, and the times at which the clock was
+right. A task writes the state for the version it reaches before anything is committed; the state that counts is the one
+of the version that `signals` has consumed. So state and table move together without a transaction of their own: files
+of steps that were never committed have a higher version, and are written again.
 
 SS1  The same frames from the same state give the same state.
 SS2  A channel's state stays small, however long the channel is.
@@ -46,7 +46,7 @@ class SignalStretch:
 
 @dataclass(slots=True, kw_only=True)
 class LineageState:
-    """Of one lineage of a channel."""
+    """The state of one lineage of a channel."""
 
     assembled: bool | None = None
     """Whether its long messages come whole; None while nobody knows."""
@@ -69,12 +69,12 @@ class LineageState:
         return self.stretches[place].start_us if place < len(self.stretches) else None
 
     def known_at(self, seq: int) -> dict[int, int]:
-        """Who had claimed which address before this seq."""
+        """The address claims before this seq."""
         place = bisect_left([one for one, _ in self.claims], seq)
         return self.claims[place - 1][1] if place else {}
 
     def add_stretch(self, new: SignalStretch) -> None:
-        """Take in what was decoded; neighbours grow together, and only the newest are kept (SS2)."""
+        """Add decoded frames; neighbouring ranges are merged, and only the newest are kept (SS2)."""
         joined: list[SignalStretch] = []
         for one in sorted([*self.stretches, new], key=lambda one: one.first_seq):
             last = joined[-1] if joined else None
@@ -98,7 +98,7 @@ class LineageState:
 
 @dataclass(slots=True, kw_only=True)
 class ChannelState:
-    """Of one channel: by lineage, the empty name for frames that have none."""
+    """The state of one channel: by lineage, the empty name for frames that have none."""
 
     lineages: dict[str, LineageState] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ def load_state(table_folder: Path, pipeline: str, channel: str, version: int | N
 def save_state(
     table_folder: Path, pipeline: str, channel: str, state: ChannelState, *, before: int | None, version: int
 ) -> None:
-    """Write the state for a version that is not committed yet, and forget those before the one that is."""
+    """Write the state for a version that is not committed yet, and remove those before the committed one."""
     folder = _folder(table_folder, pipeline, channel)
     target = folder / f"{version}.json"
     temporary = folder / f".{uuid.uuid4().hex}"

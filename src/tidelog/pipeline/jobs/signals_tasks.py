@@ -1,8 +1,8 @@
-"""What a task of the signals job does: new files of `frames` of some channels, decoded and written by day.
+"""A task of the signals job: new files of `frames` of some channels, decoded and written by day.
 
 Runs in Spark's Python workers and knows nothing of Spark. Frames come in the order of their offsets, some hundred
-thousand at a time. Within such a slice they are put into the order of their seqs, lineage by lineage: what a
-backfill brings late stands where it belongs as far as the slice reaches, and `signals_state` bridges the rest.
+thousand at a time. Within such a slice they are put into the order of their seqs, lineage by lineage: late frames of a
+backfill are in their right place within the slice, and `signals_state` connects slices.
 
 JST1  Every frame gives signals or is counted with a reason, in this step or, for a message cut in two by its end, in
      the step that sees the rest.
@@ -74,7 +74,7 @@ class SignalsOrder:
 
 @dataclass(slots=True, kw_only=True)
 class SignalsWritten:
-    """What a task made of it."""
+    """The result of a task."""
 
     files: list[DataFile] = field(default_factory=list)
     undecoded: Counter[tuple[str, date, int, str]] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class SignalsWritten:
 
 
 def write_signals(order: SignalsOrder) -> SignalsWritten:
-    """Decode the channels of one task, each from its state and into its next."""
+    """Decode the channels of one task, each from its stored state; writes its next state."""
     written = SignalsWritten()
     folder = Path(order.folder)
     for frames in order.channels:
@@ -120,10 +120,10 @@ class ChannelDecoder:
             return frames
         first, last = frames.column("seq")[0].as_py(), frames.column("seq")[-1].as_py()
         if last < state.tail_next_seq:
-            return frames  # older frames, late: the rest of the open messages is still to come
+            return frames  # older frames, late: the rest of the open messages may still come
         tail, state.tail = state.tail, None
         if first > state.tail_next_seq:
-            self._count_tail(tail)  # the rest is missing for now; if it comes it is not put together any more
+            self._count_tail(tail)  # the rest is missing for now; if it comes later it is not reassembled
             return frames
         joined = pa.Table.from_batches([tail.cast(frames.schema), frames]).combine_chunks().to_batches()[0]
         return _in_seq_order(joined)
@@ -156,8 +156,9 @@ class ChannelDecoder:
             self._write(lineage, day, rows)
 
     def _placed(self, whole: pa.RecordBatch, state: LineageState, first_seq: int, last_seq: int) -> pa.RecordBatch:
-        """With the times that the clock should have said, and what was done to them."""
-        # What arrives live was on the bus just now: the leader's clock says more than when the boat was last heard of.
+        """With corrected times, and what was done to them."""
+        # Live frames were on the bus just now: the leader's clock is better than the time at which the boat was last
+        # heard.
         is_live = whole.column("path")[-1].as_py() == "live"
         placed = place_times(
             whole.column("time").cast(pa.int64()).to_numpy(),
@@ -202,7 +203,7 @@ class ChannelDecoder:
 
 
 def _said_by_gps(whole: pa.RecordBatch) -> GpsTimes:
-    """`gps_times` of the frames that speak of the time, by their places in `whole`."""
+    """`gps_times` of the frames with a time, by their indexes in `whole`."""
     places = np.flatnonzero(np.isin(whole.column("pgn").to_numpy(), _GPS_PGNS))
     found = gps_times(whole.select(["pgn", "data"]).take(pa.array(places)))
     return GpsTimes(places[found.frames], found.times_us)

@@ -1,16 +1,16 @@
-"""The stages that take their time, gold and the rewriting of small files: one after the other in a thread of their own.
+"""The slow stages, gold and the rewriting of small files: one after the other in a thread of their own.
 
-Decoding and the look at the stream must not wait for them. A stage is due at its interval, and again after its pause
-when it failed; two stages never run at once, since both would take what the other one needs.
+Decoding and the supervision of the stream must not wait for them. A stage is due at its interval, and again after its
+pause when it failed; two stages never run at once, since both need all cores.
 
-What a caller must keep: the work of a stage opens its tables itself, and nobody else calls the supervisors of these
+What a caller must keep: the work of a stage opens its tables itself, and no other thread calls the supervisors of these
 stages while the thread runs (reading them is fine). `stop` before the Spark session is stopped.
 
-SL1  Whatever a stage does, the caller's thread waits for it in `stop` alone, and there no longer than is said.
+SL1  Whatever a stage does, the caller's thread waits for it in `stop` alone, and there for a limited time.
 SL2  An error that ends the pipeline ends the thread, and is raised in the caller's thread by `raise_failure`.
-SL3  A stage rests for four times as long as it worked: however much there is to do, others have most of the time.
-SL4  Work that calls `breathe` between its steps takes half of the time at most while it is under way: what a step has
-     held up is made up for before the next one.
+SL3  A stage pauses for four times as long as it worked: however much there is to do, others have most of the time.
+SL4  Work that calls `breathe` between its steps takes at most half of the time while it runs: after each step it waits
+     as long as the step took.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tidelog.errors import StageFailed, StageRefused
 from tidelog.pipeline.jobs.supervisor import Supervisor, failure_of
 
 STOP_WAIT_S: Final = 20.0
-"""How long a stage that runs may take to its end when the pipeline is stopped; then it is told to give up."""
+"""How long a running stage may take to finish when the pipeline is stopped; then it is cancelled."""
 GIVE_UP_WAIT_S: Final = 10.0
 REST: Final = 4
-"""Times the work of its last run (SL3)."""
+"""The pause, as a multiple of the last run's duration (SL3)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SlowStage:
-    """One stage. Its work may be killed or given up at any moment: the tables say where to go on."""
+    """One stage. Its work may be killed or cancelled at any moment: the tables have the position to continue from."""
 
     work: Callable[[], object]
     every_ms: int
     supervisor: Supervisor
     due_ms: int
     runs: int = 0
-    """That succeeded."""
+    """Runs that succeeded."""
 
 
 class SlowStages:
@@ -59,7 +59,7 @@ class SlowStages:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._step_began_ms = self._worked_ms = 0
-        # A thread that does not end must not keep the process: what it writes is nobody's until it is committed.
+        # A thread that does not end must not keep the process: files it writes belong to no version until committed.
         self._thread = threading.Thread(target=self._run, name="slow-stages", daemon=True)
 
     def start(self) -> None:
@@ -67,11 +67,12 @@ class SlowStages:
             self._thread.start()
 
     def runs(self, stage: str) -> int:
-        """How often it has come to its end."""
+        """How often it has completed."""
         return sum(one.runs for one in self._stages if one.supervisor.stage == stage)
 
     def breathe(self) -> None:
-        """For the work of a stage, between two steps: waits for as long as the step took, or to the stop (SL4)."""
+        """Called by the work of a stage, between two steps: waits for as long as the step took, or to the stop
+        (SL4)."""
         took_ms = now_ms() - self._step_began_ms
         self._worked_ms += took_ms
         self._stopping.wait(took_ms / 1000)
@@ -83,7 +84,7 @@ class SlowStages:
             raise self._failure
 
     def stop(self, *, wait_s: float = STOP_WAIT_S, give_up_wait_s: float = GIVE_UP_WAIT_S) -> bool:
-        """Let the stage that runs come to its end, or give it up; False if it does not even end then (SL1)."""
+        """Let the running stage finish, or cancel it; False if it does not even end then (SL1)."""
         self._stopping.set()
         if self._thread.ident is None:
             return True
@@ -116,7 +117,7 @@ class SlowStages:
             raise
         except Exception as error:
             if self._stopping.is_set():
-                return  # it was given up, or lost its Spark: no failure of its own
+                return  # it was cancelled, or lost its Spark: no failure of its own
             stage.due_ms = stage.supervisor.failed(failure_of(error), now_ms())
         else:
             stage.supervisor.succeeded()
@@ -127,5 +128,5 @@ class SlowStages:
 
 
 def now_ms() -> int:
-    """On the clock that stages are due by."""
+    """The clock of the stages' intervals."""
     return time.monotonic_ns() // 1_000_000

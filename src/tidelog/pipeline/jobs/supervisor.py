@@ -1,8 +1,8 @@
-"""Whether a stage that failed is started again, and when.
+"""Whether and when a failed stage is started again.
 
-Spark passes failures of tasks and of the source's process on as text; `failure_of` finds the error in it that was
-raised there. What may pass is tried again after growing pauses; what cannot pass by itself ends the pipeline at once,
-with the words of the error itself.
+Spark passes failures of tasks and of the source's process on as text; `failure_of` finds the original error in it.
+Temporary failures are tried again after growing pauses; permanent ones end the pipeline at once, with the error's
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RAISED: Final = re.compile(r"\btidelog\.errors\.\w+\.(\w+): ([^\n]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What went wrong, as far as it can be told."""
+    """The failure, as far as it is known."""
 
     code: str
     message: str
@@ -28,7 +28,7 @@ class Failure:
 
 
 def failure_of(*found: BaseException | None) -> Failure:
-    """The failure behind these exceptions: the first that tells of an error of ours, else the first there is."""
+    """The failure behind these exceptions: the first with a Tidelog error, else the first one."""
     given = [one for one in found if one is not None]
     assert given, "no failure without an exception"
     for one in given:
@@ -42,7 +42,7 @@ def failure_of(*found: BaseException | None) -> Failure:
             name, message = told[-1]
             kind = getattr(errors, name, LogError)
             return Failure(code=kind.code, message=message, retriable=kind.retriable)
-    # Whatever Spark, Java or a worker's death did may be over when it is tried again.
+    # Failures of Spark, Java or a dead worker may be over at the next try.
     first = given[0]
     lines = [line for line in str(first).splitlines() if line.strip()]
     return Failure(code="stage_failed", message=lines[0] if lines else type(first).__name__, retriable=True)
@@ -59,7 +59,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """Counts the failures of one stage. `failed` says when to start it again, or raises."""
+    """Counts the failures of one stage. `failed` returns when to start it again, or raises."""
 
     stage: str
     restarts_max: int
@@ -69,7 +69,7 @@ class Supervisor:
     due_ms: int = field(default=0)
 
     def failed(self, failure: Failure, now_ms: int) -> int:
-        """When to start again. Raises what ends the pipeline."""
+        """When to start again. Raises the error that ends the pipeline."""
         self.failures += 1
         self.last = failure
         if not failure.retriable:

@@ -1,10 +1,9 @@
 """The orders of one step, each carried out once: by Spark's tasks, or in this process where that is less work.
 
-A trigger of a small fleet brings a few thousand frames. To plan a job, hand orders to workers and fetch what they say
-costs more processor time than such a step itself, and leaves it waiting behind whatever job holds the cores. So on a
-local master small steps are done here, several orders at once, since most of their time is spent waiting for nodes and
-for the disk; what grows beyond that goes to tasks by itself. On a real cluster all of it is for the executors: the
-driver may be anywhere.
+A trigger of a small fleet brings a few thousand frames. Planning a job, sending orders to workers and fetching their
+results costs more processor time than such a step itself, and the step waits for free cores. So on a local master small
+steps run here, several orders at once, since most of their time is spent waiting for nodes and for the disk; larger
+ones go to tasks. On a real cluster everything runs on executors: the driver may be anywhere.
 
 JTR1  An order is carried out by the same function with the same result, wherever it is.
 """
@@ -36,7 +35,7 @@ class Workplace:
 
 
 def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int, at_once: int) -> Workplace:
-    """For a step of so many records. `at_once` of them here: 1 if `work` must not run in several threads."""
+    """For a step of this many records. `at_once` of them here: 1 if `work` must not run in several threads."""
     context = spark.sparkContext
     if records <= driver_records_max and str(context.master).startswith("local"):
         return Workplace(None, at_once)
@@ -44,7 +43,7 @@ def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int, 
 
 
 def carried_out(workplace: Workplace, orders: Sequence[Order], work: Callable[[Order], Result]) -> list[Result]:
-    """What `work` makes of every order, in their order (JTR1). `work` and the orders must go through pickle."""
+    """The results of `work` for every order, in their order (JTR1). `work` and the orders must be picklable."""
     if not orders:
         return []
     if workplace.spark is not None:
@@ -52,6 +51,6 @@ def carried_out(workplace: Workplace, orders: Sequence[Order], work: Callable[[O
         return found
     if len(orders) == 1 or workplace.at_once == 1:
         return [work(order) for order in orders]
-    # All of them come to their end, also where one has failed: nobody writes on behind the caller's back.
+    # All of them finish, also when one has failed: none keeps writing after the call.
     with ThreadPoolExecutor(workplace.at_once, thread_name_prefix="tidelog-order") as threads:
         return list(threads.map(work, orders))

@@ -2,7 +2,7 @@
 
 Modules:
 
-    data   What the report is made of
+    data   The data of the report
     page   `tidelog pipeline report`
     plots  The plots of the report, one function each
 """

@@ -1,4 +1,4 @@
-"""What the report is made of: the newest days of the gold tables, read without Spark.
+"""The data of the report: the newest days of the gold tables, read without Spark.
 
 Gold is small: an hour is a row, a minute of track is a row. Files are chosen by the table's own log, so only those of
 the asked days are opened. A table that is not there yet reads as empty.
@@ -33,7 +33,7 @@ from tidelog.pki.files import translated
 
 DAYS_MAX: Final = 31
 POINTS_MAX: Final = 50_000
-"""A position is some 60 bytes of the page and as many of the reader's patience."""
+"""A position is some 60 bytes of the page; more would make the page slow."""
 BOAT_POINTS_MIN: Final = 200
 _METRES_PER_MILE: Final = 1852.0
 
@@ -51,7 +51,7 @@ class ReportData:
     tracks: dict[str, list[Row]]
     """One position a minute, or fewer."""
     miles: dict[str, float]
-    """The way of all days shown, for boats that have positions."""
+    """The distance over all days shown, for boats that have positions."""
     trips: dict[str, list[Row]]
     engine: dict[str, list[Row]]
     electrical: dict[str, list[Row]]

@@ -1,7 +1,7 @@
 """`tidelog pipeline report`: one HTML page about the fleet that needs no network and no server.
 
-The plots are plotly's and its script is inside the page, once. Whoever reads without scripts gets the tables. What has
-no data is said in words.
+The plots are plotly's and its script is inside the page, once. Without JavaScript the page shows the tables. Sections
+without data say so.
 
 PE1  The page names no address outside itself.
 PE2  A channel may be called anything; its name is text and never markup.
@@ -55,7 +55,7 @@ th:first-child, td:first-child { text-align: left; }
 def write_report(
     tables: Path, path: Path, *, table_format: str = DELTA, days_max: int = DAYS_MAX, now: datetime | None = None
 ) -> ReportData:
-    """Write the page to `path`, whole or not at all; returns what it shows."""
+    """Write the page to `path`, whole or not at all; returns the data it shows."""
     data = read_report_data(tables, table_format=table_format, days_max=days_max)
     text = render_report(data, now=now or datetime.now(UTC))
     fresh = path.with_name(f".{path.name}.part")
@@ -216,7 +216,7 @@ def _trip_cells(row: Row) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Heads are ours, cells are already safe."""
+    """A table. Headings are constant, cells are already escaped."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for cells in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"

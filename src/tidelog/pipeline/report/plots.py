@@ -1,6 +1,6 @@
 """The plots of the report, one function each: rows in, a figure out, or None where there is nothing to draw.
 
-Every axis says what it shows and in which unit; all times are UTC. A boat has the same colour in every plot.
+Every axis has a title with its unit; all times are UTC. A boat has the same colour in every plot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidelog.pipeline.report.data import ReportData, Row
 
 KNOTS_PER_MPS: Final = 3600 / 1852
 BOATS_DRAWN_MAX: Final = 40
-"""More lines than this in one plot can be told apart by nobody; the tables have all boats."""
+"""More lines than this in one plot cannot be told apart; the tables have all boats."""
 _STRIP_PX: Final = 30
 
 # Okabe and Ito: can be told apart by the colour-blind too.
@@ -83,7 +83,7 @@ def fleet_map(data: ReportData) -> go.Figure | None:
 
 
 def boat_map(data: ReportData, boat: str) -> go.Figure | None:
-    """One boat's track alone: in a fleet that is spread over oceans it is a dot on the map."""
+    """One boat's track alone: in a fleet that is spread over oceans it would be a dot on the map."""
     if not data.tracks[boat]:
         return None
     figure = fleet_map(replace(data, tracks={boat: data.tracks[boat]}))
@@ -193,7 +193,7 @@ def lag(data: ReportData) -> go.Figure | None:
 
 
 def strip_kind(row: Row) -> str:
-    """Which of the four an hour of `fleet_health` is."""
+    """The category of an hour of `fleet_health`."""
     if not row["held"]:
         return LOST if row["lost"] and not row["holes"] else NOTHING
     if row["lost"]:
@@ -202,7 +202,8 @@ def strip_kind(row: Row) -> str:
 
 
 def unwrapped(longitudes: Sequence[float]) -> list[float]:
-    """Longitudes that run on past 180 where a track crosses the date line, so that no line is drawn round the earth."""
+    """Longitudes that continue past 180 where a track crosses the date line, so that no line is drawn round the
+    earth."""
     found: list[float] = []
     for longitude in longitudes:
         turn = 0.0 if not found else round((found[-1] - longitude) / 360) * 360.0

@@ -2,7 +2,7 @@
 
 Modules:
 
-    publisher  Blocks into a channel under one producer that outlives the process
+    publisher  Blocks into a channel under one producer that is kept across processes
     sink       `df.write.format("tidelog")` and `writeStream`
-    staging    What a sink has promised to publish, on disk before a record of it leaves
+    staging    Batches to publish, on disk before their first record is sent
 """

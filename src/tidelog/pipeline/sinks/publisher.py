@@ -1,13 +1,14 @@
-"""Blocks into a channel under one producer that outlives the process: the same seq is taken once, whoever sends it.
+"""Blocks into a channel under one producer that is kept across processes: the same seq is taken once.
 
 The client's own producers open a new epoch in every process and number their records from 1 again, so a restarted one
-cannot tell the leader "this again". A sink must: its producer (id and epoch) is opened once, written down beside the
-checkpoint and used by every driver that comes after. A leader takes a producer's seqs without a gap and each once, so
-sending a whole batch again is always safe: what is there is answered as there.
+cannot repeat blocks safely. A sink must: its producer (id and epoch) is opened once, stored beside the checkpoint and
+used by every later driver. A leader takes a producer's seqs without a gap and each once, so sending a whole batch again
+is always safe: blocks already in the log are answered as such.
 
 SPU1  Blocks go one after the other, each sent again until it is answered or its time is up.
-SPU2  `publish` returns only after the last block was acknowledged as committed; everything before it then is too.
-SPU3  A channel that expects an earlier seq than was published has lost records: refused, nothing is sent behind a hole.
+SPU2  `publish` returns only after the last block was acknowledged as committed; all earlier ones then are too.
+SPU3  A channel that expects an earlier seq than was published has lost records: that is an error, and nothing is sent
+      behind a hole.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _NUMBER_BYTES: Final = 8
 
 
 class Publisher:
-    """Of one channel; use it in `async with`."""
+    """The publisher of one channel; use it in `async with`."""
 
     def __init__(self, address: LogsAddress, channel: str) -> None:
         self._address = address
@@ -103,7 +104,7 @@ class Publisher:
         return int((await self.client.describe(self._channel))["channel_id"])
 
     async def open_producer(self, name: str) -> bytes:
-        """The id and epoch of a producer, as blocks carry them. Opening one that exists fences whoever uses it."""
+        """The id and epoch of a producer, as blocks contain them. Opening an existing one fences its earlier user."""
         link = await self._leader_link(BLOCK_S)
         body = await link.request(
             OPEN_PRODUCER, encode_json({"channel": self._channel, "name": name}), timeout_ms=int(_ANSWER_S * 1000)
@@ -116,7 +117,8 @@ class Publisher:
         return b"".join(numbers)
 
     async def close_producer(self, identity: bytes) -> None:
-        """Nobody will use it again. If no node takes it, the channel's leader closes it after a while."""
+        """Close the producer, which is not used again. If no node answers, the channel's leader closes it after a
+        while."""
         numbers = (identity[:_NUMBER_BYTES], identity[_NUMBER_BYTES:])
         producer_id, epoch = (int.from_bytes(number, "little") for number in numbers)
         request = {"channel": self._channel, "name": "", "producer_id": producer_id, "epoch": epoch}
@@ -127,7 +129,7 @@ class Publisher:
             return  # everything was acknowledged; see above
 
     async def publish(self, blocks: Iterable[MadeBlock], *, channel_id: int) -> int:
-        """Send numbered blocks in order; how many records they hold (SPU2)."""
+        """Send numbered blocks in order; returns how many records they hold (SPU2)."""
         records = 0
         last: Produced | LogError | None = None
         for block in blocks:
@@ -138,7 +140,7 @@ class Publisher:
         return records
 
     async def _put(self, block: MadeBlock, channel_id: int) -> Produced | LogError:
-        """One block, until it is answered (SPU1). An error that comes back says that it is in the leader's log."""
+        """Send one block until it is answered (SPU1). Some errors mean that it is already in the leader's log."""
         give_up_s = time.monotonic() + BLOCK_S
         while True:
             try:
@@ -251,7 +253,7 @@ class Publisher:
                 waiting.set_result(answer)
 
     def on_turn(self) -> None:
-        """Nothing is put off."""
+        """A sink delays no message."""
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         raise BadMessage(problem="a sink answers nothing")

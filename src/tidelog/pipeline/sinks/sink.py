@@ -1,11 +1,11 @@
 """`df.write.format("tidelog")` and `writeStream`: rows as message records into a channel, each once.
 
-Tasks encode their rows into blocks and hand them over; nothing is published from a task, since Spark runs a task again
-as it likes and tells it no batch. When the batch commits, the driver freezes it (`sinks.staging`): after that it is
-published under fixed seqs, again and again if need be, until the channel has all of it (`sinks.publisher`). So a task
-that dies half way, a batch that is retried, a commit that fails and a driver that is killed anywhere all end with every
-row of the batch in the channel once; a batch that never committed leaves nothing. The order of rows within a batch is
-that of its partitions. It costs one more write and read of every byte, and all of them pass through the driver.
+Tasks encode their rows into blocks and stage them; nothing is published from a task, since Spark may run a task again
+and gives it no batch number. When the batch commits, the driver freezes it (`sinks.staging`): after that it is
+published under fixed seqs, repeatedly if needed, until the channel has all of it (`sinks.publisher`). So a task that
+dies half way, a batch that is retried, a commit that fails and a driver that is killed anywhere all end with every row
+of the batch in the channel once; a batch that never committed leaves nothing. The order of rows within a batch is that
+of its partitions. It costs one more write and read of every byte, and all of them pass through the driver.
 
 A stream stages in its checkpoint folder unless `staging` names another; lose that folder, and what follows is published
 like a new stream. A batch is published once per `save()`; to make it survive a kill of the driver too, name it:
@@ -43,14 +43,14 @@ from tidelog.units import MIB
 
 BLOCK_BYTES: Final = 1 * MIB
 INLINE_BYTES_MAX: Final = 64 * MIB
-"""Of one task's records where there is no folder to stage them in."""
+"""The most bytes of one task's records without a folder to stage them in."""
 _STAGED: Final = "tidelog-sink"
 _COLUMNS: Final = ("value", "key", "time", "headers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Of one write. Goes through pickle into tasks."""
+    """The options of one write. Pickled into tasks."""
 
     address: LogsAddress
     channel: str
@@ -100,7 +100,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
 
 def require_columns(schema: StructType) -> None:
-    """Say everything that is wrong with the rows before the first task runs."""
+    """Report everything that is wrong with the rows before the first task runs."""
     problems = [] if "value" in schema.names else ["column 'value' is missing"]
     for field in schema.fields:
         kind = field.dataType
@@ -122,7 +122,7 @@ def _is_headers(kind: Any) -> bool:
 
 
 def _local(location: str) -> str:
-    """The path of a checkpoint on a file system that we see; empty for any other."""
+    """The path of a checkpoint on a file system that is visible here; empty for any other."""
     parts = urlparse(location)
     if parts.scheme == "file":
         return unquote(parts.path)
@@ -134,7 +134,7 @@ def _local(location: str) -> str:
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has for the batch: a file in the staging folder, or the bytes themselves."""
+    """The result of one task for the batch: a file in the staging folder, or the bytes themselves."""
 
     records: int
     part: str = ""
@@ -142,7 +142,7 @@ class StagedRows(WriterCommitMessage):
 
 
 class _RowSink:
-    """What batch and stream do alike in a task."""
+    """The common part of batch and stream in a task."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -175,7 +175,7 @@ class StreamSink(_RowSink, DataSourceStreamArrowWriter):
         asyncio.run(_publish_staged(self._options, key, _staged(messages)))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Does nothing: an intent may name these files. Those that none names are swept when they are old."""
+        """Does nothing: an intent may name these files. Files without an intent are removed when they are old."""
 
 
 class BatchSink(_RowSink, DataSourceArrowWriter):
@@ -208,7 +208,7 @@ async def _publish_staged(options: SinkOptions, key: Key, rows: list[StagedRows]
         return
     async with Publisher(options.address, options.channel) as publisher:
         producer = await _producer(staging, publisher, options.channel)
-        # What an earlier driver froze and did not finish comes first: seqs have no gaps.
+        # Batches that an earlier driver froze and did not finish come first: seqs have no gaps.
         for waiting in staging.intents():
             if staging.published_through() < waiting.number <= intent.number:
                 await publisher.publish(staging.blocks(waiting, producer), channel_id=producer.channel_id)
@@ -233,7 +233,7 @@ async def _producer(staging: Staging, publisher: Publisher, channel: str) -> Sin
 
 
 async def _publish_once(options: SinkOptions, rows: list[StagedRows]) -> None:
-    """Without a name there is nothing to come back to: a driver that dies in here has published a part."""
+    """Without a name there is nothing to resume: a driver that dies in here has published a part."""
     staging = Staging(options.staging) if options.staging else None
     async with Publisher(options.address, options.channel) as publisher:
         identity = await publisher.open_producer(f"spark-{secrets.token_hex(12)}")

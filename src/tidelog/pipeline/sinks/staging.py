@@ -1,13 +1,13 @@
-"""What a sink has promised to publish, on disk before a record of it leaves.
+"""Batches to publish, on disk before their first record is sent.
 
 A folder holds the sink's producer and a chain of intents. An intent is one batch: its key, the seqs that its records
-get and the files that hold them, already encoded as blocks. Once it exists, the batch is frozen: whoever publishes it,
-how often ever, sends the same records under the same seqs, and the channel takes each once. A batch whose key has an
-intent is never staged again, even if Spark computes it anew in another order. Of a stream only the last intents are
-kept; older batches are known by their numbers.
+get and the files that hold them, already encoded as blocks. Once it exists, the batch is frozen: every attempt to
+publish it sends the same records under the same seqs, and the channel takes each once. A batch whose key has an intent
+is never staged again, even if Spark computes it anew in another order. For a stream only the last intents are kept;
+older batches are known by their numbers.
 
-What a caller must keep: the folder lives as long as the checkpoint it belongs to, on disks that both driver and
-executors see.
+What a caller must keep: the folder exists as long as the checkpoint it belongs to, on a file system shared by driver
+and executors.
 
 SG1  An intent is created whole or not at all, and of two drivers that try only one succeeds.
 SG2  Seqs of intents follow each other without a gap; files of an intent are synced before it exists.
@@ -36,7 +36,7 @@ _PRODUCER: Final = "producer.json"
 _PUBLISHED: Final = "published.json"
 _ORPHAN_S: Final = 24 * 3600.0
 _KEPT: Final = 16
-"""Intents of streams that stay after they were published."""
+"""How many published intents of a stream are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class SinkProducer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Which batch it is: of a stream (query id and number), or a transaction that somebody named (number -1)."""
+    """The key of a batch: of a stream (query id and number), or a named transaction (number -1)."""
 
     name: str
     batch: int = -1
@@ -78,7 +78,7 @@ class Staging:
     # --- parts: written by tasks -------------------------------------------------------------------
 
     def write_part(self, blocks: Sequence[MadeBlock]) -> str:
-        """Put blocks into a file of their own; its name."""
+        """Put blocks into a file of their own; returns its name."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"{_PART}{secrets.token_hex(12)}"
         self._write(name, (buffer for block in blocks for buffer in block.buffers))
@@ -111,14 +111,14 @@ class Staging:
         return None if found is None else SinkProducer(**found)
 
     def keep_producer(self, producer: SinkProducer) -> SinkProducer:
-        """Write it down, or give the one that is there."""
+        """Store the intent, or return the existing one."""
         self._create(_PRODUCER, asdict(producer))
         kept = self.producer()
         assert kept is not None
         return kept
 
     def intents(self) -> list[StagingIntent]:
-        """All of them, oldest first."""
+        """All intents, oldest first."""
         names = sorted(name for name in self._names() if name.startswith(_INTENT) and name.endswith(".json"))
         found = []
         for name in names:
@@ -157,7 +157,7 @@ class Staging:
         return 0 <= key.batch <= int(found.get("batches", {}).get(key.name, -1))
 
     def mark_published(self, intent: StagingIntent) -> None:
-        """All up to this one are committed in the channel; their files may go."""
+        """All intents up to this one are committed in the channel; their files may be removed."""
         batches = (self._read(_PUBLISHED) or {}).get("batches", {})
         if intent.key.batch >= 0:
             batches[intent.key.name] = intent.key.batch
@@ -173,7 +173,7 @@ class Staging:
         return self._folder / f"{_INTENT}{number:012d}.json"
 
     def sweep(self) -> None:
-        """Remove old files that no intent names: of attempts that lost."""
+        """Remove old files without an intent: left by failed attempts."""
         named = {name for intent in self.intents() for name in intent.parts}
         for name in self._names():
             path = self._folder / name
@@ -196,7 +196,7 @@ class Staging:
         return found
 
     def _create(self, name: str, value: dict[str, Any]) -> bool:
-        """A file that did not exist, whole and synced; False if there is one."""
+        """Create a file, whole and synced; False if it exists."""
         self._folder.mkdir(parents=True, exist_ok=True)
         fresh = f".{name}.{secrets.token_hex(6)}"
         self._write(fresh, [json.dumps(value).encode()])

@@ -1,8 +1,8 @@
-"""Where the logs of the pipeline are, and opening them.
+"""The address of the pipeline's logs, and opening them.
 
-A `LogsAddress` is what travels into Spark tasks: addresses and the paths of certificate files, never a connection or a
-key. A task opens the logs where it runs; `open_shared` keeps one connection open per process and address, because Spark
-uses its Python workers again and a TLS handshake for every task would cost more than small tasks do.
+A `LogsAddress` is pickled into Spark tasks: addresses and the paths of certificate files, never a connection or a key.
+A task opens the logs where it runs; `open_shared` keeps one connection open per process and address, because Spark
+reuses its Python workers and a TLS handshake for every task would cost more than small tasks do.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LogsAddress:
         return connect_sync(self.cluster, tls=tls, insecure_dev=self.insecure, name="spark")
 
     def open_shared(self) -> Logs:
-        """The process's one connection to this address. Never close it, and ask anew for every piece of work: one that
-        nobody asked for in two minutes, and nobody reads from, is closed."""
+        """The process's one connection to this address. Never close it, and request it anew for every piece of work: it
+        is closed after two minutes without a request or a reader."""
         with _shared_guard:
             held = _shared.get(self)
             logs = held[0] if held is not None else self.open()
@@ -77,7 +77,7 @@ _sweeper: list[threading.Timer] = []
 
 
 def _sweep_later() -> None:
-    """Hold the guard. One timer at a time, which keeps no process alive."""
+    """Hold the guard. One timer at a time, which does not keep the process alive."""
     if not _sweeper:
         timer = threading.Timer(_IDLE_MAX_S / 4, _sweep)
         timer.daemon = True

@@ -1,12 +1,11 @@
 """Logs of a cluster, through the native client: bulk from the nearest in-sync replica, ends from the leaders.
 
 One client with its own thread and its links serves all that a process does with an address. Certificate files are read
-by path in the process that connects, so no key ever travels in a task.
+by path in the process that connects, so no key is ever part of a task.
 
-CO1  Before a piece is read, the catalog says that the channel is still the one that was planned (SLO3); every block is
-     then compared with the planned leader epoch too, because the catalog's word may be older than the log's.
-CO2  The end that is planned for is the committed end as the channel's leader says it. A replica that is behind is
-     passed over by the client, never believed.
+CO1  Before a piece is read, the catalog must show that the channel is still the planned one (SLO3); every block is then
+     compared with the planned leader epoch too, because the catalog's answer may be older than the log.
+CO2  The planned end is the committed end of the channel's leader. The client skips a replica that is behind.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class ClusterLogs(Logs):
             assert left.start > start, "what is read or skipped makes progress"
 
     def _checked(self, piece: Piece) -> range:
-        """CO1. Whether the offsets are still there and committed is for the replicas to say."""
+        """CO1. Whether the offsets are still there and committed is checked by the replicas."""
         plain = self.client.describe(piece.channel)
         ends = ChannelEnds(
             channel=piece.channel,
@@ -133,7 +132,7 @@ class ClusterLogs(Logs):
                     yield run
                     run, run_bytes = [], 0
         except LogError:
-            # What came before the problem is good; it is asked for once, and the problem is met again behind it.
+            # Blocks before the problem are good; they are requested once, and the problem comes up again behind them.
             if run:
                 yield run
             raise
@@ -163,7 +162,7 @@ def _asked_cursor(channel: str, name: str, offset: int) -> Callable[[Client], Co
 
 
 def _ends(plain: dict[str, Any], offsets: Offsets | LogError) -> ChannelEnds | None:
-    """None for a channel that was deleted while we asked."""
+    """None for a channel that was deleted meanwhile."""
     if isinstance(offsets, UnknownChannel | ChannelDeleted):
         return None
     if isinstance(offsets, LogError):

@@ -1,9 +1,9 @@
 """Blocks to Arrow batches in the schemas that Spark and the tables use, narrow on request.
 
-The body of a block is opened only if a column of it is wanted; offsets, seqs and whatever the header says cost a few
-numpy calls for a whole run of blocks. No path takes a Python step per record.
+The body of a block is opened only if a column of it is wanted; offsets, seqs and header fields cost a few numpy calls
+for a whole run of blocks. No path takes a Python step per record.
 
-PC1  The columns come in the order they were asked for, with exactly the types of `FRAMES` and `MESSAGES`.
+PC1  The columns come in the requested order, with exactly the types of `FRAMES` and `MESSAGES`.
 PC2  Only records inside the piece that count are rows; control records and placeholders are none.
 """
 
@@ -24,9 +24,9 @@ from tidelog.blocks.header import NO_PRODUCER, Path
 from tidelog.pipeline.sources.logs import FRAME_KINDS, MESSAGE_KINDS, Piece
 
 ROWS_MAX: Final = 65_536
-"""Of one batch: larger ones gain nothing on their way into Spark."""
+"""The most rows of one batch: larger ones gain nothing in Spark."""
 BODY_BYTES_MAX: Final = 64 << 20
-"""Of the bodies that are opened together, as their headers say before any is."""
+"""The most bytes of bodies that are opened together, according to their headers."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _HEADERS: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
@@ -75,13 +75,13 @@ _Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """Rows that are worth handing to Spark, which filters exactly by itself: this only saves it the others."""
+    """The rows that Spark needs; it filters exactly by itself, this only saves it the others."""
 
     pgns: frozenset[int] | None = None
 
 
 def frame_batch(blocks: Sequence[Block], piece: Piece, columns: Sequence[str]) -> pa.RecordBatch:
-    """The frames of these verified blocks that lie in the piece; blocks of other kinds are passed over."""
+    """The frames of these verified blocks that are in the piece; blocks of other kinds are skipped."""
     held = [block for block in blocks if block.maker.kind in FRAME_KINDS]
     return _cut(_frames(held, piece, columns), held, piece)
 
@@ -101,7 +101,7 @@ def batches(
     rows_max: int = ROWS_MAX,
     wanted: RowFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of up to `rows_max` rows over everything that comes; small blocks are decoded together."""
+    """Batches of up to `rows_max` rows; small blocks are decoded together."""
     make, kinds = (message_batch, MESSAGE_KINDS) if messages else (frame_batch, FRAME_KINDS)
     pgns = wanted.pgns if wanted is not None and not messages else None
     asked = list(columns)
@@ -117,7 +117,7 @@ def batches(
 
 
 def _gathered(runs: Iterable[Sequence[Block]], kinds: frozenset[int], rows_max: int) -> Iterator[list[Block]]:
-    """Blocks of these kinds in groups that fill a batch without being opened into more memory than is sensible."""
+    """Blocks of these kinds in groups that fill a batch without exceeding the limit of opened bodies."""
     group: list[Block] = []
     rows = body_bytes = 0
     for run in runs:
@@ -172,7 +172,7 @@ def _messages(blocks: Sequence[Block], piece: Piece, columns: Sequence[str]) -> 
 
 
 def _can_id_columns(can_ids: npt.NDArray[np.uint32], columns: Sequence[str]) -> dict[str, pa.Array]:
-    """What a 29-bit id says. Below PDU format 240 its second byte is a destination, else a part of the PGN."""
+    """The fields of a 29-bit id. Below PDU format 240 its second byte is a destination, else a part of the PGN."""
     made: dict[str, pa.Array] = {}
     if "priority" in columns:
         made["priority"] = pa.array((can_ids >> 26 & 7).astype(np.int8))
@@ -190,7 +190,7 @@ def _can_id_columns(can_ids: npt.NDArray[np.uint32], columns: Sequence[str]) -> 
 
 
 class _Heads:
-    """Columns that the headers alone give. A live bus leaves thousands of small blocks in a batch, so a block costs no
+    """Columns that need the headers alone. A live bus leaves thousands of small blocks in a batch, so a block costs no
     more than one step of a generator for each column."""
 
     def __init__(self, blocks: Sequence[Block], piece: Piece) -> None:

@@ -1,12 +1,12 @@
 """Logs in a folder: a node's data, a boat's journal, single logs, lplex files, or a folder of such.
 
-Nothing is changed and nothing is locked, so a running process may go on writing. What it has written whole counts as
-committed: a folder has no other replicas to ask. (Against a power cut that costs a running process what it had not
-synced yet, only a cluster protects: read from there what must never be read twice.)
+Nothing is changed and nothing is locked, so a running process may go on writing. Complete blocks count as committed,
+since a folder has no other replicas. (A power cut may cost a running process records that it had not synced yet.
+Records that must never be read twice should be read from a cluster.)
 
 Channels are named as the store names them; a journal or log by its folder, an lplex file by its name without the
-suffix. Where no store has given an id, one is made of the name and, for a journal, of its first lineage, so that
-tables can tell two files apart; the offsets of an lplex file count its frames from 0.
+suffix. Where no store has assigned an id, one is computed from the name and, for a journal, of its first lineage, so
+that tables can tell two files apart; the offsets of an lplex file count its frames from 0.
 
 FL1  What the folder holds is looked up anew for every call of `channels`; pieces are read by their channel id.
 """
@@ -64,7 +64,7 @@ class ChannelFiles(Protocol):
     def ends(self) -> ChannelEnds: ...
 
     def blocks(self, start: int, end: int) -> Iterator[list[Block]]:
-        """As `SegmentFiles.blocks`; may give less than was asked for."""
+        """As `SegmentFiles.blocks`; may return less than requested."""
         ...
 
 
@@ -127,7 +127,7 @@ class FolderLogs(Logs):
         return ends.committed_end
 
     def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
-        """A folder keeps no cursors: whoever owns it decides about retention."""
+        """A folder keeps no cursors: its owner decides about retention."""
         return {}
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class FolderLogs(Logs):
         return files
 
     def _find(self) -> None:
-        """Channels that were known keep what is known of their files."""
+        """Known channels keep their cached files."""
         found = {}
         for files in _found(self._path):
             known = self._channels.get(files.channel_id)
@@ -204,7 +204,7 @@ def _listed(path: str) -> list[str]:
 
 
 def _made_id(*parts: str) -> int:
-    """An id for a channel that no store has given one: the same for the same name, as large as ids may be."""
+    """An id for a channel without one from a store: the same for the same name, as large as ids may be."""
     return int.from_bytes(blake2b("\0".join(parts).encode(), digest_size=8).digest(), "little") >> 2
 
 
@@ -276,7 +276,7 @@ class _StoreChannelFiles:
 
 
 class _LogFiles:
-    """A log by itself."""
+    """A single log."""
 
     def __init__(self, disk: OsDisk, name: str) -> None:
         self.name = name
@@ -336,7 +336,7 @@ class _JournalFiles:
 
 
 class _LpjChannelFiles:
-    """An lplex file. Its blocks travel as they lie there, in a frame of ours."""
+    """An lplex file. Its blocks are wrapped unchanged."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -358,7 +358,7 @@ class _LpjChannelFiles:
         )
 
     def _count(self, reader: LpjReader, number: int) -> int:
-        """A damaged block has no frames: nobody knows how many there were."""
+        """A damaged block counts as having no frames: their number is unknown."""
         try:
             return reader.block_at(number).frame_count
         except (BadJournalFile, BadBlock):

@@ -1,11 +1,11 @@
 """Segment files of one log, read without changing them, also while another process appends to them.
 
-Opening a log repairs it, and a reader must not. So the files are read as they are: an index beside a segment says
-where to begin and is believed only if a block that fits really lies there; the newest segment is followed to its last
-whole block, and how far that is known is kept for the next look.
+Opening a log repairs it, and a reader must not. So the files are read as they are: an index beside a segment shows
+where to begin and is used only if a fitting block is really there; the newest segment is followed to its last whole
+block, and that position is kept for the next look.
 
-FS1  Every block is verified and continues the offsets of the one before it; what does not is damage, told with its
-     offsets, or what is not whole yet behind the last good block of the newest segment.
+FS1  Every block is verified and continues the offsets of the one before it; other bytes are damage, reported with its
+     offsets, or an incomplete block at the end of the newest segment.
 FS2  Nothing is opened for writing.
 """
 
@@ -58,7 +58,7 @@ class SegmentFiles:
         self._given_id = channel_id
         self._tails: dict[str, Tail] = {}
         self._behind_damage: dict[tuple[int, int], int] = {}
-        """Where good blocks begin again, by segment and offset."""
+        """The next good block after damage, by segment and offset."""
         self.look()
 
     def look(self) -> None:
@@ -100,8 +100,8 @@ class SegmentFiles:
             return known
 
     def _known(self, opened: _Opened, path: str, base: int) -> Tail:
-        """Where to begin following a segment: at the last place that its index knows, for an index is written only of
-        what is synced. A look at a long segment of small blocks then costs nothing."""
+        """Where to begin following a segment: at the last position in its index, since an index covers only synced
+        blocks. Following a long segment of small blocks then costs little."""
         tail = Tail(SEGMENT_HEAD_BYTES, base, _head_epoch(opened), 0)
         found = self._indexed(FileWindow(opened.file, opened.size), path, base, OFFSET_LIMIT)
         if found is not None:
@@ -124,7 +124,7 @@ class SegmentFiles:
         tail.file_bytes = tail.position
 
     def _pass_damage(self, opened: _Opened, tail: Tail) -> None:
-        """Bytes that are no block end the log, unless a later block knows that they were durable (B4)."""
+        """Bytes that are no block end the log, unless a later block shows that they were durable (B4)."""
         scan = self._scan(opened, self.bases[-1], OFFSET_LIMIT)
         if scan.durable_end > tail.offset:
             is_open = scan.damages[-1].end_offset is None
@@ -185,7 +185,7 @@ class SegmentFiles:
                 yield run
 
     def _place(self, window: FileWindow, path: str, base: int, start: int) -> tuple[int, int]:
-        """Where to begin reading for `start`: by the index if what it says is so, else at the first block."""
+        """Where to begin reading for `start`: by the index if it is right, else at the first block."""
         behind_damage = self._behind_damage.get((base, start))
         if behind_damage is not None:
             return behind_damage, start
@@ -193,7 +193,7 @@ class SegmentFiles:
         return (SEGMENT_HEAD_BYTES, base) if found is None else found[:2]
 
     def _indexed(self, window: FileWindow, path: str, base: int, start: int) -> tuple[int, int, SegmentIndex] | None:
-        """Position and offset of a block at or before `start`, if there is an index and what it says is so."""
+        """Position and offset of a block at or before `start`, if there is an index and it is right."""
         index = self._index(path)
         if index is None or index.base_offset != base or not index.entry_positions:
             return None
@@ -202,7 +202,7 @@ class SegmentFiles:
         try:
             _, leader, _ = parse_head(window.block_bytes(position, DEFAULT_LIMITS))
         except BadBlock:
-            return None  # damage, or an old index: reading from the first block on finds out
+            return None  # damage, or an old index: reading from the first block on shows which
         is_so = leader.base_offset == offset and leader.channel_id == self.channel_id
         return (position, offset, index) if is_so else None
 

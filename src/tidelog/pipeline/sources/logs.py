@@ -1,11 +1,11 @@
-"""Where the pipeline's blocks come from: one interface over a cluster and over a folder of logs.
+"""One interface to the logs of a cluster and of a folder.
 
 `sources.address` opens them.
 
 What a caller must keep: a `Piece` is planned from the `ChannelEnds` of the same address, and never changed.
 
 SLO1  Only committed records are given out, in offset order, each block verified in the process that reads it (P2).
-SLO2  A piece is delivered whole or ends with a typed error; it is shortened only where skipping was asked for.
+SLO2  A piece is delivered whole or ends with a typed error; it is shortened only where skipping was requested.
 SLO3  A piece names channel id and leader epoch: a recreated channel and a rewritten history are refused, not read.
 """
 
@@ -30,18 +30,18 @@ from tidelog.errors import (
 FAIL: Final = "fail"
 SKIP: Final = "skip"
 READ_BYTES: Final = 4 << 20
-"""About how much one step of `Logs.blocks` gives out."""
+"""The approximate bytes of one step of `Logs.blocks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelEnds:
-    """How a channel stands."""
+    """The state of a channel's log."""
 
     channel: str
     channel_id: int
     leader_epoch: int
     unclean_epoch: int = 0
-    """Of the newest unclean election: what was read under an older epoch may not be in the log any more (P1)."""
+    """The epoch of the newest unclean election: records read under an older epoch may be gone from the log (P1)."""
     log_start: int
     committed_end: int
 
@@ -89,9 +89,9 @@ class Logs(ABC):
     """See the module. Made by `sources.address.LogsAddress.open`."""
 
     identity = ""
-    """Which cluster this is: channel ids mean nothing in another one. Empty for a folder."""
+    """The identity of the cluster: channel ids mean nothing in another one. Empty for a folder."""
     is_busy = False
-    """Whether somebody is in the middle of `blocks`."""
+    """Whether a caller is in the middle of `blocks`."""
 
     @abstractmethod
     def channels(self, globs: Sequence[str] = ("*",)) -> list[ChannelEnds]:
@@ -111,12 +111,12 @@ class Logs(ABC):
 
     @abstractmethod
     def set_cursors(self, name: str, offsets: Mapping[str, int]) -> dict[str, LogError]:
-        """Set the cursor of this name in each of these channels; gives why it was not set, where it was not. Retention
-        keeps what is at or after it (R12). A folder has none: nothing happens there."""
+        """Set the cursor of this name in each of these channels; returns why, where it could not be set. Retention
+        keeps records at or after it (R12). A folder has none: nothing happens there."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and links."""
+        """Close files and links."""
 
 
 # --- what both kinds of logs check -------------------------------------------------------------------
@@ -131,7 +131,7 @@ def fits(name: str, globs: Sequence[str]) -> bool:
 
 
 def require_piece(piece: Piece, ends: ChannelEnds, *, on_trimmed: str) -> range:
-    """The offsets to read of a piece, now that the channel stands like this (SLO2, SLO3)."""
+    """The offsets to read of a piece, with the channel in this state (SLO2, SLO3)."""
     if ends.channel_id != piece.channel_id:
         raise ChannelRecreated(channel=piece.channel, expected_id=piece.channel_id, found_id=ends.channel_id)
     if ends.unclean_epoch > piece.leader_epoch:
@@ -160,7 +160,7 @@ def trimmed(channel: str, offset: int, log_start: int) -> OffsetTrimmed:
 
 
 def require_epoch(piece: Piece, block: Block) -> None:
-    """What lies below the planned end was there when it was planned, so no newer leader can have written it (SLO3)."""
+    """Records below the planned end existed when it was planned, so no newer leader can have written them (SLO3)."""
     if block.leader.leader_epoch > piece.leader_epoch:
         raise HistoryRewritten(
             channel=piece.channel,

@@ -1,4 +1,4 @@
-"""From the ends of channels to pieces, and from pieces to tasks: arithmetic that batches and streams share.
+"""From the ends of channels to pieces, and from pieces to tasks: shared by batches and streams.
 
 SPL1  Pieces of one plan are disjoint, and together they are exactly the offsets between start and end of each channel.
 SPL2  A share of a limit goes to every channel that has something, so that a large backlog starves none.
@@ -16,20 +16,20 @@ from tidelog.pipeline.sources.logs import FAIL, SKIP, BlockFilter, ChannelEnds, 
 from tidelog.pipeline.sources.source_options import LATEST, StartPlace, micros
 
 TASKS: Final = 32
-"""Of a read, where their size is left to us: enough for some machines, and for a last task that is not long."""
+"""The number of tasks of a read without a configured size: enough for some machines, and for a short last task."""
 TASK_RECORDS_MIN: Final = 500_000
 TASK_RECORDS_MAX: Final = 2_000_000
 
 ABOUT: Final = ""
-"""The entry of a stream's offset that is no channel: channels have names."""
+"""The entry of a stream's offset that is no channel: channel names are not empty."""
 
 Pieces = tuple[Piece, ...]
 Offset = dict[str, dict[str, Any]]
-"""Of a stream, see `stream_source`."""
+"""The offset of a stream, see `stream_source`."""
 
 
 def offset_of(place: StartPlace, ends: ChannelEnds, logs: Logs, *, default: int, on_trimmed: str) -> int:
-    """Where in this channel a place is; `default` for a channel that it does not name."""
+    """The offset of a place in this channel; `default` for a channel that it does not name."""
     match place.kind:
         case "earliest":
             return ends.log_start
@@ -66,7 +66,7 @@ def piece_between(ends: ChannelEnds, starting: StartPlace, ending: StartPlace, l
 
 
 def pieces_of_batch(start: Offset, end: Offset) -> list[Piece]:
-    """What lies between two offsets of a stream, by channel."""
+    """The range between two offsets of a stream, by channel."""
     pieces = []
     for name, entry in sorted(end.items()):
         if name == ABOUT:
@@ -86,9 +86,9 @@ def pieces_of_batch(start: Offset, end: Offset) -> list[Piece]:
 
 
 def split(pieces: Sequence[Piece], records_max: int | None) -> list[Pieces]:
-    """The pieces of each task: large ones are cut, small ones go together. None leaves it to us how many offsets."""
+    """The pieces of each task: large ones are cut, small ones grouped. None: the size is chosen here."""
     if records_max is None:
-        # Every task costs some 50 ms of Java and Python before its first row; few tasks leave processors without work.
+        # Every task costs some 50 ms of Java and Python before its first row; too few tasks leave processors idle.
         everything = sum(piece.end - piece.start for piece in pieces)
         records_max = min(TASK_RECORDS_MAX, max(TASK_RECORDS_MIN, everything // TASKS))
     tasks: list[Pieces] = []
@@ -109,7 +109,7 @@ def split(pieces: Sequence[Piece], records_max: int | None) -> list[Pieces]:
 
 
 def shares(available: Mapping[str, int], limit: int) -> dict[str, int]:
-    """How much of each channel fits into the limit, as evenly as what they have allows (SPL2)."""
+    """How much of each channel fits into the limit, as evenly as possible (SPL2)."""
     given: dict[str, int] = {}
     left = limit
     waiting = sorted(available.items(), key=lambda item: (item[1], item[0]))
@@ -126,7 +126,7 @@ def shares(available: Mapping[str, int], limit: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Values that a filter leaves: at or after `low`, before `high`, and in `values` if there are."""
+    """Values that a filter allows: at or after `low`, before `high`, and in `values` if there are."""
 
     low: int | None = None
     high: int | None = None
@@ -144,7 +144,7 @@ class Bounds:
 
     @property
     def span(self) -> tuple[int | None, int | None]:
-        """The smallest half-open range that holds everything left."""
+        """The smallest half-open range that holds every allowed value."""
         if self.values is None:
             return self.low, self.high
         numbers = [value for value in self.values if isinstance(value, int)]
@@ -153,7 +153,7 @@ class Bounds:
 
 
 def tightened(bounds: dict[str, Bounds], name: str, column: str, value: Any) -> None:
-    """Take in one of Spark's filters, by its name; what says nothing about ranges changes nothing."""
+    """Add one of Spark's filters, by its name; filters that are no ranges change nothing."""
     if column not in ("channel", "offset", "seq", "time", "pgn"):
         return
     known = bounds.get(column, Bounds())

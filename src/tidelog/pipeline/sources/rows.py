@@ -52,7 +52,7 @@ def rows_of(
 
 
 def _chosen_pgns(chosen: frozenset[int] | None, bounds: Bounds | None) -> frozenset[int] | None:
-    """PGNs that are asked for and that a filter leaves; None is all of them."""
+    """PGNs that are requested and that a filter allows; None is all of them."""
     if bounds is None or bounds.values is None:
         return chosen
     left = frozenset(value for value in bounds.values if isinstance(value, int) and -(2**31) <= value < 2**31)

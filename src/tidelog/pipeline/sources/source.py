@@ -1,20 +1,20 @@
 """`spark.read.format("tidelog")`: channels as rows, from a cluster or a folder of logs.
 
 Spark builds these objects in several processes: one that plans, without a Spark session, and those that run tasks.
-Nothing here keeps a connection; whoever needs the log opens it where it is (`LogsAddress.open_shared`).
+Nothing here keeps a connection; each process opens the log when it needs it (`LogsAddress.open_shared`).
 
-Columns are honoured as they are asked for: `.schema("offset bigint, time timestamp")` reads those two and opens no more
-of a block than they need. A column that cannot be null is declared so, since Java then need not ask every value; one
-that is asked for as nullable stays that. `channels`, `starting`, `ending` and `pgns` narrow what is read at all. With
-`push_filters` the source also hears of the query's own filters on channel, offset, seq, time and pgn, leaves out whole
-channels, ranges and blocks by them, and Spark still applies them exactly. That is off by default, because Spark 4.3
-keeps one plan per DataFrame: after a filtered query the same DataFrame, unfiltered or filtered in
-another way, silently reads what the first filter left. Load anew for every such query.
+Only the requested columns are read: `.schema("offset bigint, time timestamp")` reads those two and opens no more of a
+block than they need. A column that cannot be null is declared so, since Java then need not check every value; one that
+is requested as nullable stays that. `channels`, `starting`, `ending` and `pgns` narrow what is read at all. With
+`push_filters` the source also gets the query's own filters on channel, offset, seq, time and pgn and skips whole
+channels, ranges and blocks; Spark still applies the filters exactly. That is off by default, because Spark 4.3 keeps
+one plan per DataFrame: after a filtered query the same DataFrame, unfiltered or filtered in another way, silently reads
+only the rows of the first filter. Load anew for every such query.
 
 For the same reason a DataFrame is a snapshot: used again, it reads the pieces of its first plan.
 
 SO1  Every row is a committed record of a verified block, in offset order within a task.
-SO2  Tasks are planned once; what each reads is fixed by its pieces, so a task that is run again gives the same rows.
+SO2  Tasks are planned once; the pieces of each are fixed, so a task that is run again gives the same rows.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class TidelogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.parse(self.options)
         columns = chosen_columns(schema, options)
-        # Spark refuses a reader that could take filters where `spark.sql.python.filterPushdown.enabled` is off, and
-        # tells one its filters in a process of its own; so only there the reader can take some.
+        # Spark refuses a reader with filter support where `spark.sql.python.filterPushdown.enabled` is off, and passes
+        # filters in a separate process; so only there the reader supports them.
         if options.push_filters and "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules:
             return FilteringReader(options, columns)
         return TidelogReader(options, columns)
@@ -129,14 +129,14 @@ class TidelogReader(DataSourceReader):
 
 
 class FilteringReader(TidelogReader):
-    """The same, told by Spark which rows are wanted."""
+    """The same, with filters from Spark."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         for one in filters:
             attribute: tuple[str, ...] = getattr(one, "attribute", ())
             if len(attribute) == 1:
                 tightened(self._bounds, type(one).__name__, attribute[0], getattr(one, "value", None))
-        return filters  # all of them: ours are coarser, Spark's are exact
+        return filters  # all of them: the source's are coarser, Spark's are exact
 
 
 # --- schemas -----------------------------------------------------------------------------------------
@@ -149,14 +149,14 @@ def arrow_schema(options: SourceOptions) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The same in Spark's types."""
+    """The schema in Spark's types."""
     return StructType(
         [StructField(field.name, _SPARK_TYPES[field.type], field.name not in _NEVER_NULL) for field in schema]
     )
 
 
 def chosen_columns(schema: StructType, options: SourceOptions) -> pa.Schema:
-    """The columns that were asked for; a column of another name or type is refused with what there is."""
+    """The requested columns; a column of another name or type is refused with the available ones."""
     held = arrow_schema(options)
     offered: dict[str, Any] = {field.name: field.dataType for field in spark_schema(held).fields}
     problems = []

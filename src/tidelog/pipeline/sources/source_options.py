@@ -1,7 +1,7 @@
-"""What a user may say to `format("tidelog")`: every option, its default, its check.
+"""The options of `format("tidelog")`: every option, its default, its check.
 
-Spark hands options over as text, in lower case. All that is wrong is said at once, and a name that is not known is
-answered with the nearest one that is: an option with a typing error must not be an option without effect.
+Spark passes options as text, in lower case. All problems are reported at once, and an unknown name with the nearest
+known one: a misspelt option must not be ignored.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ class StartPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Of one read. Goes through pickle into planners and tasks."""
+    """The options of one read. Pickled into planners and tasks."""
 
     address: LogsAddress
     channels: tuple[str, ...] = ("*",)
-    """Names or globs."""
+    """Names or patterns."""
     starting: StartPlace = StartPlace()
     ending: StartPlace = StartPlace(kind=LATEST)
     records: str = "frames"
     pgns: frozenset[int] | None = None
     """Only frames of these PGNs: the others never leave the task."""
     push_filters: bool = False
-    """Let Spark tell the source what it filters by. Only for a DataFrame that is used in one query, in one place of it:
-    Spark up to 4.3 keeps what the last filter left, and reads no more than that for whoever uses the same DataFrame
-    (or view) next."""
+    """Let Spark pass its filters to the source. Only for a DataFrame that is used in one query, in one place of it:
+    Spark up to 4.3 keeps the result of the last filter, and every later use of the same DataFrame (or view) reads no
+    more than that."""
     descriptors: bool = False
     """Give one row per piece of a channel instead of its records: for jobs whose tasks fetch for themselves."""
     split_records: int | None = None
-    """Offsets of one task, about; None: as suits what there is to read."""
+    """Approximate offsets of one task; None: chosen by the amount of data."""
     on_trimmed: str = FAIL
     on_damaged: str = FAIL
     max_records_per_trigger: int | None = None
@@ -106,7 +106,7 @@ class SourceOptions:
 
 
 class OptionReader:
-    """Takes options one by one and keeps what is wrong with them; `require_good` raises it all."""
+    """Reads options one by one and collects the problems; `require_good` raises them all."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str]) -> None:
         self._options = {name.lower(): str(value).strip() for name, value in options.items()}
@@ -153,7 +153,7 @@ class OptionReader:
         return frozenset(map(int, texts)) if texts else None
 
     def address(self) -> LogsAddress:
-        """A stand-in where what was given is wrong: that is then among the problems."""
+        """A placeholder for an invalid value, which is among the problems."""
         try:
             return LogsAddress(
                 cluster=self.names("cluster"),

@@ -1,17 +1,16 @@
 """`spark.readStream.format("tidelog")`: exact offsets, limits by trigger, channels that appear while it runs.
 
 The offset of a stream is `{channel: {"id", "epoch", "next"}}`: which channel it is, under which leader epoch its end
-was read, and the offset that comes next. The first time a channel appears in an end, "from" says where it begins, so
-that a batch which is planned again after a crash reads exactly what it read before, whatever the log looks like by
-then. The empty name holds which cluster it is.
+was read, and the offset that comes next. The first time a channel appears in an end, "from" has its first offset, so
+that a batch which is planned again after a crash reads exactly the same range, whatever the log contains by then. The
+empty name has the identity of the cluster.
 
-A batch may be planned and read more than once, and is acknowledged to nobody: whoever writes tables moves a named
-cursor once the table has committed (R12).
+A batch may be planned and read more than once, and the source acknowledges nothing: the job that writes tables moves a
+named cursor once the table has committed (R12).
 
 SSS1  Batches of a stream follow each other without gap and overlap, per channel.
-SSS2  A checkpoint of another cluster, a recreated channel, a lost or rewritten history are refused in words.
-SSS3  The initial offset is empty, always: what a stream begins with is written down with its first batch, not asked for
-     again.
+SSS2  A checkpoint of another cluster, a recreated channel, a lost or rewritten history are refused with an explanation.
+SSS3  The initial offset is always empty: the start of a stream is stored with its first batch and not computed again.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from tidelog.pipeline.sources.rows import rows_of
 from tidelog.pipeline.sources.source_options import SourceOptions, StartPlace
 
 _BYTES_GUESSED: Final = 32
-"""Of a record, where there is none to look at."""
+"""The assumed bytes of a record, where there is none to look at."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark keeps one on the driver for the life of a query, and copies of it in the tasks."""
+    """Spark keeps one on the driver for the duration of a query, and copies of it in the tasks."""
 
     def __init__(self, options: SourceOptions, columns: pa.Schema) -> None:
         self._options = options
         self._columns = columns
         self._target: dict[str, int] | None = None
-        """Ends that a run for what is available now does not pass."""
+        """Ends that a run over present records does not pass."""
         self._seen: set[str] = set()
         """Channels that were there in this run of the query."""
         self._record_bytes: dict[str, float] = {}
         self._asked: list[ChannelEnds] | None = None
-        """What the leaders said when the batch was planned."""
+        """The leaders' answers when the batch was planned."""
 
     # --- offsets -----------------------------------------------------------------------------------
 
@@ -118,7 +117,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         names = {ends.channel for ends in found}
         for name in start:
-            # In the middle of a run it is news; a run that begins without the channel has been told.
+            # In the middle of a run it is an error; a run that begins without the channel has reported it.
             if name and name not in names and name in self._seen:
                 raise UnknownChannel(channel=name)
         self._seen |= names
@@ -144,7 +143,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def _begin(self, start: Offset, ends: ChannelEnds, logs: Logs) -> int:
-        """Where the next batch of this channel begins."""
+        """The first offset of the channel's next batch."""
         options = self._options
         entry = start.get(ends.channel)
         if entry is not None:
@@ -178,7 +177,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return available
 
     def _bytes_of(self, ends: ChannelEnds, begin: int) -> float:
-        """About what a record of the channel takes: a look at the block that comes next, once."""
+        """The approximate size of a record of the channel: looks at the next block, once."""
         known = self._record_bytes.get(ends.channel)
         if known is None:
             begin = max(begin, ends.log_start)
@@ -205,7 +204,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows_of(partition.value, self._options, self._columns, {})
 
     def commit(self, end: Offset) -> None:
-        """Says nothing: Spark calls it late, and for the last batch of a run never."""
+        """Returns nothing: Spark calls it late, and never for the last batch of a run."""
 
     def stop(self) -> None:
         """The process ends with the query, and its connection with it."""

@@ -2,13 +2,13 @@
 
 Modules:
 
-    committing     What tables of every format do the same way
+    committing     The common part of tables of every format
     delta          Tables in the Delta format, committed through `deltalake`
     iceberg        Tables in the Iceberg format, committed through `pyiceberg` into a catalog file beside the tables
     layouts        The tables that follow a log directly
-    maintenance    Keeping tables fit
+    maintenance    Joining small files and removing orphans
     parquet_files  Arrow batches into Parquet files of a table
-    table          A table whose transactions remember what they hold
+    table          A table whose transactions store the pipeline's position
 """
 
 from __future__ import annotations

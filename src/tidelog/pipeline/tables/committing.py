@@ -1,11 +1,12 @@
-"""What tables of every format do the same way: decide by what is stored, try, and decide again when another was faster.
+"""The common part of tables of every format: decide by the stored position, try, and decide again when another driver
+was faster.
 
 A format gives five things: its latest state, numbers stored under names in it, its live files, its version, and one try
 at writing a change. The rest, with the rules T1 to T5 of `table`, is here.
 
 Names: `tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
 `tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version,
-`tidelog/owner/<channel name>` whose channel it is.
+`tidelog/owner/<channel name>` the pipeline that owns the channel.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ State = TypeVar("State")
 
 @dataclass(slots=True, kw_only=True)
 class Change:
-    """What one transaction is to do, decided against one version."""
+    """The content of one transaction, decided against one version."""
 
     adds: Sequence[DataFile] = ()
     removes: Sequence[DataFile] = ()
@@ -68,7 +69,7 @@ class CommittedTable(Table, Generic[State]):
 
     @abstractmethod
     def _try(self, state: State, change: Change) -> int | None:
-        """Write the change onto this very state, durably: the new version, or None if another was faster."""
+        """Write the change onto this very state, durably: the new version, or None if another driver was faster."""
 
     def version(self) -> int:
         return self._version_of(self._latest())
@@ -115,7 +116,7 @@ class CommittedTable(Table, Generic[State]):
         return self._commit(decide)
 
     def _owned(self, state: State, pipeline: str, channel: str) -> dict[str, int]:
-        """What is to be stored so that no other pipeline brings this channel's rows a second time."""
+        """The entry that keeps other pipelines from adding this channel's rows a second time."""
         name, mark = f"tidelog/owner/{channel}", text_mark(pipeline)
         held = self._stored(state, name)
         if held not in (None, mark):
@@ -172,7 +173,7 @@ class CommittedTable(Table, Generic[State]):
                     rows=sum(file.rows for file in change.adds),
                     bytes=sum(file.bytes for file in change.adds),
                 )
-            # Spread the contenders, or they meet again.
+            # A random wait, or the contenders meet again.
             time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
         raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
 

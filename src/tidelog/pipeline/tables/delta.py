@@ -1,11 +1,11 @@
 """Tables in the Delta format, committed through `deltalake`: no JVM, no jars.
 
-How far a pipeline has come is kept as application transactions of the format itself, in the same commit as the files
+The positions of pipelines are stored as application transactions of the format itself, in the same commit as the files
 (their names: `committing`). They survive checkpoints of the log and its clean-up.
 
-The library's own retries are off: it would rebase a plain append onto whatever the winner wrote, and only whoever
-knows the offsets can say whether that doubles rows (T4). Its compaction and vacuum are not used either: they lose
-our encodings, and its vacuum takes live files for orphans where a path holds a percent sign (1.6.6).
+The library's own retries are off: it would rebase a plain append onto the winner's commit, and only the caller that
+knows the offsets can tell whether that duplicates rows (T4). Its compaction and vacuum are not used either: they lose
+the column encodings, and its vacuum takes live files for orphans where a path has a percent sign (1.6.6).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             except DeltaError:
                 if not self.exists():
                     raise
-                # Another driver was faster: its table is as good as ours if it is the same, which is checked below.
+                # Another driver was faster: its table is used if it is the same, which is checked below.
             self._sync_commit(0)
         table = self._latest()
         found = pa.schema(table.schema().to_arrow())
@@ -155,7 +155,8 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         )
 
     def _sync_commit(self, version: int) -> None:
-        """The library leaves it to the kernel when a commit reaches the disk; the log's cursor may not."""
+        """The library leaves it to the kernel when a commit reaches the disk; the log's cursor must not move before
+        that."""
         log = self.folder / _LOG
         with translated("sync", log):
             sync_path(log / f"{version:020d}.json")
@@ -175,10 +176,10 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         return int(state.version())
 
     def _stored(self, state: DeltaTable, name: str) -> int | None:
-        """The number stored under a name last.
+        """The latest number stored under a name.
 
-        The library goes through the log for every such question, milliseconds each; so answers are kept, and brought
-        up to date by what the commits since then say.
+        The library reads the log for every such query, milliseconds each; so answers are cached, and updated from the
+        commits since then.
         """
         version = self._version_of(state)
         for number in range(
@@ -254,7 +255,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
 
 
 def _disk_error(operation: str, folder: Path, error: Exception) -> DiskError:
-    """The library tells over several lines, in colours, and gives no error number but in its words."""
+    """The library reports over several lines, in colours, and gives error numbers only in its text."""
     words = " ".join(_COLOUR.sub("", str(error)).replace("\u21b3", "").split())
     kind = DiskFull if _NO_SPACE.search(words) else DiskError
     return kind(operation=operation, path=str(folder), reason=words)

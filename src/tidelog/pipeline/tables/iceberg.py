@@ -1,11 +1,11 @@
 """Tables in the Iceberg format, committed through `pyiceberg` into a catalog file beside the tables.
 
-How far a pipeline has come is kept as properties of the table, changed in the same commit as the files; snapshots
-could be expired and would take it with them. Every commit makes a snapshot, even one without files: only then does
-the format compare what the commit was decided on with what is there now.
+The positions of pipelines are stored as properties of the table, changed in the same commit as the files; snapshots
+could be expired, and the positions with them. Every commit makes a snapshot, even one without files: only then does the
+format compare the commit's base with the present state.
 
-The library's own retries are off: it would rebase a plain append onto whatever the winner wrote, and only whoever
-knows the offsets can say whether that doubles rows (T4).
+The library's own retries are off: it would rebase a plain append onto the winner's commit, and only the caller that
+knows the offsets can tell whether that duplicates rows (T4).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
             try:
                 self._create()
             except TableAlreadyExistsError:
-                pass  # another driver was faster; whether its table is ours is checked below
+                pass  # another driver was faster; whether its table is the same is checked below
         table = self._latest()
         found = [one.name for one in table.schema().fields]
         if found != self.layout.schema.names:
@@ -88,7 +88,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
 
     def _create(self) -> None:
         catalog = self._opened()
-        # Ids are given out when the table is made; until then the partitions cannot name theirs.
+        # Column ids are assigned when the table is created; until then the partitions cannot refer to theirs.
         made = catalog.create_table(
             self._name, self.layout.schema, location=self.folder.as_uri(), properties=dict(_PROPERTIES)
         )

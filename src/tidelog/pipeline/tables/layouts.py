@@ -1,6 +1,6 @@
-"""The tables that follow a log directly: `frames` and `lost_ranges` from channels, and what is decoded from frames.
+"""The tables that follow a log directly: `frames` and `lost_ranges` from channels, and those decoded from frames.
 
-Gold tables describe themselves beside their builders.
+The layouts of gold tables are in `gold.schemas`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SIGNALS_LAYOUT: Final = TableLayout(
             ("channel", pa.string()),
             ("lineage", pa.string()),
             ("seq", pa.int64()),
-            ("time", _TIME),  # placed: what the frame's clock should have said
+            ("time", _TIME),  # placed: the time that the frame's clock should have shown
             ("clock", pa.string()),  # ok, gps or placed
             ("source", pa.int16()),
             ("device", pa.string()),  # the NAME, 16 hex digits; null while unknown

@@ -1,11 +1,11 @@
-"""Keeping tables fit: many small files into few, and away with files that nobody names.
+"""Maintenance of tables: many small files into few, and removing files that no version names.
 
-A trigger of two seconds leaves a file per channel and batch. `plan_rewrites` finds the small ones of each partition
-and `rewrite` puts one in the place of many; both keep rows, their order and positions (T5). `vacuum` removes files
-that no version names: leavings of attempts that lost and of rewrites.
+A trigger of two seconds leaves a file per channel and batch. `plan_rewrites` finds the small ones of each partition and
+`rewrite` puts one in the place of many; both keep rows, their order and positions (T5). `vacuum` removes files that no
+version names: those of failed attempts and of rewrites.
 
-What a caller must keep: `keep_hours` of `vacuum` is longer than any batch runs and than any reader or follower
-lags, for a file is written before the table names it, and read after the table has let go of it.
+What a caller must keep: `keep_hours` of `vacuum` is longer than any batch runs and than any reader or follower lags,
+since a file is written before the table names it, and may be read after the table has dropped it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _READ_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimized:
-    """What a pass over a table did."""
+    """The result of a pass over a table."""
 
     partitions: int = 0
     files_before: int = 0
@@ -46,7 +46,7 @@ class Optimized:
 
 
 def plan_rewrites(table: Table, *, target_bytes: int = TARGET_BYTES) -> list[list[DataFile]]:
-    """Groups of small files of one partition that are better one: in the order of their rows, about `target_bytes`."""
+    """Groups of small files of one partition to be joined: in the order of their rows, about `target_bytes`."""
     by_partition: dict[tuple[str | None, ...], list[DataFile]] = defaultdict(list)
     for file in table.files():
         if file.bytes < target_bytes // 2:
@@ -58,7 +58,7 @@ def plan_rewrites(table: Table, *, target_bytes: int = TARGET_BYTES) -> list[lis
 
 
 def rewrite(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
-    """The rows of these files in new ones, a few rows at a time. Commit it with `Table.commit_rewrite`."""
+    """The rows of these files in new ones, a few rows at a time. Commit them with `Table.commit_rewrite`."""
     with PartitionedWriter(table.folder, table.layout) as writer:
         for file in group:
             with pq.ParquetFile(table.path_of(file), memory_map=False) as source:
@@ -88,10 +88,10 @@ def optimize(table: Table, *, target_bytes: int = TARGET_BYTES) -> Optimized:
 
 
 def gather(table: Table, *, target_bytes: int = GATHER_BYTES, files_min: int = GATHER_FILES_MIN) -> int:
-    """Join the smallest files where there are many, in one transaction; how many files are gone by it.
+    """Join the smallest files where there are many, in one transaction; returns how many files were removed.
 
-    For who is about to read a table several times while a stream fills it: to open a file costs Spark more than to read
-    what a trigger puts into one. Files that have grown to half of `target_bytes` are left to `optimize`.
+    For a job that is about to read a table several times while a stream fills it: opening a file costs Spark more than
+    reading the rows of one trigger. Files that have grown to half of `target_bytes` are left to `optimize`.
     """
     groups = [group for group in plan_rewrites(table, target_bytes=target_bytes) if len(group) >= files_min]
     taken = [file for group in groups for file in group]
@@ -102,9 +102,9 @@ def gather(table: Table, *, target_bytes: int = GATHER_BYTES, files_min: int = G
 
 
 def vacuum(table: Table, *, keep_hours: float = KEEP_HOURS, dry_run: bool = False) -> list[str]:
-    """Remove Parquet files that nobody names and that are older than `keep_hours`; gives their relative paths."""
+    """Remove Parquet files that no version names and that are older than `keep_hours`; returns their relative paths."""
     oldest_s = time.time() - keep_hours * 3600
-    # What lies there is listed first: a file that is named in between is then referenced, not an orphan.
+    # The folder is listed first: a file that is named in between is then referenced, not an orphan.
     listed = [(path, modified_s) for path, modified_s in _walk(table.folder) if modified_s < oldest_s]
     referenced = table.referenced(removed_after=datetime.now(UTC) - timedelta(hours=keep_hours))
     orphans = [path for path, _ in listed if path not in referenced]
@@ -116,7 +116,7 @@ def vacuum(table: Table, *, keep_hours: float = KEEP_HOURS, dry_run: bool = Fals
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, float]]:
-    """Data files under the table's folder with their times, without what the formats keep there themselves."""
+    """Data files under the table's folder with their times, without the formats' own metadata."""
     for parent, folders, names in os.walk(folder):
         if Path(parent) == folder:
             folders[:] = [name for name in folders if not name.startswith("_") and name != "metadata"]
@@ -126,11 +126,11 @@ def _walk(folder: Path) -> Iterator[tuple[str, float]]:
                 try:
                     yield str(path.relative_to(folder)), path.stat().st_mtime
                 except FileNotFoundError:
-                    continue  # another sweep took it
+                    continue  # another vacuum removed it
 
 
 def _order(file: DataFile) -> tuple[int, str]:
-    """By offset or seq where the table has them; else as they are named, so that it is always the same."""
+    """By offset or seq where the table has them; else by name, so that the order is always the same."""
     first = file.minimums.get("offset", file.minimums.get("seq", 0))
     return (int(first), file.path)
 

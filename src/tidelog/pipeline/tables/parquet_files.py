@@ -1,14 +1,14 @@
 """Arrow batches into Parquet files of a table: one open file per partition, rows in the order they came.
 
-Encodings are chosen per column, because bytes per frame decide what years of a fleet cost: numbers that grow are
-stored as differences, names as dictionaries, payloads as they are under zstd. What the footer says of the columns is
-taken over into the table's log, so readers skip files without opening them.
+Encodings are chosen per column, because bytes per frame decide the cost of years of a fleet: growing numbers are stored
+as differences, names as dictionaries, payloads unencoded under zstd. The statistics of the footer are copied into the
+table's log, so readers skip files without opening them.
 
-What a caller must keep: `close` before naming a file to anybody. A writer that is given up leaves a file nobody
-knows of; `vacuum` finds it.
+What a caller must keep: `close` before committing a file. A writer that is abandoned leaves a file that no version
+names; `vacuum` removes it.
 
 PF1  At most `row_group_rows` rows in all and `open_files_max` files are held, however much is written.
-PF2  A file that `close` returned is on disk, name and all: the log may be trimmed once a table names it.
+PF2  A file that `close` returned is on disk, name and all: the log may be trimmed once a table has committed it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUFFIX: Final = ".parquet"
 
 
 class PartitionedWriter:
-    """Writes batches into new files under a table's folder. Use it as a context; then `close` gives the files."""
+    """Writes batches into new files under a table's folder. Use it as a context; then `close` returns the files."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class PartitionedWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Without names: what was not closed is nobody's file.
+        # Without names: files that were not closed belong to no version.
         for file in self._open.values():
             file.abandon()
         self._open.clear()
 
     def write(self, batch: pa.RecordBatch, partition: Partition) -> None:
-        """Rows of one partition. The batch holds the columns of the layout in its order; texts may be dictionaries."""
+        """Rows of one partition. The batch has the columns of the layout in its order; texts may be dictionaries."""
         if not batch.num_rows:
             return
         file = self._open.pop(partition, None)
@@ -114,7 +114,7 @@ class _OpenFile:
         self.rows += batch.num_rows
 
     def flush(self) -> None:
-        """Write what is held as one row group."""
+        """Write the buffered rows as one row group."""
         if not self._held:
             return
         table = _joined(self._held)
@@ -153,15 +153,15 @@ def _parquet_writer(path: Path, schema: pa.Schema, layout: TableLayout) -> pq.Pa
         compression_level=ZSTD_LEVEL,
         use_dictionary=dictionary,
         column_encoding=dict.fromkeys(layout.rising, "DELTA_BINARY_PACKED"),
-        # Bounds of payloads help nobody and cost a fifth of writing them. Partition columns need theirs: Iceberg takes
+        # Bounds of payloads are useless and cost a fifth of writing them. Partition columns need theirs: Iceberg takes
         # the partition of a file from them.
         write_statistics=[*layout.statistics, *layout.partition_by],
-        store_schema=False,  # Parquet's own types are what every reader sees, dictionaries or not
+        store_schema=False,  # every reader sees Parquet's own types, dictionaries or not
     )
 
 
 def describe(footer: pq.FileMetaData, relative: str, size: int, partition: Partition, layout: TableLayout) -> DataFile:
-    """A file as its footer tells of it."""
+    """The facts about a file in its footer."""
     places = {footer.schema.column(place).path: place for place in range(footer.num_columns)}
     minimums: dict[str, Any] = {}
     maximums: dict[str, Any] = {}

@@ -1,18 +1,19 @@
-"""A table whose transactions remember what they hold: the ground of exactly once.
+"""A table whose transactions store the pipeline's position: the basis of exactly-once.
 
-Spark's checkpoint is a convenience; the table is the truth. Every transaction stores, beside its files, how far
-the pipeline has come: the next offset of a channel (`frames`), or the version of the table below that it has
-consumed (`signals`, gold). Whoever commits is judged by what is stored, so a driver killed anywhere, a lost
-checkpoint and two drivers at once all end with each record in the table once.
+Spark's checkpoint is a convenience; the table is authoritative. Every transaction stores, beside its files, the
+pipeline's position: the next offset of a channel (`frames`), or the version of the source table that it has consumed
+(`signals`, gold). A commit is compared with the stored position, so a driver killed anywhere, a lost checkpoint and two
+drivers at once all end with each record in the table once.
 
-What a caller must keep: files are complete and on disk before a commit names them, and no file is named by two
-commits. Files of attempts that lost are nobody's: `vacuum` sweeps them once they are old.
+What a caller must keep: files are complete and on disk before a commit names them, and no file is named by two commits.
+Files of failed attempts belong to no version: `vacuum` removes them once they are old.
 
 T1  A range [start, end) is committed if and only if the stored next offset equals `start`.
-T2  What is already stored is skipped without a word: a commit that has nothing new makes no version.
-T3  Any other distance between the two is refused in words; nothing is written.
-T4  A transaction that lost the race for its version is judged again by what the winner stored, never repeated blindly.
-T5  Rewriting files (`optimize`) changes neither rows nor positions, and followers do not see it as news.
+T2  Ranges that are already stored are skipped silently: a commit without anything new makes no version.
+T3  Any other difference between the two is an error; nothing is written.
+T4  A transaction that lost the race for its version is checked again against the winner's position, never repeated
+    blindly.
+T5  Rewriting files (`optimize`) changes neither rows nor positions, and followers do not see it as new rows.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLayout:
-    """What a table looks like: its columns, how it is split into folders, and how its columns are written."""
+    """The layout of a table: its columns, how it is split into folders, and how its columns are written."""
 
     name: str
     schema: pa.Schema
-    """With the partition columns. Files hold them too, so that a plain list of files is readable by anybody."""
+    """Including the partition columns. Files hold them too, so that a plain list of files is readable by any reader."""
     partition_by: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     """Columns whose smallest and largest value go into the table's log, so that readers skip files."""
@@ -78,7 +79,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a pipeline has come in one channel."""
+    """The position of a pipeline in one channel."""
 
     channel_id: int
     next_offset: int
@@ -87,7 +88,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeFiles:
-    """All rows of one range: its files stand or fall with it. A range of control records alone has none."""
+    """All rows of one range: its files are committed together. A range of control records alone has none."""
 
     range: OffsetRange
     files: tuple[DataFile, ...] = ()
@@ -95,7 +96,7 @@ class RangeFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStep:
-    """From one version of the table below to a later one; `start` is None for a follower that is new."""
+    """From one version of the source table to a later one; `start` is None for a new follower."""
 
     upstream: str
     start: int | None
@@ -104,7 +105,7 @@ class TableStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What a commit did. `version` is the table's after it, whoever made it."""
+    """The result of a commit. `version` is the table's after it, whichever driver made it."""
 
     version: int
     ranges: tuple[OffsetRange, ...] = ()
@@ -137,11 +138,11 @@ class Table(ABC):
 
     @abstractmethod
     def create(self) -> None:
-        """Make the table if it is not there; refuse one whose columns are not ours."""
+        """Create the table if it does not exist; refuse one with other columns."""
 
     @abstractmethod
     def identity(self) -> str:
-        """What tells this table from another one later made in the same folder."""
+        """Tells this table from another one created later in the same folder."""
 
     @abstractmethod
     def version(self) -> int:
@@ -149,11 +150,11 @@ class Table(ABC):
 
     @abstractmethod
     def committed_at(self) -> datetime | None:
-        """When the latest version was made."""
+        """When the latest version was committed."""
 
     @abstractmethod
     def positions(self, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
-        """What is held of these channels; channels the table knows nothing of are left out."""
+        """The positions of these channels; channels that the table does not know are left out."""
 
     @abstractmethod
     def channel_id(self, pipeline: str, channel: str) -> int | None:
@@ -161,15 +162,15 @@ class Table(ABC):
 
     @abstractmethod
     def consumed(self, pipeline: str, upstream: str) -> int | None:
-        """The version of the table below that is in this one."""
+        """The version of the source table that is in this one."""
 
     @abstractmethod
     def cluster_mark(self, pipeline: str) -> int | None:
-        """`text_mark` of the cluster whose channels these are: another one may use the same ids."""
+        """`text_mark` of the cluster of these channels: another one may use the same ids."""
 
     @abstractmethod
     def owner_mark(self, channel: str) -> int | None:
-        """`text_mark` of the pipeline that brings this channel's rows; no other may."""
+        """`text_mark` of the pipeline that adds this channel's rows; no other may."""
 
     @abstractmethod
     def commit_append(self, pipeline: str, parts: Sequence[RangeFiles], *, cluster: str = "") -> Commit:
@@ -184,9 +185,9 @@ class Table(ABC):
         *,
         replaced: Collection[Partition] = (),
     ) -> Commit:
-        """Add files and take the steps in one transaction; what `replaced` partitions hold now goes.
+        """Add files and steps in one transaction; the present content of `replaced` partitions is removed.
 
-        A step that is already taken makes the whole commit a no-op (T2): files and steps belong together.
+        A step that is already stored makes the whole commit a no-op (T2): files and steps belong together.
         """
 
     @abstractmethod
@@ -197,7 +198,7 @@ class Table(ABC):
     def added_since(self, version: int | None) -> list[AddedFile]:
         """Files with new rows that came after this version (None: from the beginning), in the order of their coming.
 
-        Raises `HistoryGone` if the table no longer remembers back to there.
+        Raises `HistoryGone` if the table's history no longer reaches back to there.
         """
 
     @abstractmethod
@@ -206,9 +207,9 @@ class Table(ABC):
 
     @abstractmethod
     def referenced(self, *, removed_after: datetime) -> set[str]:
-        """Relative paths of everything a reader may still need: live files, and those taken away after that time.
+        """Relative paths of everything a reader may still need: live files, and those removed after that time.
 
-        Lets go of older versions where the format keeps them until told.
+        Drops older versions where the format keeps them until told.
         """
 
     def path_of(self, file: DataFile) -> Path:
@@ -243,8 +244,8 @@ def judge_ranges(
 ) -> list[RangeFiles]:
     """The parts that are new. Raises for the ones that fit neither (T1 to T3).
 
-    `started` says that the caller has tried these very ranges before and lost the race: a stored offset in the
-    middle of a range then means that another driver is at work, which passes.
+    `started` means that the caller has tried these ranges before and lost the race: a stored offset in the middle of a
+    range then means that another driver is at work, which is temporary.
     """
     new = []
     for part in parts:
