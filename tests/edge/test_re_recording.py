@@ -11,7 +11,7 @@ import pytest
 
 from tests.edge.test_boat_uplink import welcome
 from tidelog.blocks.decode import decode_block_frames
-from tidelog.core.uplink.messages import LiveData
+from tidelog.core.uplink.messages import LiveAck, LiveData, LiveStatus
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.journal.journal import META_NAME, Journal, JournalOptions, open_journal
 from tidelog.edge.journal.re_recording import FRAMES_MAX, ReRecording
@@ -176,3 +176,26 @@ def test_a_restart_long_after_the_carrying_does_it_no_second_time() -> None:
     journal = open_it(disk, rng)
     re_record_all(journal)
     assert numbers(journal, journal.lineage) == Counter([*range(500), *range(5_000, 5_100)])
+
+
+def test_a_step_is_no_larger_than_what_live_may_send_at_once() -> None:
+    """A larger one would end the session, for Live fell behind, and the next one too, before Backfill had a chance."""
+    rng = random.Random(5)
+    journal = open_it(SimDisk(rng), rng)
+    record(journal, 900)
+    journal.fork_lineage("a clone", START_US)
+    config = SenderConfig(max_live_lag=60, lag_check_interval=10, live_block_frames_max=40)
+    uplink = BoatUplink(journal=journal, ring=Ring(), config=config, jitter=lambda: 0.0, now_ms=0)
+    (connect,) = uplink.poll(0, now_us=START_US)
+    assert isinstance(connect, Connect)
+    uplink.receive(welcome(connect.hello, burst_frames=60), 0, now_us=START_US)
+    now_ms = committed = 0
+    while committed < 900:
+        outs = uplink.poll(now_ms, now_us=START_US)
+        assert all(isinstance(out, LiveData | LiveStatus) for out in outs)
+        assert uplink.sender.live_position() == journal.head + 1, "nothing that was recorded waits for Live"
+        committed, now_ms = journal.head, now_ms + 20
+        ack = LiveAck(session=1, cursor=committed, committed_through=committed, holes=())
+        uplink.receive(ack, now_ms, now_us=START_US)
+        now_ms = uplink.wake_at_ms(now_ms)
+    assert now_ms < 10_000, "small steps follow each other sooner"

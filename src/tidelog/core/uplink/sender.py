@@ -298,13 +298,11 @@ class UplinkSender:
             self._lag_checked = self._live_sent
             if head - self._live_next + 1 > self._config.max_live_lag:
                 return self._lag_exit(now_ms)
-        if self._live_window_is_full() or self._settled_at_ms is not None:
-            return None
-        assert self._live_bucket is not None
-        room = int(self._live_bucket.available(now_ms))
+        room = self.live_room(now_ms)
         count = min(head + 1 - self._live_next, self._config.live_block_frames_max, room)
         if count <= 0:
             return None
+        assert self._live_bucket is not None
         seqs = range(self._live_next, self._live_next + count)
         if self.speaks_lplex:
             taken = self._live_bucket.take(count, now_ms)
@@ -317,6 +315,13 @@ class UplinkSender:
         self._live_next = seqs.stop
         self._live_sent += count
         return seqs
+
+    def live_room(self, now_ms: int) -> int:
+        """How many frames Live may send now, in one block or several."""
+        if self.link is not LinkState.UP or self._settled_at_ms is not None or self._live_bucket is None:
+            return 0
+        blocks = self._config.live_window_blocks - len(self._live_flight)
+        return max(0, min(blocks * self._config.live_block_frames_max, int(self._live_bucket.available(now_ms))))
 
     def _live_window_is_full(self) -> bool:
         return len(self._live_flight) >= self._config.live_window_blocks

@@ -54,7 +54,7 @@ class ReRecording:
         done = {journal.lineage, *self._exhausted, *journal.orphans}
         return [lineage for lineage in journal.lineages() if lineage not in done]
 
-    def step(self, now_us: int) -> tuple[range, FrameColumns] | None:
+    def step(self, now_us: int, *, frames_max: int = FRAMES_MAX) -> tuple[range, FrameColumns] | None:
         """Record some old frames again; their new seqs and content, or None when there are none left.
 
         Raises the journal's error when the disk refuses; frames already taken are then in memory, and still safe in
@@ -65,7 +65,7 @@ class ReRecording:
             journal.flush(now_us)
             self._settle()
         for lineage in self._older():
-            found = self._next(lineage)
+            found = self._next(lineage, min(frames_max, FRAMES_MAX))
             if found is None:
                 self._exhausted.add(lineage)
                 continue
@@ -107,12 +107,12 @@ class ReRecording:
             rows.update(enumerate(frames.rows(), start))
         return rows
 
-    def _next(self, lineage: bytes) -> tuple[range, FrameColumns] | None:
+    def _next(self, lineage: bytes, frames_max: int) -> tuple[range, FrameColumns] | None:
         unacked = recorded_runs(self._journal, lineage, from_seq=self._journal.acked_of(lineage) + 1)
         start, frames = next(unacked, (0, None))
         if frames is None:
             return None
-        frames = frames.slice(0, min(FRAMES_MAX, len(frames)))
+        frames = frames.slice(0, min(frames_max, len(frames)))
         return range(start, start + len(frames)), frames
 
 

@@ -37,7 +37,7 @@ from tidelog.core.uplink.messages import (
 from tidelog.core.uplink.metering import Meter
 from tidelog.core.uplink.sender import Dial, Hangup, LinkState, SenderConfig, SendStatus, UplinkSender
 from tidelog.edge.journal.journal import Journal
-from tidelog.edge.journal.re_recording import ReRecording
+from tidelog.edge.journal.re_recording import FRAMES_MAX, ReRecording
 from tidelog.edge.journal.recorded import recorded_runs
 from tidelog.edge.journal.ring import Ring
 from tidelog.edge.journal.upkeep import Work
@@ -47,6 +47,8 @@ from tidelog.errors import DiskError, LogError, NameInUse
 _DISK_RETRY_MS = 1_000
 _METER_RETRY_MS = 60_000
 _RE_RECORD_INTERVAL_MS = 1_000
+"""The pause after a step of `FRAMES_MAX` frames; a smaller step causes a shorter one."""
+_RE_RECORD_INTERVAL_MIN_MS = 100
 _LPLEX_FRAME_BYTES = 20
 _WORTH_COMPRESSING_BYTES = 160
 """A link is slower than a disk: Live compresses what a journal would not."""
@@ -208,20 +210,28 @@ class BoatUplink:
         )
 
     def _re_record_some(self, now_ms: int, now_us: int) -> None:
-        """Give frames of an older lineage new seqs, a few at a time and only while Live has nothing to send."""
+        """Give frames of an older lineage new seqs, only while Live has nothing to send and as many as it may send at
+        once: a larger step would make Live fall behind, again in every session.
+        """
         if not self._re_recording.pending:
             self._journal.upkeep.done(Work.RE_RECORD)  # no longer needed
         if not self._may_re_record() or now_ms < self._re_record_at_ms:
             return
-        self._re_record_at_ms = now_ms + _RE_RECORD_INTERVAL_MS
+        self._re_record_at_ms = now_ms + _RE_RECORD_INTERVAL_MIN_MS
+        room = self.sender.live_room(now_ms)
+        if not room:
+            return
         try:
             with self._journal.upkeep.attempt(Work.RE_RECORD):
-                re_recorded = self._re_recording.step(now_us)
+                re_recorded = self._re_recording.step(now_us, frames_max=room)
         except DiskError:
+            self._re_record_at_ms = now_ms + _DISK_RETRY_MS
             return  # the frames are still in the journal; the next step tries again
         self._journal.upkeep.done(Work.RE_RECORD)
         if re_recorded is not None:
             seqs, frames = re_recorded
+            pause_ms = _RE_RECORD_INTERVAL_MS * len(seqs) // FRAMES_MAX
+            self._re_record_at_ms = now_ms + max(_RE_RECORD_INTERVAL_MIN_MS, pause_ms)
             for seq, row in zip(seqs, frames.rows(), strict=True):
                 self._ring.append(seq, *row)
 
