@@ -104,7 +104,6 @@ def test_go1_more_than_half_of_the_members_replace_a_coordinator() -> None:
     later = replace(group, coordinator_epoch=2)
     assert not reports.report(later, "a", 5_010), "that was about the one before"
     reports.forget(cluster.catalog)
-    reports.clear()
     (alone,) = group.members[:1]
     assert reports.report(replace(group, members=(alone,)), "a", 0)
 

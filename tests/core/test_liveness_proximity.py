@@ -69,15 +69,6 @@ def test_nobody_wins_an_election_by_being_unknown() -> None:
     assert graph.median_rtt_us("n4", ["n1", "n2"]) is None
 
 
-def test_a_peak_is_one_gigabit_until_either_end_has_seen_another() -> None:
-    """R10"""
-    graph = graph_of("n1", "n2")
-    graph.report("n1", hears(far("n2", 100)), 0)
-    assert graph.peak_bytes_per_s("n1", "n2") == 125_000_000
-    graph.report("n2", hears(far("n1", 100, 9_000_000)), 0)
-    assert graph.peak_bytes_per_s("n1", "n2") == graph.peak_bytes_per_s("n2", "n1") == 9_000_000
-
-
 def test_reports_fade_and_nodes_that_left_are_forgotten() -> None:
     graph = graph_of("n1", "n2", "n3")
     graph.report("n1", hears(far("n2", 100), far("n3", 200)), 0)

@@ -61,11 +61,6 @@ class RangeSetAgainstSet(RuleBasedStateMachine):
         assert self.ranges.remove(span) == held
         self.members.difference_update(span)
 
-    @rule()
-    def clear(self) -> None:
-        self.ranges.clear()
-        self.members.clear()
-
     @rule(span=SPANS)
     def ask_about_a_span(self, span: range) -> None:
         span = self.shifted(span)
@@ -88,12 +83,9 @@ class RangeSetAgainstSet(RuleBasedStateMachine):
         other = RangeSet(map(self.shifted, spans))
         others = {member for span in spans for member in self.shifted(span)}
         before = self.ranges.freeze(), other.freeze()
-        for combined, members in (
-            (self.ranges.difference(other), self.members - others),
-            (self.ranges.intersection(other), self.members & others),
-        ):
-            combined.check()
-            assert list(combined) == ranges_of(members)
+        combined = self.ranges.intersection(other)
+        combined.check()
+        assert list(combined) == ranges_of(self.members & others)
         assert (self.ranges == other) == (self.members == others)
         assert before == (self.ranges.freeze(), other.freeze()), "combining changed an operand"
 
@@ -122,7 +114,6 @@ class RangeSetAgainstSet(RuleBasedStateMachine):
         assert len(self.ranges) == len(expected)
         assert bool(self.ranges) == bool(self.members)
         assert self.ranges.count() == len(self.members)
-        assert self.ranges.first == (expected[0] if expected else None)
         assert self.ranges.last == (expected[-1] if expected else None)
         assert self.ranges.start == min(self.members, default=0)
         assert self.ranges.end == max(self.members, default=-1) + 1

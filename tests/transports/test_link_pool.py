@@ -112,7 +112,7 @@ async def test_every_pair_has_one_link_and_says_everything_over_it() -> None:
             for other in nodes:
                 if other is not node:
                     assert bytes(await node.pool.request(other.name, 1, b"hi", timeout_ms=TIMEOUT_MS)) == b"hi"
-                    assert node.pool.post(other.name, 7, node.name.encode())
+                    assert node.pool.send(other.name, [(7, node.name.encode())])
         await until(lambda: all(len(node.handler.messages) == 2 for node in nodes))
         statistics = nodes[0].pool.statistics()
         assert set(statistics) == {"n2", "n3"}
@@ -224,7 +224,7 @@ async def test_peers_move_and_go_while_the_pool_runs() -> None:
         error = await refusal_of(first.pool.request("n2", 1, b"", timeout_ms=TIMEOUT_MS))
         assert isinstance(error, PeerUnreachable)
         assert error.definite
-        assert not first.pool.post("n2", 7, b"")
+        assert not first.pool.send("n2", [(7, b"")])
         first.pool.set_peer("n2", second.address)
         await until(lambda: all_up([first, second]))
         first.pool.remove_peer("n2")
@@ -262,7 +262,7 @@ async def test_closing_a_pool_drains_its_links_and_fails_what_comes_after() -> N
         await settled([first, second])
         link = first.pool.link_to("n2")
         assert link is not None
-        assert first.pool.post("n2", 7, b"last words")
+        assert first.pool.send("n2", [(7, b"last words")])
         await first.pool.close()
         assert second.handler.messages == [("n1", 7, b"last words")]
         with pytest.raises(LinkClosed):

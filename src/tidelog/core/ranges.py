@@ -85,10 +85,6 @@ class RangeSet:
         assert len(self._starts) == len(self._ends), "RS3"
         return True
 
-    def clear(self) -> None:
-        self._starts.clear()
-        self._ends.clear()
-
     # --- questions about a place -----------------------------------------------------------------
 
     def __contains__(self, position: int) -> bool:
@@ -157,11 +153,6 @@ class RangeSet:
         return self._ends[-1] if self._ends else 0
 
     @property
-    def first(self) -> range | None:
-        """The lowest range."""
-        return range(self._starts[0], self._ends[0]) if self._starts else None
-
-    @property
     def last(self) -> range | None:
         """The highest range: of a set of holes, the newest."""
         return range(self._starts[-1], self._ends[-1]) if self._starts else None
@@ -201,9 +192,6 @@ class RangeSet:
         twin._starts = self._starts.copy()
         twin._ends = self._ends.copy()
         return twin
-
-    def difference(self, other: RangeSet) -> RangeSet:
-        return RangeSet(part for held in self for part in other.gaps(held))
 
     def intersection(self, other: RangeSet) -> RangeSet:
         return RangeSet(part for held in self for part in other.overlap(held))

@@ -124,10 +124,6 @@ class HttpServer:
         self.port = 0
 
     @property
-    def routes(self) -> Sequence[Route]:
-        return self._routes
-
-    @property
     def problem(self) -> str | None:
         """Problems that an operator should fix: the token file, or the certificate."""
         return self._access.problem or (self.tls.problem if self.tls is not None else None)

@@ -342,9 +342,6 @@ class Catalog:
     def token(self, name: str) -> TokenRecord | None:
         return self._state.tokens.get(name)
 
-    def tokens(self) -> list[TokenRecord]:
-        return [self._state.tokens[name] for name in sorted(self._state.tokens)]
-
     def grants(self, principal: str | None = None) -> list[GrantRecord]:
         keys = self._state.grants if principal is None else self._state.grants_of.get(principal, ())
         return [self._state.grants[key] for key in sorted(keys)]

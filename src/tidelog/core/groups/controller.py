@@ -76,9 +76,6 @@ class CoordinatorReports:
             if group is None or group.coordinator_epoch != epoch:
                 del self._reports[name]
 
-    def clear(self) -> None:
-        self._reports.clear()
-
 
 class GroupController:
     """What the metadata leader does for groups."""

@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tidelog.core.liveness.config import LivenessConfig
-from tidelog.core.liveness.measures import PEAK_BYTES_PER_S_FIRST
 from tidelog.core.liveness.messages import Hearing, HearingReport
 from tidelog.errors import TooManyNames
 
@@ -117,11 +116,6 @@ class ProximityGraph:
         if not distances or upper >= len(known):
             return None
         return (known[lower] + known[upper]) // 2
-
-    def peak_bytes_per_s(self, a: str, b: str) -> int:
-        """The highest throughput that either end has seen; 1 Gbit/s until one has (R10)."""
-        shown = max((hearing.peak_bytes_per_s for hearing in self._both_ways(a, b)), default=0)
-        return shown or PEAK_BYTES_PER_S_FIRST
 
     # --- cuts ------------------------------------------------------------------------------------
 

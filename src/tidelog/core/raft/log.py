@@ -62,10 +62,6 @@ class RaftLog:
     def members_index(self) -> int:
         return self._memberships[-1][0]
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self._entries)
-
     def members_at(self, index: int) -> Members:
         """The membership in force at `index`, which is not below the base."""
         return next(members for at, members in reversed(self._memberships) if at <= index)

@@ -56,10 +56,6 @@ class MemberProgress:
     def has_room(self, inflight_max: int, inflight_bytes_max: int) -> bool:
         return len(self._flight) < inflight_max and self._flight_bytes < inflight_bytes_max
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._flight)
-
     def sent(self, last_index: int, size_bytes: int) -> None:
         self.next = last_index + 1
         self._flight.append((last_index, size_bytes))

@@ -6,8 +6,7 @@ the largest fraction of the channels that use it now, and each channel has its o
 two channels with one half each share that half, and one with a tenth stays at its tenth beside them. A bucket holds
 `burst_ms` of its rate and starts full.
 
-What a caller must keep: time comes in and is that of one clock; what could not be sent after all is refunded, with what
-`Granted` said.
+What a caller must keep: time comes in and is that of one clock.
 
 BU1  What is granted to a channel on a link within any time is at most fraction x peak x time and one bucket more (or
      one request, where that is larger); the same holds for all channels together. Only Realtime may exceed it.
@@ -51,7 +50,7 @@ _MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Send it. `charged` is what to refund if that fails: nothing for live traffic."""
+    """Send it. `charged` is nothing for live traffic."""
 
     charged: int
 
@@ -74,18 +73,16 @@ class BudgetStatistics:
     rate_bytes_per_s: int
     """What catch-up may use now, all channels together."""
     available_bytes: int
-    """Negative while a debt is paid back."""
+    """Negative after a request that was larger than the bucket."""
     channels: int
     """That have used it lately."""
-    granted_bytes: int
-    refunded_bytes: int
     waits: int
 
 
 class _Bucket:
     """Whole numbers, `_MICRO` of them a byte."""
 
-    __slots__ = ("_burst_us", "_updated_us", "capacity", "debt", "level", "rate")
+    __slots__ = ("_burst_us", "_updated_us", "capacity", "level", "rate")
 
     def __init__(self, *, rate: int, burst_us: int, now_us: int) -> None:
         assert rate > 0
@@ -93,8 +90,6 @@ class _Bucket:
         self._burst_us = burst_us
         self.capacity = rate * burst_us
         self.level = self.capacity
-        self.debt = 0
-        """What Realtime got beyond the level. Refunds pay it back first, time does not."""
         self._updated_us = now_us
 
     def refill(self, now_us: int) -> None:
@@ -107,7 +102,6 @@ class _Bucket:
         assert rate > 0
         capacity = rate * self._burst_us
         self.level = self.level * capacity // self.capacity
-        self.debt = self.debt * capacity // self.capacity
         self.capacity = capacity
         self.rate = rate
 
@@ -123,15 +117,8 @@ class _Bucket:
         self.level -= cost
 
     def drain(self, cost: int) -> None:
-        """Take what is there and book the rest as a debt."""
-        there = min(cost, max(0, self.level))
-        self.level -= there
-        self.debt += cost - there
-
-    def refund(self, cost: int) -> None:
-        paid = min(cost, self.debt)
-        self.debt -= paid
-        self.level = min(self.capacity, self.level + cost - paid)
+        """Take what is there."""
+        self.level -= min(cost, max(0, self.level))
 
     @property
     def is_full(self) -> bool:
@@ -175,8 +162,6 @@ class LinkBudget:
         self._swept_us = now_us
         self._background_us = now_us
         """When Background was last let through."""
-        self._granted = 0
-        self._refunded = 0
         self._waits = 0
 
     def spend(
@@ -218,39 +203,7 @@ class LinkBudget:
         self._turns.pop(channel_id, None)
         if bandwidth_class is BandwidthClass.BACKGROUND:
             self._background_us = now_us
-        self._granted += byte_count
         return Granted(byte_count)
-
-    def room_bytes(self, channel_id: int, *, fraction_ppm: int, bandwidth_class: BandwidthClass, now_us: int) -> int:
-        """The largest request that is certainly granted now: a leader that can cut its answer to size need not refuse.
-
-        Nothing is spent. 0 means: wait.
-        """
-        own = self._bucket_of(channel_id, fraction_ppm, now_us)
-        if own is None:
-            return 0
-        shared = self._shared
-        assert shared is not None
-        if bandwidth_class is BandwidthClass.REALTIME:
-            return min(own.capacity, shared.capacity) // REALTIME_DIVISOR // _MICRO
-        room = shared.level - self._ahead_of(channel_id, bandwidth_class, shared, now_us)
-        if bandwidth_class is BandwidthClass.BACKGROUND:
-            room -= self._left_by_background(shared)
-            if self._is_starved(now_us):
-                room = max(room, shared.capacity // STARVED_DIVISOR)
-        return max(0, min(own.level, room)) // _MICRO
-
-    def refund(self, channel_id: int, byte_count: int, *, now_us: int) -> None:
-        """What was granted was not sent."""
-        assert byte_count >= 0
-        if self._shared is None or byte_count == 0:
-            return
-        self._refunded += byte_count
-        held = self._channels.get(channel_id)
-        for bucket in (self._shared, held[1] if held is not None else None):
-            if bucket is not None:
-                bucket.refill(now_us)
-                bucket.refund(byte_count * _MICRO)
 
     def set_peak(self, peak_bytes_per_s: int, *, now_us: int) -> None:
         """The link has shown what it can carry (R10)."""
@@ -271,8 +224,6 @@ class LinkBudget:
             rate_bytes_per_s=self._shared.rate if self._shared is not None else 0,
             available_bytes=self._shared.level // _MICRO if self._shared is not None else 0,
             channels=len(self._channels),
-            granted_bytes=self._granted,
-            refunded_bytes=self._refunded,
             waits=self._waits,
         )
 
@@ -384,10 +335,3 @@ class LinkBudgets:
             held = LinkBudget(now_us=now_us, background_ppm=self._background_ppm, burst_ms=self._burst_ms)
             self._links[peer] = held
         return held
-
-    def forget(self, peer: str) -> None:
-        """The node is gone."""
-        self._links.pop(peer, None)
-
-    def peers(self) -> list[str]:
-        return sorted(self._links)

@@ -137,17 +137,6 @@ class LinkPool:
 
     # --- what is said ------------------------------------------------------------------------------
 
-    def post(self, node: str, kind: int, body: Buffers) -> bool:
-        """Send one way; False if that is not possible now. Senders must tolerate loss anyway."""
-        link = self.link_to(node)
-        if link is None:
-            return False
-        try:
-            link.post(kind, body)
-        except (LinkBusy, LinkClosed):
-            return False
-        return True
-
     def send(self, node: str, messages: Iterable[tuple[int, Buffers]]) -> bool:
         """Send all of them one way, now and not after this turn of the loop; False if not all could be."""
         link = self.link_to(node)
