@@ -4,7 +4,6 @@ An error class names its fields and their types, as a dataclass does, and gives 
 with them, or a method `_message` where that takes logic:
 
     class ChannelExists(LogError):
-        code = "channel_exists"
         template = "channel {channel!r} exists; open it, or delete it first"
         channel: str
 
@@ -14,6 +13,7 @@ with them, or a method `_message` where that takes logic:
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, ClassVar, dataclass_transform
 
 
@@ -23,12 +23,15 @@ class LogError(Exception):
     """Base of everything Tidelog raises on purpose. Errors are built by keyword only."""
 
     code: ClassVar[str] = "log_error"
-    """Stable; travels on the wire and names the row in docs/errors.md."""
+    """The name of the class in snake case. It travels on the wire and names the row in docs/errors.md: a class that is
+    renamed keeps its code by an assignment of its own."""
     retriable: ClassVar[bool] = False
     definite: ClassVar[bool] = True
     template: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         # Not `frozen`: raising sets the traceback and the notes of an exception.
         dataclasses.dataclass(cls, kw_only=True, eq=False, repr=False)
 

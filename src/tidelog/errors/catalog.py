@@ -20,7 +20,6 @@ class CatalogCorrupt(LogError):
     would silently differ from theirs.
     """
 
-    code = "catalog_corrupt"
     template = "{problem}; fetch the catalog from a peer, do not skip"
     problem: str
 
@@ -32,7 +31,6 @@ class CatalogVersion(LogError):
     differ from those of its peers.
     """
 
-    code = "catalog_version"
     template = "{problem}; this node must be upgraded before it can go on"
     problem: str
 
@@ -40,7 +38,6 @@ class CatalogVersion(LogError):
 class InvalidChange(LogError):
     """A change holds invalid values. All problems are listed at once."""
 
-    code = "invalid_change"
     kind: str
     problems: Sequence[str]
 
@@ -51,7 +48,6 @@ class InvalidChange(LogError):
 class NothingToChange(LogError):
     """The catalog is already in the state that the change asks for. Nothing needs to be done."""
 
-    code = "nothing_to_change"
     template = "{state} already"
     state: str
 
@@ -59,7 +55,6 @@ class NothingToChange(LogError):
 class CatalogFull(LogError):
     """The catalog has reached its limit for this kind of entry. Remove some that are no longer needed."""
 
-    code = "catalog_full"
     retriable = True
     template = "the catalog may hold {count_max} {what} and does; remove some that are no longer needed"
     what: str
@@ -72,7 +67,6 @@ class CatalogFull(LogError):
 class UnknownNode(LogError):
     """The catalog has no node of this name, or it was removed. An operator admits it first."""
 
-    code = "unknown_node"
     template = "there is no node {node!r}; admit it first"
     node: str
 
@@ -80,7 +74,6 @@ class UnknownNode(LogError):
 class NodeExists(LogError):
     """The catalog already has a node of this name, or of a name that differs only in case."""
 
-    code = "node_exists"
     template = "node {node!r} cannot be admitted beside {held!r}; remove that one, or choose another id"
     node: str
     held: str
@@ -89,7 +82,6 @@ class NodeExists(LogError):
 class NodeFenced(LogError):
     """The node is not active, so it can neither lead nor join. It must register with a higher incarnation."""
 
-    code = "node_fenced"
     retriable = True
     template = "node {node!r} is {state}; it must register with a higher incarnation first"
     node: str
@@ -99,7 +91,6 @@ class NodeFenced(LogError):
 class StaleIncarnation(LogError):
     """A change names another incarnation of a node than the catalog has, or a registration does not exceed it."""
 
-    code = "stale_incarnation"
     template = "incarnation {given} of node {node!r} does not fit: {known} is known; read the catalog again"
     node: str
     given: int
@@ -109,7 +100,6 @@ class StaleIncarnation(LogError):
 class NodeHolds(LogError):
     """The node leads channels, or holds the only good copy of some. Move them away, or remove it by force."""
 
-    code = "node_holds"
     retriable = True
     node: str
     channels: Sequence[str]
@@ -129,7 +119,6 @@ class NodeHolds(LogError):
 class StaleChannelEpoch(LogError):
     """The channel has changed since the change was prepared. Read it again and decide anew."""
 
-    code = "stale_channel_epoch"
     template = (
         "channel {channel!r} is at channel epoch {current}, the change was made for {expected}; read the channel "
         "again and decide anew"
@@ -142,7 +131,6 @@ class StaleChannelEpoch(LogError):
 class NotInReplicas(LogError):
     """The node is not one of the channel's replicas. Place a replica there first."""
 
-    code = "not_in_replicas"
     template = "node {node!r} is no replica of channel {channel!r}; place one there first"
     channel: str
     node: str
@@ -151,7 +139,6 @@ class NotInReplicas(LogError):
 class NotInIsr(LogError):
     """The node is not in the ISR, so it cannot leave it."""
 
-    code = "not_in_isr"
     template = "node {node!r} is not in the ISR of channel {channel!r}; read the channel again"
     channel: str
     node: str
@@ -160,7 +147,6 @@ class NotInIsr(LogError):
 class LeaderOutsideIsr(LogError):
     """The change would leave the leader outside the ISR or the replicas. Elect another leader first."""
 
-    code = "leader_outside_isr"
     template = "{leader!r} leads channel {channel!r} and must stay in its ISR; elect another leader first"
     channel: str
     leader: str
@@ -169,7 +155,6 @@ class LeaderOutsideIsr(LogError):
 class LastHolder(LogError):
     """The change would drop the last replica that is known to hold every committed record."""
 
-    code = "last_holder"
     retriable = True
     template = "channel {channel!r}: {problem}; let another replica catch up first"
     channel: str
@@ -180,7 +165,6 @@ class NotElectable(LogError):
     """The node may lack committed records, so it cannot lead. Wait for a replica that has them all, or let an operator
     accept the loss."""
 
-    code = "not_electable"
     retriable = True
     template = (
         "node {node!r} cannot lead channel {channel!r}: {problem}; wait for a replica that holds everything, or let "
@@ -194,7 +178,6 @@ class NotElectable(LogError):
 class NoLiveLeader(LogError):
     """The channel has no live leader, and only a leader can say which replicas have caught up. Elect one first."""
 
-    code = "no_live_leader"
     retriable = True
     template = "channel {channel!r} has no live leader; elect one first"
     channel: str
@@ -204,7 +187,6 @@ class ConfigMismatch(LogError):
     """The channel exists with another value of this setting, or the setting cannot change any more. Use the channel
     as it is, alter it, or create a new one."""
 
-    code = "config_mismatch"
     template = (
         "channel {channel!r} exists with another value of {setting}; use it as it is, alter it, or create a new "
         "channel (persistent cannot be altered)"
@@ -219,7 +201,6 @@ class ConfigMismatch(LogError):
 class UnknownProducer(LogError):
     """The catalog has no such producer. Open it first."""
 
-    code = "unknown_producer"
     template = "there is no producer {producer}; open it first"
     producer: int
 
@@ -227,7 +208,6 @@ class UnknownProducer(LogError):
 class ProducerOwned(LogError):
     """The name of this producer belongs to somebody else. Choose another name."""
 
-    code = "producer_owned"
     template = "producer {name!r} belongs to {owner}; choose another name"
     name: str
     owner: str
@@ -236,7 +216,6 @@ class ProducerOwned(LogError):
 class StaleProducerEpoch(LogError):
     """The producer was opened again since, so this older epoch is fenced. Open it again to go on."""
 
-    code = "stale_producer_epoch"
     template = "producer {producer} is at epoch {current}, not {expected}; open it again to go on"
     producer: int
     expected: int
@@ -246,7 +225,6 @@ class StaleProducerEpoch(LogError):
 class TokenExists(LogError):
     """A token of this name or this secret exists. Revoked ones count until they are removed."""
 
-    code = "token_exists"
     template = "token {token!r} exists; remove it first, or choose another name and secret"
     token: str
 
@@ -254,7 +232,6 @@ class TokenExists(LogError):
 class UnknownToken(LogError):
     """The catalog has no token of this name."""
 
-    code = "unknown_token"
     template = "there is no token {token!r}; list the tokens to see their names"
     token: str
 
@@ -262,7 +239,6 @@ class UnknownToken(LogError):
 class UnknownGrant(LogError):
     """There is no such grant, so it cannot be revoked."""
 
-    code = "unknown_grant"
     template = "{principal} has no grant of {scope} on {channels}; list the grants to see them"
     principal: str
     scope: str

@@ -10,7 +10,6 @@ from tidelog.errors.base import LogError
 class InvalidTransition(LogError):
     """No event leads from one of these roles to the other. See the table in docs/protocols/replication.md."""
 
-    code = "invalid_transition"
     template = (
         "channel {channel!r}: the role cannot change from {before} to {after}; change it step by step through the "
         "roles between"
@@ -23,7 +22,6 @@ class InvalidTransition(LogError):
 class WrongCause(LogError):
     """This change of role is possible, but not for this cause."""
 
-    code = "wrong_cause"
     template = "channel {channel!r}: {cause} does not lead from {before} to {after}; give the cause that does"
     channel: str
     before: str
@@ -38,7 +36,6 @@ class NotChannelLeader(LogError):
     """Another node leads this channel, or none does at the moment. Nothing was written; send the request to the leader
     that the error names."""
 
-    code = "not_channel_leader"
     retriable = True
     channel: str
     leader: str | None
@@ -55,7 +52,6 @@ class LeadershipLost(LogError):
     """The leader changed before the record was committed; it may or may not be in the log. A producer with
     an id may send it again."""
 
-    code = "leadership_lost"
     retriable = True
     definite = False
     template = (
@@ -69,7 +65,6 @@ class LeadershipLost(LogError):
 class NotEnoughReplicas(LogError):
     """Fewer in-sync replicas than min_isr: nothing can be committed, so no record is accepted (R4)."""
 
-    code = "not_enough_replicas"
     retriable = True
     template = "channel {channel!r} has {isr} in-sync replicas and needs {min_isr}; bring nodes back, or lower min_isr"
     channel: str
@@ -80,7 +75,6 @@ class NotEnoughReplicas(LogError):
 class ChannelPaused(LogError):
     """The channel is paused. Resume it first."""
 
-    code = "channel_paused"
     template = "channel {channel!r} is paused; resume it with `tidelog channel resume`"
     channel: str
 
@@ -88,7 +82,6 @@ class ChannelPaused(LogError):
 class ChannelReadonly(LogError):
     """The channel is read-only. Make it writable first."""
 
-    code = "channel_readonly"
     template = "channel {channel!r} is read-only; make it writable with `tidelog channel readonly --off`"
     channel: str
 
@@ -96,7 +89,6 @@ class ChannelReadonly(LogError):
 class OffsetConflict(LogError):
     """The record would not get the offset that its producer expects, because another producer wrote first."""
 
-    code = "offset_conflict"
     template = "channel {channel!r} ends at {actual}, not at {expected}; read what is new and decide again"
     channel: str
     expected: int
@@ -106,7 +98,6 @@ class OffsetConflict(LogError):
 class OutOfSequence(LogError):
     """A producer's records must follow each other without a gap. Nothing was written."""
 
-    code = "out_of_sequence"
     template = "channel {channel!r} expects seq {expected} of this producer and got {got}; first send what precedes it"
     channel: str
     expected: int
@@ -116,7 +107,6 @@ class OutOfSequence(LogError):
 class ProducerFenced(LogError):
     """This producer was opened again elsewhere; only the newest opening may write."""
 
-    code = "producer_fenced"
     template = (
         "this producer of channel {channel!r} was opened again (epoch {newest}, this one is {epoch}); open it again "
         "to write"
@@ -132,7 +122,6 @@ class ProducerNotYetKnown(LogError):
     If it lasts, the producer was closed: open it again.
     """
 
-    code = "producer_not_yet_known"
     retriable = True
     template = (
         "the leader of channel {channel!r} does not know epoch {epoch} of producer {producer}; send again in a "
@@ -146,7 +135,6 @@ class ProducerNotYetKnown(LogError):
 class TooManyInFlight(LogError):
     """The limit of uncommitted bytes of a channel or a link is reached. Wait for answers, then send again."""
 
-    code = "too_many_in_flight"
     retriable = True
     template = "{waiting_bytes} bytes wait to be committed, at most {bytes_max} may; wait for answers"
     waiting_bytes: int
@@ -159,7 +147,6 @@ class TooManyInFlight(LogError):
 class ReplicaBehind(LogError):
     """This replica does not know the leader epoch or the offset yet. Ask another replica, or the leader."""
 
-    code = "replica_behind"
     retriable = True
     template = (
         "this replica of channel {channel!r} knows it up to {committed_end} in epoch {leader_epoch}; ask the leader, "
@@ -173,7 +160,6 @@ class ReplicaBehind(LogError):
 class NoReplicaHere(LogError):
     """This node holds no replica of the channel. Ask one of the nodes that the error names."""
 
-    code = "no_replica_here"
     retriable = True
     channel: str
     replicas: Sequence[str]
@@ -188,7 +174,6 @@ class NoReplicaHere(LogError):
 class AccessDenied(LogError):
     """The principal has no grant for this. Nothing was done; an operator can grant it."""
 
-    code = "access_denied"
     template = "{principal} may not {scope} on channel {channel!r}; let an operator grant it"
     principal: str
     scope: str
@@ -198,7 +183,6 @@ class AccessDenied(LogError):
 class ChannelDeleted(LogError):
     """The channel of this id was deleted. A channel of the same name is another one: look it up by name again."""
 
-    code = "channel_deleted"
     template = "channel id {channel_id} was deleted; look the channel up by its name again"
     channel_id: int
 
@@ -206,7 +190,6 @@ class ChannelDeleted(LogError):
 class TooManyWaits(LogError):
     """The limit of waiting fetches on one link is reached. Fetch again without waiting, or from fewer channels."""
 
-    code = "too_many_waits"
     retriable = True
     template = "{waits_max} fetches wait on this link and no more may; end some, or ask without waiting"
     waits_max: int
@@ -215,7 +198,6 @@ class TooManyWaits(LogError):
 class PlacementRefused(LogError):
     """No node, or not every node that was named, can take a replica of the channel. The message says why."""
 
-    code = "placement_refused"
     retriable = True
     channel: str
     problems: Sequence[str]
@@ -229,7 +211,6 @@ class FactorNotMet(LogError):
     """Fewer nodes than the replication factor can hold the channel, and it was opened on condition that all replicas
     are placed."""
 
-    code = "factor_not_met"
     retriable = True
     channel: str
     factor: int

@@ -8,7 +8,6 @@ from tidelog.errors.base import LogError
 class ClientClosed(LogError):
     """The client, or this part of it, was closed; nothing was sent. Connect again."""
 
-    code = "client_closed"
     template = "{what} is closed; connect again"
     what: str
 
@@ -16,7 +15,6 @@ class ClientClosed(LogError):
 class OffsetTrimmed(LogError):
     """Retention removed the next records to read. Read on at `log_start`, or open the reader with on_trim="skip"."""
 
-    code = "offset_trimmed"
     template = (
         "channel {channel!r} begins at {log_start} now and the reader stands at {offset}; read on at {log_start}, or "
         'skip with on_trim="skip"'
@@ -30,7 +28,6 @@ class CommittedLost(LogError):
     """The channel ends before the reader's position: an unclean election lost committed records. Check what was read
     after `committed_end`, then read on from there."""
 
-    code = "committed_lost"
     template = (
         "channel {channel!r} ends at {committed_end} in epoch {leader_epoch} and the reader stands at {offset}: an "
         "unclean election lost records; check what was read, then read on at {committed_end}"

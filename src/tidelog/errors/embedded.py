@@ -8,7 +8,6 @@ from tidelog.errors.base import LogError
 class ReplicationNotEnabled(LogError):
     """A replicated channel needs a node, and the manager has none yet. Nothing was created."""
 
-    code = "replication_not_enabled"
     template = (
         "channel {channel!r} asks for replication and this manager has no node; call enable_replication(node) first, "
         "or open it without replication"
@@ -19,7 +18,6 @@ class ReplicationNotEnabled(LogError):
 class Lagged(LogError):
     """Retention removed the records that the reader would read next. Read on at `log_start`."""
 
-    code = "lagged"
     template = (
         "channel {channel!r} begins at {log_start} now, and offset {offset} is gone; read on at {log_start}, and "
         "keep records longer if that happens often"
@@ -35,7 +33,6 @@ class TransitionReserved(LogError):
     A role taken by the caller alone would make a second leader, or a replica that no leader counts.
     """
 
-    code = "transition_reserved"
     template = "channel {channel!r}: {cause} from {before} to {after} cannot be triggered by the caller; {instead}"
     channel: str
     before: str
@@ -47,7 +44,6 @@ class TransitionReserved(LogError):
 class WithdrawnByHand(LogError):
     """The caller withdrew a replica. It is tried again after a while, as after a full disk."""
 
-    code = "withdrawn_by_hand"
     retriable = True
     template = "the copy of channel {channel!r} was withdrawn by hand; it comes back by itself after a while"
     channel: str

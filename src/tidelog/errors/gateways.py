@@ -11,7 +11,6 @@ class BadEnvelope(LogError):
     On a stream's subject this is not an error: such a payload is a plain NATS message, and is stored as it is.
     """
 
-    code = "bad_envelope"
     template = "{problem}; find out who else publishes to this subject, and with which client"
     problem: str
 
@@ -19,7 +18,6 @@ class BadEnvelope(LogError):
 class BadSubject(LogError):
     """A NATS subject, or a part of one, cannot be used here: it has a wildcard or an empty part, or is reserved."""
 
-    code = "bad_subject"
     template = "the subject {subject!r} {problem}"
     subject: str
     problem: str
@@ -28,7 +26,6 @@ class BadSubject(LogError):
 class PayloadTooSmall(LogError):
     """The NATS server accepts smaller payloads than replication needs. Raise `max_payload` in its configuration."""
 
-    code = "payload_too_small"
     template = "the NATS server takes {bytes_max} bytes in a payload and {needed} are needed; raise its max_payload"
     bytes_max: int
     needed: int

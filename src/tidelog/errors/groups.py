@@ -8,7 +8,6 @@ from tidelog.errors.base import LogError
 class UnknownGroup(LogError):
     """There is no group of this name: nobody has joined it, or its last member has left. Join it first."""
 
-    code = "unknown_group"
     template = "there is no group {group!r}; join it first"
     group: str
 
@@ -17,7 +16,6 @@ class UnknownMember(LogError):
     """The group has no such member: it left, or was expelled because it sent no heartbeat in time. Join again, and read
     from the committed positions."""
 
-    code = "unknown_member"
     template = "group {group!r} has no member {member!r}; join again, then read from the committed positions"
     group: str
     member: str
@@ -27,7 +25,6 @@ class MemberExists(LogError):
     """The group already has a member of this name, which belongs to another principal or must not be replaced. Choose
     another name, or wait until that member is expelled."""
 
-    code = "member_exists"
     template = "group {group!r} has a member {member!r}, of {owner}; choose another name for this one"
     group: str
     member: str
@@ -37,7 +34,6 @@ class MemberExists(LogError):
 class MemberFenced(LogError):
     """Another process joined later under this member's name. Only the newest one counts; stop this one."""
 
-    code = "member_fenced"
     template = (
         "member {member!r} of group {group!r} joined again as {newest}, after this one as {life}; stop this one, or "
         "give it a name of its own"
@@ -52,7 +48,6 @@ class NotAssigned(LogError):
     """The channel is assigned to another member at the moment, which reads on from the committed position. Nothing was
     committed; stop reading the channel."""
 
-    code = "not_assigned"
     template = (
         "channel {channel!r} is not assigned to member {member!r} of group {group!r} at epoch {epoch}; ask for the "
         "assignments again"
@@ -66,7 +61,6 @@ class NotAssigned(LogError):
 class StaleGroupEpoch(LogError):
     """The group has changed since the request was prepared. Read its state again."""
 
-    code = "stale_group_epoch"
     template = "group {group!r} is at epoch {current}, not {expected}; read its state again"
     group: str
     expected: int
@@ -76,7 +70,6 @@ class StaleGroupEpoch(LogError):
 class NotGroupCoordinator(LogError):
     """Another node coordinates the group. Ask that one."""
 
-    code = "not_group_coordinator"
     retriable = True
     template = "group {group!r} is coordinated by {coordinator!r}; ask there"
     group: str

@@ -8,7 +8,6 @@ from tidelog.errors.base import LogError
 class BadIdentity(LogError):
     """A certificate does not identify its holder unambiguously. Issue a new one with `tidelog ca issue`."""
 
-    code = "bad_identity"
     template = "{problem}"
     problem: str
 
@@ -16,13 +15,10 @@ class BadIdentity(LogError):
 class WeakCertificate(BadIdentity):
     """A certificate uses an algorithm or a key that can be forged, such as SHA-1 or a short RSA key."""
 
-    code = "weak_certificate"
-
 
 class WrongKind(LogError):
     """A boat's certificate was shown where a node's is needed, or the other way round."""
 
-    code = "wrong_kind"
     template = "the certificate of {name} is a {kind}'s; a {needed}'s is needed here"
     name: str
     kind: str
@@ -32,7 +28,6 @@ class WrongKind(LogError):
 class CertificateExpired(LogError):
     """The certificate has expired. Renew it with `tidelog ca renew`."""
 
-    code = "certificate_expired"
     template = (
         "the certificate of {subject} expired at {expired} and the clock says {now}; renew it with `tidelog ca "
         "renew`, or set the clock"
@@ -45,7 +40,6 @@ class CertificateExpired(LogError):
 class CertificateNotYetValid(LogError):
     """The certificate is not valid yet, which nearly always means that a clock is wrong."""
 
-    code = "certificate_not_yet_valid"
     retriable = True
     template = "the certificate of {subject} is valid from {begins} but the clock says {now}; set the clock first"
     subject: str
@@ -56,7 +50,6 @@ class CertificateNotYetValid(LogError):
 class CertificateRevoked(LogError):
     """The certificate is on the revocation list. Issue a new one if its holder should come back."""
 
-    code = "certificate_revoked"
     serial: str
     reason: str
 
@@ -67,7 +60,6 @@ class CertificateRevoked(LogError):
 class CertificateRejected(LogError):
     """The cloud rejected this boat's certificate. The message says why and what helps."""
 
-    code = "certificate_rejected"
     template = "the cloud refuses the certificate of {name}: {remedy} (TLS says {alert})"
     name: str
     alert: str
@@ -77,7 +69,6 @@ class CertificateRejected(LogError):
 class CloudNotTrusted(LogError):
     """The boat cannot verify the certificate of the cloud. Check ca.crt, the address and the clock."""
 
-    code = "cloud_not_trusted"
     template = (
         "the certificate that {address} shows cannot be verified: {problem}; replication.tls.ca must be the nodes' "
         "ca.crt, the address a --server-name of the certificate, and the boat's clock right"
@@ -89,7 +80,6 @@ class CloudNotTrusted(LogError):
 class BadRevocationList(LogError):
     """A revocation list cannot be read and no earlier version of it was, so all connections are refused."""
 
-    code = "bad_revocation_list"
     template = "{path}: {problem}"
     path: str
     problem: str
@@ -98,7 +88,6 @@ class BadRevocationList(LogError):
 class NameTaken(LogError):
     """This name, or one that differs only in case, is already in use."""
 
-    code = "name_taken"
     template = "{name} is taken by {held}; {remedy}"
     name: str
     held: str
@@ -108,7 +97,6 @@ class NameTaken(LogError):
 class TooManyNames(LogError):
     """The limit of different names is reached."""
 
-    code = "too_many_names"
     retriable = True
     template = "{names_max} names are known and no more are allowed; raise the limit or remove some"
     names_max: int
@@ -117,7 +105,6 @@ class TooManyNames(LogError):
 class AuthorityError(LogError):
     """A request to a certificate authority cannot be carried out with the files in its folder."""
 
-    code = "authority_error"
     template = "{path}: {problem}"
     path: str
     problem: str
@@ -126,7 +113,6 @@ class AuthorityError(LogError):
 class RequestRefused(LogError):
     """An HTTP request was answered with an error; `reason` is the code in its body. `detail` says what to change."""
 
-    code = "request_refused"
     template = "{detail}"
     status: int
     reason: str

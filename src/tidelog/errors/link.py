@@ -13,7 +13,6 @@ class LinkClosed(LogError):
     Not definite: the request may have been carried out. Send it again on the next link only if it is idempotent.
     """
 
-    code = "link_closed"
     retriable = True
     definite = False
     template = "the link to {peer} is closed: {reason}; check whether the request took effect before sending it again"
@@ -25,7 +24,6 @@ class LinkBusy(LogError):
     """A queue of the link is full, because the peer reads more slowly than messages are sent. Nothing was sent; wait,
     then try again."""
 
-    code = "link_busy"
     retriable = True
     template = "{waiting} of at most {limit} are waiting for {peer}; send less, or wait and try again"
     peer: str
@@ -36,7 +34,6 @@ class LinkBusy(LogError):
 class UnknownMethod(LogError):
     """The peer does not know this kind of request or message, most likely because it runs an older version."""
 
-    code = "unknown_method"
     template = "there is no request of kind {kind} here; upgrade this node, or ask another one"
     kind: int
 
@@ -44,7 +41,6 @@ class UnknownMethod(LogError):
 class BodyTooLarge(LogError):
     """A message body is larger than the receiver's limit. Nothing of it was sent; split it."""
 
-    code = "body_too_large"
     template = "a body of {size} bytes is over the receiver's limit of {bytes_max}; split it"
     size: int
     bytes_max: int
@@ -53,7 +49,6 @@ class BodyTooLarge(LogError):
 class HandlerFailed(LogError):
     """The handler of a request failed with an unexpected exception. Not definite: it may have done part of its work."""
 
-    code = "handler_failed"
     definite = False
     template = "the handler of request {kind} failed with {problem}; its own log says more"
     kind: int
@@ -65,8 +60,6 @@ class PeerRefused(LogError):
 
     The message, `code`, `retriable` and `definite` are those of that error, so a caller decides as if it were local.
     """
-
-    code = "peer_refused"
 
     def __init__(self, *, code: str, message: str, retriable: bool, definite: bool) -> None:
         self.args = (message,)
@@ -81,7 +74,6 @@ class PeerRefused(LogError):
 class BadFrame(LogError):
     """A peer sent bytes that violate the link protocol, so nothing after them can be trusted; the link is closed."""
 
-    code = "bad_frame"
     template = "{problem}; the peer is not a Tidelog node, or this is a bug: report the versions of both sides"
     problem: str
 
@@ -89,7 +81,6 @@ class BadFrame(LogError):
 class WrongVersion(LogError):
     """Two nodes have no version of the link in common. Upgrade the older one."""
 
-    code = "wrong_version"
     template = "this node supports versions {ours} of the link and the peer {theirs}; upgrade the older node"
     ours: str
     theirs: str
@@ -98,7 +89,6 @@ class WrongVersion(LogError):
 class WrongCluster(LogError):
     """Two nodes belong to different clusters. Correct the address, or wipe the node that should change its cluster."""
 
-    code = "wrong_cluster"
     template = "this node is in cluster {ours} and the peer in {theirs}; correct the address or the data folder"
     ours: str
     theirs: str
@@ -107,7 +97,6 @@ class WrongCluster(LogError):
 class WrongPeer(LogError):
     """The certificate of the peer names another node than was expected. Correct the address or the certificate."""
 
-    code = "wrong_peer"
     template = "{expected} was expected, but the peer is {got}; correct the address or the certificate"
     expected: str
     got: str
@@ -116,7 +105,6 @@ class WrongPeer(LogError):
 class TlsFailed(LogError):
     """The TLS handshake failed: a certificate is missing, expired or of another authority, or the peer uses no TLS."""
 
-    code = "tls_failed"
     retriable = True
     template = (
         "no TLS connection with {peer}: {problem}; check that both certificates are valid and signed by the nodes' "
@@ -129,7 +117,6 @@ class TlsFailed(LogError):
 class PeerUnreachable(LogError):
     """Nothing answers at this address. Start the node, or correct the address."""
 
-    code = "peer_unreachable"
     retriable = True
     template = "{address} cannot be reached: {problem}; start the node there or correct the address"
     address: str
@@ -139,7 +126,6 @@ class PeerUnreachable(LogError):
 class AddressTaken(LogError):
     """The address to listen on is in use, most likely by another process of the same node."""
 
-    code = "address_taken"
     template = "cannot listen on {address}: {problem}; stop the other process or choose another port"
     address: str
     problem: str

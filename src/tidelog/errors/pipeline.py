@@ -12,7 +12,6 @@ class ChannelRecreated(LogError):
     Nothing was read or written. To read the new channel, start over: with a new reader (or `on_recreate="restart"`),
     a new checkpoint or another pipeline name."""
 
-    code = "channel_recreated"
     template = (
         "channel {channel!r} has id {found_id} and {expected_id} was expected: it was deleted and created again, or "
         "this is another cluster; to read the new channel, start over with a new reader or a new checkpoint"
@@ -26,7 +25,6 @@ class HistoryRewritten(LogError):
     """Offsets that were planned or read under one leader epoch now hold records of a newer epoch, because of an unclean
     election or a truncated log. Nothing was read. Compare what was read with the channel, then start over."""
 
-    code = "history_rewritten"
     template = (
         "channel {channel!r} was read under leader epoch {leader_epoch}, and from offset {offset} on it may hold "
         "other records of epoch {found_epoch}: there was an unclean election; compare what was read with the "
@@ -42,7 +40,6 @@ class RecordsDamaged(LogError):
     """Records of a channel are damaged in every replica, or in the folder that was read. Nothing after them was
     delivered. Repair the log or bring a replica back and run again, or read with on_damaged=skip."""
 
-    code = "records_damaged"
     retriable = True
     template = (
         "channel {channel!r} cannot be read from offset {start} to {end}: {problem}; restore it (`tidelog log verify`"
@@ -57,7 +54,6 @@ class RecordsDamaged(LogError):
 class SourceChanged(LogError):
     """A stream's checkpoint names channels or positions that do not fit what is read now. Nothing was read."""
 
-    code = "source_changed"
     template = "this checkpoint does not fit: {problem}; use the one that was made here, or a new one"
     problem: str
 
@@ -66,7 +62,6 @@ class ChannelTaken(LogError):
     """The tables already hold this channel's rows from another pipeline; a second one would write every row twice.
     Nothing was read. Use the other pipeline's name, or give this one its own tables."""
 
-    code = "channel_taken"
     template = (
         "channel {channel!r} is in {tables} already, written by another pipeline than {pipeline!r}; use "
         "that pipeline's -name, or give this one other -tables"
@@ -79,7 +74,6 @@ class ChannelTaken(LogError):
 class SinkRefused(LogError):
     """The sink cannot go on without risking lost or duplicate records. Records that are already published stay."""
 
-    code = "sink_refused"
     template = "nothing more is published into channel {channel!r}: {problem}"
     channel: str
     problem: str
@@ -88,7 +82,6 @@ class SinkRefused(LogError):
 class EngineMissing(LogError):
     """Spark, or the Java that it needs, is missing."""
 
-    code = "engine_missing"
     template = "the pipeline cannot start: {problem}"
     problem: str
 
@@ -97,7 +90,6 @@ class PositionMoved(LogError):
     """Another driver of the same pipeline committed part of the range that this one had prepared. Nothing of this
     attempt was committed. It is retried from the table's position; stop one of the drivers if this goes on."""
 
-    code = "position_moved"
     retriable = True
     template = (
         "table {table!r} is at {stored} for {channel!r} and [{start}, {end}) was to be committed: another driver "
@@ -114,7 +106,6 @@ class CheckpointAhead(LogError):
     """The checkpoint is ahead of the table: it was made for another table, or the table was restored to an older state.
     Nothing was committed. Delete the checkpoint; the table knows where to go on."""
 
-    code = "checkpoint_ahead"
     template = (
         "table {table!r} is at {stored} for channel {channel!r} and the checkpoint goes on at {start}: records "
         "would be missing; delete the checkpoint's folder and run again, the table knows where to go on"
@@ -128,7 +119,6 @@ class CheckpointAhead(LogError):
 class CheckpointForeign(LogError):
     """The checkpoint was made for another cluster, folder, table or pipeline. Nothing was read or written."""
 
-    code = "checkpoint_foreign"
     folder: str
     differences: Sequence[str]
 
@@ -143,7 +133,6 @@ class TableBusy(LogError):
     """Other writers committed first at every attempt to write the table's next version. Nothing was committed; try
     again."""
 
-    code = "table_busy"
     retriable = True
     template = "table {table!r} was changed by others {attempts} times in a row; try again, with fewer writers"
     table: str
@@ -153,7 +142,6 @@ class TableBusy(LogError):
 class TableDiffers(LogError):
     """The folder holds a table whose columns or partitions are not those of the pipeline."""
 
-    code = "table_differs"
     template = "the table in {folder!r} was not written by this pipeline: {problem}; use another folder, or move it"
     folder: str
     problem: str
@@ -162,7 +150,6 @@ class TableDiffers(LogError):
 class HistoryGone(LogError):
     """A table no longer has the changes since the version from which a derived table was built. Rebuild that one."""
 
-    code = "history_gone"
     template = (
         "table {table!r} no longer has the changes after version {version}: {problem}; move the table derived from it "
         "away and run again, it is built anew from all rows"
@@ -175,7 +162,6 @@ class HistoryGone(LogError):
 class StageFailed(LogError):
     """A stage of the pipeline failed too many times in a row and is not tried again. What was committed stays."""
 
-    code = "stage_failed"
     retriable = True
     template = "stage {stage!r} failed {attempts} times in a row: {problem}; correct it and run again"
     stage: str
@@ -187,7 +173,6 @@ class StageRefused(LogError):
     """A stage of the pipeline stopped because of an error that retrying does not cure; `cause` is the code of that
     error, and its row here says what to do. What was committed stays."""
 
-    code = "stage_refused"
     template = "stage {stage!r} stopped ({cause}): {problem}"
     stage: str
     cause: str

@@ -8,7 +8,6 @@ from tidelog.errors.base import LogError
 class NotLeader(LogError):
     """This member does not lead the metadata group. Ask the leader that the error names, or try again in a moment."""
 
-    code = "not_leader"
     retriable = True
     leader: str | None
 
@@ -21,7 +20,6 @@ class NotLeader(LogError):
 class LeadershipMoving(LogError):
     """The leader is transferring its leadership and takes no new changes. Try again in a moment."""
 
-    code = "leadership_moving"
     retriable = True
     template = "the leader is handing over to {target}; try again in a moment"
     target: str
@@ -30,7 +28,6 @@ class LeadershipMoving(LogError):
 class TooManyProposals(LogError):
     """The leader's limit of uncommitted changes is reached. Try again when some are committed."""
 
-    code = "too_many_proposals"
     retriable = True
     template = "{bytes_max} bytes of changes are not committed yet; try again when some are committed"
     bytes_max: int
@@ -39,7 +36,6 @@ class TooManyProposals(LogError):
 class TooManyReads(LogError):
     """The leader's limit of reads that wait for its leadership to be confirmed is reached. Try again in a moment."""
 
-    code = "too_many_reads"
     retriable = True
     template = "{reads_max} reads wait for a majority already; try again in a moment"
     reads_max: int
@@ -48,7 +44,6 @@ class TooManyReads(LogError):
 class ProposalTooLarge(LogError):
     """A change exceeds the size limit of an entry. Split it."""
 
-    code = "proposal_too_large"
     template = "a change of {size_bytes} bytes is larger than the {bytes_max} allowed; split it"
     size_bytes: int
     bytes_max: int
@@ -57,7 +52,6 @@ class ProposalTooLarge(LogError):
 class MembershipRefused(LogError):
     """A change of the members is not possible, or not now. The message says why."""
 
-    code = "membership_refused"
     template = "the membership of {member} cannot change: {reason}"
     member: str
     reason: str
@@ -66,7 +60,6 @@ class MembershipRefused(LogError):
 class MembershipPending(LogError):
     """Members change one at a time, and another change is not committed yet. Try again when it is."""
 
-    code = "membership_pending"
     retriable = True
     template = "the members cannot change at the moment: {reason}; try again in a moment"
     reason: str
@@ -75,7 +68,6 @@ class MembershipPending(LogError):
 class ProposalLost(LogError):
     """A newer leader's entry took the place of this change. It had no effect: propose it again."""
 
-    code = "proposal_lost"
     retriable = True
     template = "the change at index {index} of term {term} was replaced by a newer leader; propose it again"
     index: int
@@ -86,7 +78,6 @@ class MetadataDamaged(LogError):
     """A member's own metadata is damaged, so the member must not vote. Move it aside; the member then fetches the
     metadata from its peers."""
 
-    code = "metadata_damaged"
     template = "{path}: {problem}; move it aside and let this node fetch the metadata from its peers"
     path: str
     problem: str
@@ -95,7 +86,6 @@ class MetadataDamaged(LogError):
 class MetadataPoisoned(LogError):
     """Writing the metadata failed, so what the disk holds is unknown. Restart the node, which reads it again."""
 
-    code = "metadata_poisoned"
     definite = False
     template = "writing the metadata failed ({problem}); restart the node once the disk is in order"
     problem: str
@@ -106,7 +96,6 @@ class MetadataPoisoned(LogError):
 class OutcomeUnknown(LogError):
     """It cannot be determined here whether the change was committed. Read the state before you repeat the request."""
 
-    code = "outcome_unknown"
     retriable = True
     definite = False
     template = "it is unknown whether {what} was committed; read the state before asking again"

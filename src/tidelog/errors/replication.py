@@ -10,7 +10,6 @@ from tidelog.errors.base import LogError
 class SessionFenced(LogError):
     """A newer session of this boat is open, so this one has ended. Do the Handshake again."""
 
-    code = "session_fenced"
     retriable = True
     template = "session {session} ended when session {newest} began; do the Handshake again"
     session: int
@@ -20,7 +19,6 @@ class SessionFenced(LogError):
 class NameInUse(LogError):
     """Another process is sending under this boat's name. Stop one of the two, or issue it a certificate of its own."""
 
-    code = "name_in_use"
     retriable = True
     template = (
         "another process has used the name {name} since {since} and sent something {silent_ms} ms ago; this one "
@@ -35,7 +33,6 @@ class RateExceeded(LogError):
     """A Live stream exceeds its rate limit, which is above what a bus can send. Pace the stream; send history by
     Backfill."""
 
-    code = "rate_exceeded"
     retriable = True
     template = "more than {frames_per_s:g} frames/s (burst {burst}) on Live; send history by Backfill instead"
     frames_per_s: float
@@ -45,7 +42,6 @@ class RateExceeded(LogError):
 class LagExceeded(LogError):
     """A Live stream is too far behind its boat's head. Do the Handshake again; Backfill sends what is missing."""
 
-    code = "lag_exceeded"
     retriable = True
     template = "Live is {lag} frames behind, at most {lag_max} are allowed; do the Handshake again"
     lag: int
@@ -55,7 +51,6 @@ class LagExceeded(LogError):
 class TooManyHoles(LogError):
     """The cloud's limit of open gaps for one boat is reached, and this block would add one."""
 
-    code = "too_many_holes"
     retriable = True
     template = "{holes_max} holes are open; send the oldest missing seqs first"
     holes_max: int
@@ -64,7 +59,6 @@ class TooManyHoles(LogError):
 class BadMessage(LogError):
     """A message from the other side cannot be parsed, or asks for something impossible. Nothing of it was accepted."""
 
-    code = "bad_message"
     template = "{problem}"
     problem: str
 
@@ -72,7 +66,6 @@ class BadMessage(LogError):
 class ForeignLineage(LogError):
     """A block belongs to another lineage than the one this session was opened for."""
 
-    code = "foreign_lineage"
     template = "the session is for lineage {expected}, the block is of {got}; do the Handshake again"
     expected: str
     got: str
@@ -84,7 +77,6 @@ class HolesLeft(LogError):
     Nothing is wrong. Do the Handshake again; Live goes on where it ended.
     """
 
-    code = "holes_left"
     retriable = True
     template = "frames are missing that only a Handshake can ask for; do the Handshake again"
 
@@ -96,7 +88,6 @@ class ConflictingFrames(LogError):
     Nothing of it was accepted. Do the Handshake again; the cloud's answer says how to go on.
     """
 
-    code = "conflicting_frames"
     retriable = True
     template = "seq {seq} of lineage {lineage} is already stored with another frame; do the Handshake again"
     lineage: str
@@ -109,7 +100,6 @@ class ConflictingFrames(LogError):
 class MissingExtra(LogError):
     """An optional part of Tidelog is not installed."""
 
-    code = "missing_extra"
     template = "{needed_for} needs the extra {extra!r}; install it with: pip install 'tidelog[{extra}]'"
     extra: str
     needed_for: str
@@ -121,7 +111,6 @@ class SourceFailed(LogError):
     Not definite: frames that were on the bus meanwhile are lost.
     """
 
-    code = "source_failed"
     retriable = True
     definite = False
     template = "{source}: {reason}; check the interface and its cable, then open it again"

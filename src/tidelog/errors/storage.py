@@ -12,7 +12,6 @@ from tidelog.errors.base import LogError
 class InvalidConfig(LogError):
     """A configuration section has invalid values. All problems are listed at once."""
 
-    code = "invalid_config"
     section: str
     problems: Sequence[str]
 
@@ -23,7 +22,6 @@ class InvalidConfig(LogError):
 class InvalidRecord(LogError):
     """A record cannot be written as given: too long, out of range, or the columns disagree."""
 
-    code = "invalid_record"
     template = "{problem}"
     problem: str
 
@@ -34,7 +32,6 @@ class InvalidRecord(LogError):
 class BadBlock(LogError):
     """Bytes are not a valid block. Base of the three errors below."""
 
-    code = "bad_block"
     template = "{problem}"
     problem: str
 
@@ -42,13 +39,9 @@ class BadBlock(LogError):
 class BlockTruncated(BadBlock):
     """The bytes end before the block does."""
 
-    code = "block_truncated"
-
 
 class BlockCorrupt(BadBlock):
     """A checksum does not match, or the fields contradict each other."""
-
-    code = "block_corrupt"
 
 
 class BlockTooLarge(BadBlock):
@@ -57,13 +50,10 @@ class BlockTooLarge(BadBlock):
     Raised from the header alone, before anything is allocated or inflated.
     """
 
-    code = "block_too_large"
-
 
 class NotALog(LogError):
     """The path does not hold a log that Tidelog can read."""
 
-    code = "not_a_log"
     template = "{path}: {problem}"
     path: str
     problem: str
@@ -72,7 +62,6 @@ class NotALog(LogError):
 class BadJournalFile(LogError):
     """A foreign journal or capture file cannot be read further."""
 
-    code = "bad_journal_file"
     template = "{path} at byte {position}: {problem}"
     path: str
     position: int
@@ -86,7 +75,6 @@ class DiskError(LogError):
     """A file operation failed. Base of the disk errors below; `definite` is False because part of
     a write may have reached the disk."""
 
-    code = "disk_error"
     definite = False
     template = "{operation} {path}: {reason}"
     operation: str
@@ -100,7 +88,6 @@ class DiskFull(DiskError):
     Nothing of the refused append is visible. Free space or shorten retention, then retry.
     """
 
-    code = "disk_full"
     retriable = True
     definite = True
 
@@ -111,8 +98,6 @@ class SyncFailed(DiskError):
     The log acknowledges nothing more until it has been opened again and verified.
     """
 
-    code = "sync_failed"
-
 
 class DiskFailed(LogError):
     """A process stops because of its disk: the kernel reported an I/O error, or the file system is read-only.
@@ -121,7 +106,6 @@ class DiskFailed(LogError):
     error comes again, replace the disk: a node with an empty one fetches everything from its peers.
     """
 
-    code = "disk_failed"
     definite = False
     template = (
         "the disk failed: {cause}. Nothing more is written until a restart has verified what it holds; restart the "
@@ -133,14 +117,12 @@ class DiskFailed(LogError):
 class FileMissing(DiskError):
     """The file or folder does not exist."""
 
-    code = "file_missing"
     definite = True
 
 
 class FolderLocked(DiskError):
     """Another process has this folder open."""
 
-    code = "folder_locked"
     definite = True
 
 
@@ -150,7 +132,6 @@ class FolderLocked(DiskError):
 class LogClosed(LogError):
     """The log was closed; open it again to use it."""
 
-    code = "log_closed"
     template = "{log} is closed; open it again"
     log: str
 
@@ -162,7 +143,6 @@ class LogPoisoned(LogError):
     keeps what verifies.
     """
 
-    code = "log_poisoned"
     template = "{log} stopped after {cause}; close it and open it again to verify it"
     log: str
     cause: str
@@ -171,7 +151,6 @@ class LogPoisoned(LogError):
 class OffsetOutOfRange(LogError):
     """The log does not hold this offset: it was trimmed away, or is not written yet."""
 
-    code = "offset_out_of_range"
     template = "offset {offset} is outside [{log_start}, {log_end}); read from {log_start} for the oldest record"
     offset: int
     log_start: int
@@ -181,7 +160,6 @@ class OffsetOutOfRange(LogError):
 class OffsetMismatch(LogError):
     """A replicated block does not continue the log at its end."""
 
-    code = "offset_mismatch"
     template = "the log ends at {expected} but the block starts at {got}; fetch from {expected}"
     expected: int
     got: int
@@ -190,7 +168,6 @@ class OffsetMismatch(LogError):
 class StaleEpoch(LogError):
     """A block carries a leader epoch below the newest one in the log."""
 
-    code = "stale_epoch"
     template = "epoch {epoch} is older than {newest}, the newest in this log; ask for the leader again"
     epoch: int
     newest: int
@@ -199,7 +176,6 @@ class StaleEpoch(LogError):
 class NotABlockBoundary(LogError):
     """A log can be truncated only between two blocks."""
 
-    code = "not_a_block_boundary"
     template = (
         "offset {offset} lies inside the block [{block.start}, {block.stop}); truncate to {block.start} or {block.stop}"
     )
@@ -213,7 +189,6 @@ class DamagedRange(LogError):
     Read on at `end`, or replace the range from a peer.
     """
 
-    code = "damaged_range"
     retriable = True
     template = "offsets [{start}, {end}) are damaged ({problem}); fetch them from a peer or read from {end}"
     start: int
@@ -224,7 +199,6 @@ class DamagedRange(LogError):
 class ReplacementRefused(LogError):
     """The blocks offered for a damaged range do not cover exactly that range."""
 
-    code = "replacement_refused"
     template = "{problem}"
     problem: str
 
@@ -232,7 +206,6 @@ class ReplacementRefused(LogError):
 class MemoryLogFull(LogError):
     """A memory log reached its hard cap. Trim it (retention) or make the channel persistent."""
 
-    code = "memory_log_full"
     retriable = True
     template = "{log} holds {held_bytes} of at most {bytes_max} bytes; sweep retention or make the channel persistent"
     log: str
@@ -243,7 +216,6 @@ class MemoryLogFull(LogError):
 class QueueFull(LogError):
     """More appends are waiting than the writer may hold. Wait for acks, then retry."""
 
-    code = "queue_full"
     retriable = True
     template = "{waiting_bytes} bytes are waiting to be written, the limit is {bytes_max}; wait for acks"
     waiting_bytes: int
@@ -256,7 +228,6 @@ class WaitTimedOut(LogError):
     Not definite: an append that was queued is not taken back.
     """
 
-    code = "wait_timed_out"
     retriable = True
     definite = False
     template = "{waiting_for} did not happen within {deadline_s:g} s"
@@ -270,7 +241,6 @@ class WaitTimedOut(LogError):
 class UnknownChannel(LogError):
     """The store has no channel of this name."""
 
-    code = "unknown_channel"
     template = "there is no channel {channel!r}; create it first"
     channel: str
 
@@ -278,7 +248,6 @@ class UnknownChannel(LogError):
 class ChannelExists(LogError):
     """A channel of this name exists already."""
 
-    code = "channel_exists"
     template = "channel {channel!r} exists; open it, or delete it first"
     channel: str
 
@@ -286,6 +255,5 @@ class ChannelExists(LogError):
 class SeqExhausted(LogError):
     """A lineage has used every sequence number it may."""
 
-    code = "seq_exhausted"
     template = "seq {head} is the last one a lineage can use; fork a new lineage"
     head: int
