@@ -1,4 +1,4 @@
-"""What goes into a channel's leader, and what comes out: a made block with its wishes, and blocks as they are sent."""
+"""The input and output of a channel's leader: a made block with its options, and blocks as they are sent."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What a boat's channel holds and tells: folds over its log, events, devices, history. Knows no streams.
+"""The channel of a boat: folds over its log, events, devices, history. Streams are in `cluster.uplink`.
 
 Modules:
 
     channel      A boat's channel on its leader
     channel_log  Opening a boat's log
-    events       What happened between one boat and the cluster
-    history      Frames of the past, from a channel's log, between two times of the boat's clock
-    runs         Which run of an lplex boat a block of its files is of
+    events       Events between one boat and the cluster
+    history      Past frames of a channel's log, between two times of the boat's clock
+    runs         The run of an lplex boat that a block belongs to
     state_file   `state.json` and `devices.json`
-    view         What others may ask a running cloud
-    watch        What the cloud tells about one boat beyond the protocol
+    view         The read-only view of a running cloud
+    watch        Events, counters, devices and live frames of one boat
 """

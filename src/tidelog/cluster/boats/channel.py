@@ -1,10 +1,10 @@
 """A boat's channel on its leader: the uplink receiver and the log it feeds.
 
-Assembles the receiver core with a log's blocks; still no I/O of its own. What is to be appended comes
-out as `LogAppend`s for whoever commits (a `Committer` in a node, the simulator's own hand), who then
-calls `committed`. Blocks are checked here before they count: kind, lineage, seqs; a block that does
-not decode is refused and fills no hole, and neither does one that has other frames than the log under a seq (F6). What
-comes of a boat without lineages may be of any of its runs: whose it is, `boats.runs` says.
+Connects the receiver core with a log's blocks; it does no I/O. Blocks to append come out as `LogAppend`s for the caller
+that commits them (a `Committer` in a node, or the simulator) and then calls `committed`. Blocks are checked here before
+they count: kind, lineage, seqs; a block that does not decode is refused and fills no hole, and neither does one that
+has other frames than the log under a seq (F6). A block of a boat without lineages may belong to any of its runs:
+`boats.runs` finds out which.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from tidelog.units import US_PER_S
 _OVERLAPS_COMPARED = 8
 
 FRAME_KINDS: Final = frozenset({BlockKind.FRAMES, BlockKind.FOREIGN})
-"""What boats send. A channel may hold messages of clients too, whose seqs are no boat's."""
+"""The kinds of block that boats send. A channel may also hold messages of clients, whose seqs are not the boat's."""
 _PATHS = {Via.LIVE: Path.LIVE, Via.BACKFILL: Path.BACKFILL}
 
 
@@ -74,9 +74,9 @@ class LogAppend:
     windows: tuple[range, ...] = ()
     path: Path = Path.UNKNOWN
     frames: FrameColumns | None = None
-    """Its frames, all of them: it was decoded to be checked anyway."""
+    """All of its frames: the block was decoded to be checked anyway."""
     is_own: bool = False
-    """Of the node's own (an event): the receiver does not count it in `committed`."""
+    """A record of the node itself (an event): the receiver does not count it in `committed`."""
 
 
 Outcome: TypeAlias = tuple[list[LogAppend], list[ToBoat]]
@@ -108,7 +108,7 @@ class UplinkChannel:
         now_us = 1000 * now_ms if now_us is None else now_us
         session = 0 if isinstance(message, Hello) else message.session
         switched: list[Effect[MadeBlock]] = []
-        """A new lineage of a boat that restarted: it stays, even if the message that shows it is refused."""
+        """The new lineage of a boat that restarted: it stays, even if the message that shows it is refused."""
         try:
             frames: FrameColumns | None = None
             if isinstance(message, Hello):
@@ -126,7 +126,7 @@ class UplinkChannel:
             return appends, [*replies, Refused(session=session, code=error.code, detail=str(error))]
 
     def _hello(self, hello: Hello, new_lineage: bytes, now_ms: int, now_us: int) -> list[Effect[MadeBlock]]:
-        """Open a session, unless another process delivers under this name (UT2)."""
+        """Open a session, unless another process of this name holds one that delivers (UT2)."""
         in_use = self.tenure.admit(hello.boot_id, now_ms=now_ms)
         if in_use is not None:
             raise NameInUse(name=self.instance, since=_moment(in_use.since_us), silent_ms=in_use.silent_ms)
@@ -154,14 +154,15 @@ class UplinkChannel:
                 return []
 
     def _checked_frames(self, message: FromSession[MadeBlock]) -> FrameColumns | None:
-        """The frames that came. Claims are compared with the bytes: a lying count or a damaged body fills no hole."""
+        """The frames of a message. Its fields are compared with the bytes: a wrong count or a damaged body fills no
+        hole."""
         if not isinstance(message, LiveData | BackfillData):
             return None
         self._check_claims(message)
         block, seqs = message.block, message.seqs
         maker = block.maker
         lineage = self.receiver.lineage
-        # Of foreign blocks too: the fold over the log knows the lineage of a block from its producer alone.
+        # Also for foreign blocks: the fold over the log knows the lineage of a block from its producer alone.
         if lineage is not None and maker.producer != lineage:
             raise ForeignLineage(expected=lineage.hex(), got=maker.producer.hex())
         overlaps = self.receiver.held_in(seqs)[-_OVERLAPS_COMPARED:]
@@ -189,7 +190,7 @@ class UplinkChannel:
         now_ms: int,
         switched: list[Effect[MadeBlock]],
     ) -> tuple[FrameColumns | None, list[Effect[MadeBlock]]]:
-        """Frames of a boat that has no lineages. They go where they belong; none of them ends the session (F6)."""
+        """Frames of a boat that has no lineages. They are assigned to their run; none of them ends the session (F6)."""
         receiver, runs = self.receiver, self._runs
         if isinstance(message, BackfillUnread):
             receiver.check_session(message.session)
@@ -216,7 +217,7 @@ class UplinkChannel:
         claimed = range(message.seqs.start, max(message.seqs.stop, message.lost.stop))
         home = runs.home(frames, claimed, first_us=first_us, last_us=last_us)
         if home is Verdict.RESTARTED:
-            # The block may be of a run between the one that is held and the one that speaks: it is asked for again.
+            # The block may belong to a run between the one that is held and the current one: it is requested again.
             switched += receiver.restarted(new_lineage, now_ms=now_ms)
             runs.restarted()
         if home in (Verdict.UNDECIDED, Verdict.RESTARTED):
@@ -227,8 +228,8 @@ class UplinkChannel:
         return frames, receiver.backfill(replace(message, block=block, lineage=lineage))
 
     def _compare(self, frames: FrameColumns, seqs: range, seq: int) -> None:
-        """F6: the newest frame that both have must be the same one. Two histories that parted stay apart, so it tells
-        for all those before it; the rest of the stored block is compared along."""
+        """F6: the newest frame that both have must be the same one. Two histories that diverged stay different, so it
+        represents all those before it; the rest of the stored block is compared too."""
         stored = self._held(self.receiver.lineage or b"", seq)
         if stored is None:
             return  # trimmed, or damaged on disk: nothing to compare with
@@ -302,7 +303,7 @@ def held_block(log: Log, lineage: bytes, seq: int) -> Block | None:
 
 
 def fold_log(blocks: Iterable[Block]) -> ChannelFold:
-    """The fold over a channel's log, from its last snapshot on (F1): what a restarted cloud knows."""
+    """The fold over a channel's log, from its last snapshot on (F1): the state of a restarted cloud."""
     fold = ChannelFold()
     for block in blocks:
         if block.maker.kind == BlockKind.CONTROL:

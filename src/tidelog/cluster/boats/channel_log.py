@@ -1,7 +1,7 @@
 """Opening a boat's log: the folds over it, and where its newest fold snapshot lies.
 
-Folding starts at a snapshot if somebody remembers where one is, else at the log's start. Both give the same
-folds (F1), so the hint may be missing, old or wrong. Retention never takes what a fold needs: replicas see to it (F3).
+Folding starts at a snapshot if its offset is known, else at the log's start. Both give the same folds (F1), so the hint
+may be missing, old or wrong. Retention never removes records that a fold needs (F3).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.storage.log.log import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlace:
-    """Where a fold snapshot lies, and when it was appended."""
+    """The offset of a fold snapshot, and when it was appended."""
 
     offsets: range
     time_us: int
@@ -34,10 +34,10 @@ class OpenedLog:
     end: int
     """The folds are those of the log up to here."""
     snapshot: SnapshotPlace | None
-    """The newest."""
+    """The newest snapshot."""
     bytes_since_snapshot: int
     newest_frames: tuple[int, int]
-    """Where the newest block of the boat's ends, and when it was appended; zeros if none was read."""
+    """The end of the boat's newest block, and when it was appended; zeros if none was read."""
 
 
 def open_channel_log(log: Log, *, end: int, hint: int | None = None) -> OpenedLog:

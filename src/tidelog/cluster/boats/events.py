@@ -1,9 +1,9 @@
-"""What happened between one boat and the cluster: the newest events, in memory and in the log.
+"""Events between one boat and the cluster: the newest, in memory and in the log.
 
-The types and details are those of lplex (live_start, live_stop, backfill_start, block_received,
-backfill_stop, checkpoint) and some of ours (session_opened, fenced, lineage_opened, range_lost, refused).
-Blocks that come one after the other share one event with a count, and so do refusals, so that a long Backfill
-or a boat that tries for ever does not push everything else out.
+The types and details are those of lplex (live_start, live_stop, backfill_start, block_received, backfill_stop,
+checkpoint) and Tidelog's own (session_opened, fenced, lineage_opened, range_lost, refused). Blocks that come one after
+the other share one event with a count, and so do refusals, so that a long Backfill or a boat that tries for ever does
+not displace all other events.
 
 EV1  Events are a fold over the log (F1). Some follow from its records (a session opened, a range lost, a block of
      Backfill); the others are records of their own, which the leader appends soon after, and the newest of all are in
@@ -31,7 +31,7 @@ from tidelog.cluster.boats.view import ReplicationEvent
 
 EVENTS_MAX: Final = 1_024
 EVENTS_KEPT: Final = 128
-"""Of them, in a fold snapshot."""
+"""How many of them are kept in a fold snapshot."""
 CHECKPOINT_FRAMES: Final = 50_000
 _UNLOGGED_MAX: Final = 256
 
@@ -39,7 +39,7 @@ _REASONS: Final = {"rate_exceeded": "rate_limit_exceeded", "lag_exceeded": "clou
 
 
 def stop_reason(code: str) -> str:
-    """Why a stream was ended, in lplex's word where it has one."""
+    """Why a stream ended, in lplex's word where it has one."""
     return _REASONS.get(code, code)
 
 
@@ -49,14 +49,14 @@ class EventRing:
     def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
         self._events: deque[ReplicationEvent] = deque(maxlen=events_max)
         self._unlogged: deque[ReplicationEvent] = deque(maxlen=_UNLOGGED_MAX)
-        """Those that no record in the log says yet (EV1)."""
+        """Events that are in no record of the log yet (EV1)."""
 
     def add(self, time_us: int, kind: str, **detail: Any) -> None:
-        """An event that follows from what is in the log anyway."""
+        """An event that follows from records of the log."""
         self._events.append(ReplicationEvent(time_us=time_us, type=kind, detail=detail))
 
     def note(self, time_us: int, kind: str, **detail: Any) -> None:
-        """An event of which the log must be told."""
+        """An event that needs a record of its own in the log."""
         self.add(time_us, kind, **detail)
         self._unlogged.append(self._events[-1])
 
@@ -98,7 +98,7 @@ class EventRing:
         return bool(self._unlogged)
 
     def take_unlogged(self) -> list[ControlRecord]:
-        """Records of what the log has not been told yet, oldest first."""
+        """Records of events that are not in the log yet, oldest first."""
         taken = [
             ReplicationEventNoted(time_us=event.time_us, kind=event.type, detail=event.detail)
             for event in self._unlogged
@@ -107,20 +107,20 @@ class EventRing:
         return list(taken)
 
     def to_state(self) -> list[dict[str, Any]]:
-        """The newest, for a fold snapshot."""
+        """The newest events, for a fold snapshot."""
         return [
             {"time_us": event.time_us, "kind": event.type, "detail": event.detail}
             for event in list(self._events)[-EVENTS_KEPT:]
         ]
 
     def replace(self, folded: EventRing) -> None:
-        """Begin anew with what a log says, and with what it has not been told yet."""
+        """Start from the events of a log, and those that are not in it yet."""
         events = [*folded._events, *self._unlogged]
         self._events.clear()
         self._events.extend(sorted(events, key=lambda event: event.time_us))
 
     def fold(self, block: Block) -> None:
-        """Take note of the next block of a log."""
+        """Fold the next block of a log."""
         if block.maker.kind == BlockKind.CONTROL:
             self.fold_control(
                 decode_control(block.maker, block.raw_body()), time_us=max(block.leader.append_time_us, 0)
@@ -147,7 +147,7 @@ class EventRing:
                 case FoldSnapshot():
                     self._restore(record.state.get("events", ()))
         if lost:
-            # One event for all of them, which ascend: a boat may come back without a thousand pieces of its journal.
+            # One event for all of them, which ascend: a boat may return with a thousand holes in its journal.
             detail = {"start": lost[0].start, "end": lost[-1].end, "ranges": len(lost), "reason": lost[0].reason}
             self.add(time_us, "range_lost", **detail)
 

@@ -1,4 +1,4 @@
-"""Frames of the past, from a channel's log, between two times of the boat's clock.
+"""Past frames of a channel's log, between two times of the boat's clock.
 
 The index finds the blocks that reach into the range; only committed records that count come out, in the order
 of the log, so late Backfill lies behind newer Live frames (B2). One chunk of the log is in memory at a time. It
@@ -49,7 +49,7 @@ def _chunk(found: Iterator[FrameBlock]) -> list[FrameBlock]:
 
 
 def frames_between(log: Log, *, from_us: int, to_us: int, end: int | None = None) -> Iterator[FrameBlock]:
-    """The same, for a caller that may block. What is appended after the first step is not seen."""
+    """The same, for a caller that may block. Later appends are not seen."""
     if from_us >= to_us:
         return
     end = log.durable_end if end is None else min(end, log.durable_end)

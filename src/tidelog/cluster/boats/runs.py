@@ -1,20 +1,19 @@
-"""Which run of an lplex boat a block of its files is of.
+"""Finds the run of an lplex boat that a block of its files belongs to.
 
-lplex counts from 1 again after every restart and keeps its old files. Asked for seqs that are missing of the run that
-speaks, it sends every block that has such seqs, of whatever run. Nothing on the wire names the run, so it is told by
-content and by time.
+lplex counts from 1 again after every restart and keeps its old files. When asked for missing seqs of the current run,
+it sends every block with such seqs, of any run. The protocol does not name the run, so it is found by content and time.
 
-RU1  A block that has other frames, by id and payload, than a lineage under any seq that both have is not of it. Times
-     are not compared for that: lplex's journal tells those behind a step back of the clock too late.
-RU2  Equal ids and payloads alone do not make a block one of a lineage, since a steady bus says the same in every run:
-     its times must be those that are held, or later by steps that only grow from its first frame on, whose time is
-     right. A lineage that has the very times goes before one whose times differ.
-RU3  Where nothing overlaps, time tells: in one run it goes with the seqs, and runs follow each other. Where a lineage's
-     own times go back, they tell nothing.
-RU4  Blocks that continue each other in one pass are of one run: lplex goes through its files in the order of time, and
-     a run that follows begins at or below the end of the one before it. When it began is known only to lie between
-     the two blocks that show it.
-RU5  What cannot be told yet is not taken.
+RU1  A block that has other frames, by id and payload, than a lineage under any common seq does not belong to it. Times
+     are not compared for that: after a step back of the clock the times in lplex's journal are too late.
+RU2  Equal ids and payloads alone do not assign a block to a lineage, since a steady bus sends the same in every run:
+     its times must be the held ones, or later by steps that only grow from its first frame on, whose time is right. A
+     lineage with equal times is preferred to one whose times differ.
+RU3  Where nothing overlaps, times decide: in one run they rise with the seqs, and runs follow each other. Where a
+     lineage's own times go back, they decide nothing.
+RU4  Blocks that continue each other in one pass belong to one run: lplex goes through its files in the order of time,
+     and a later run begins at or below the end of the one before it. Its beginning is known only to lie between the two
+     blocks that show it.
+RU5  A block whose run is not known yet is not taken.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tidelog.blocks.header import BlockLimits
 from tidelog.core.uplink.receiver import UplinkReceiver
 
 _STORED_COMPARED_MAX: Final = 64
-"""Stored blocks that are read to compare one that came: live ones may be of one frame each."""
+"""How many stored blocks are read for one comparison: live ones may be of one frame each."""
 _REMEMBERED_MAX: Final = 4_096
 
 Held: TypeAlias = Callable[[bytes, int], Block | None]
@@ -41,21 +40,21 @@ Held: TypeAlias = Callable[[bytes, int], Block | None]
 
 
 class Verdict(Enum):
-    """Where a block belongs that is of no lineage that is known."""
+    """The run of a block that belongs to no known lineage."""
 
     UNDECIDED = "undecided"
-    """Nobody can tell yet (RU5)."""
+    """The run is not known yet (RU5)."""
     UNSEEN = "unseen"
-    """To an older run that the cloud has never heard of: it gets a lineage of its own."""
+    """An older run that is not known here: it gets a lineage of its own."""
     RESTARTED = "restarted"
-    """To a later run than what is held of the lineage that speaks: the boat has restarted, and nobody noticed."""
+    """A later run than the current lineage: the boat has restarted unnoticed."""
 
 
 class Match(Enum):
     NOTHING = "nothing"
     SAME = "same"
     LATE = "late"
-    """The same frames, if lplex's journal tells their times too late."""
+    """The same frames, if the times of lplex's journal are too late."""
     OLDER = "older"
     NEWER = "newer"
 
@@ -74,7 +73,7 @@ class _Found(NamedTuple):
 
 
 class RunJudge:
-    """Belongs to one channel. All that it remembers is a help: what it needs is in the log."""
+    """The run finder of one channel. Its memory is only a cache: everything needed is in the log."""
 
     def __init__(self, *, receiver: UplinkReceiver[MadeBlock], held: Held, limits: BlockLimits) -> None:
         self._receiver = receiver
@@ -86,10 +85,11 @@ class RunJudge:
         self._began_us: set[tuple[int, int]] = set()
         """A run began after the first of these times, and at or before the second."""
         self._placed: dict[tuple[int, int, int, int], bytes] = {}
-        """Where blocks went that may not be committed yet: lplex sends a block once for every hole that it touches."""
+        """The lineages of blocks that may not be committed yet: lplex sends a block once for every hole that it
+        touches."""
         self._undecided: set[tuple[int, int, int, int]] = set()
         self._waited: set[tuple[int, int, int, int]] = set()
-        """Blocks that could not be told in a pass that has ended: all that was sent beside them has been seen."""
+        """Blocks that could not be assigned in a pass that has ended: everything sent beside them has been seen."""
         self._times: dict[tuple[bytes, int], int | None] = {}
 
     def session_opened(self) -> None:
@@ -106,7 +106,7 @@ class RunJudge:
     # --- Live ------------------------------------------------------------------------------------
 
     def is_later_run(self, frames: FrameColumns, seqs: range) -> bool:
-        """Whether frames of Live show that the boat has restarted since it brought what is held under their seqs."""
+        """Whether Live frames show that the boat has restarted since it sent the held frames with their seqs."""
         lineage = self._receiver.lineage or b""
         for _, ours, theirs in self._pairs(lineage, frames, seqs):
             # Held times may be late (RU1), never early.
@@ -119,13 +119,13 @@ class RunJudge:
             self._live = seqs.start, int(frames.times_us[0])
 
     def restarted(self) -> None:
-        """A new lineage speaks from here on: what was learned in this session was of the one before."""
+        """A new lineage is current from here on: what was learned in this session was about the one before."""
         self._live = None
 
     # --- Backfill --------------------------------------------------------------------------------
 
     def home(self, frames: FrameColumns | None, seqs: range, *, first_us: int, last_us: int) -> bytes | Verdict:
-        """The lineage that these frames are of, or why none can be named."""
+        """The lineage of these frames, or why none can be named."""
         found = _Found(seqs, first_us, last_us, frames)
         key = found.key
         home = self._placed.get(key) or self._judge(found)
@@ -133,14 +133,14 @@ class RunJudge:
             self.placed(key, home)
         elif home is not Verdict.UNSEEN and len(self._undecided) < _REMEMBERED_MAX:
             self._undecided.add(key)
-        # A restart is seen once; those that continue the block are of the same run, which nobody knows yet.
+        # A restart is seen once; blocks that continue this one belong to the same run, which is not known yet.
         self._last = found, Verdict.UNDECIDED if home is Verdict.RESTARTED else home
         if home is Verdict.UNDECIDED and self._is_shown_by_live(found):
-            self._last = None  # those that continue the block can be told as soon as Live comes
+            self._last = None  # blocks that continue it can be assigned as soon as Live comes
         return home
 
     def placed(self, key: tuple[int, int, int, int], lineage: bytes) -> None:
-        """A block with these seqs and times went to this lineage."""
+        """A block with these seqs and times was assigned to this lineage."""
         if len(self._placed) >= _REMEMBERED_MAX:
             self._placed.clear()
         self._placed[key] = lineage
@@ -168,7 +168,7 @@ class RunJudge:
                 return Verdict.UNDECIDED
             if fits:
                 return current
-        # Those that have other frames under these seqs are out.
+        # Lineages with other frames under these seqs are excluded.
         possible = [item for item in self._older_lineages(current) if matches.get(item[1]) is Match.NOTHING]
         if (older := _within(possible, found)) is not None:
             return older
@@ -187,7 +187,7 @@ class RunJudge:
         return next((lineage for lineage, other in matches.items() if other is Match.LATE), None)
 
     def _note_run_change(self, found: _Found) -> bytes | None:
-        """RU4: the lineage that this block cannot be of, since a later run has begun in this pass."""
+        """RU4: the lineage that this block cannot belong to, since a later run has begun in this pass."""
         if found.seqs.start == 1:
             self._note_beginning(found.first_us - 1, found.first_us)
         if self._last is None:
@@ -201,7 +201,7 @@ class RunJudge:
 
     def _note_beginning(self, after_us: int, by_us: int) -> None:
         if any(after_us <= start_us and end_us <= by_us for start_us, end_us in self._began_us):
-            return  # a beginning that is known as well or better may be the one that was seen
+            return  # a beginning that is known at least as precisely may be the same one
         wider = {(start_us, end_us) for start_us, end_us in self._began_us if start_us <= after_us and by_us <= end_us}
         self._began_us -= wider
         if len(self._began_us) >= _REMEMBERED_MAX:
@@ -209,7 +209,7 @@ class RunJudge:
         self._began_us.add((after_us, by_us))
 
     def _has_begun(self, after_us: int, by_us: int) -> bool | None:
-        """Whether a run began after the one time and at or before the other; None if it may have, or outside."""
+        """Whether a run began after the one time and at or before the other; None if that is not certain."""
         if any(after_us <= start_us and end_us <= by_us for start_us, end_us in self._began_us):
             return True
         wide = [(start_us, end_us) for start_us, end_us in self._began_us if start_us < by_us and after_us < end_us]
@@ -220,8 +220,8 @@ class RunJudge:
         return False
 
     def _known_beginnings(self, after_us: int, by_us: int) -> list[tuple[int, int]]:
-        """When the runs of known lineages began, of those that did not between these times: any of them may be the one
-        that two blocks showed."""
+        """When the runs of known lineages began, except those outside these times: any of them may be the run that two
+        blocks showed."""
         spans_us = sorted(span_us for span_us, _ in self._older_lineages(b""))
         between = [(before[1], after[0]) for before, after in pairwise(spans_us) if before[1] < after[0]]
         return [(start_us, end_us) for start_us, end_us in between if end_us <= after_us or by_us <= start_us]
@@ -230,11 +230,11 @@ class RunJudge:
         if self._last is None:
             return None
         before, home = self._last
-        # Whatever their times: the clock may have been set back between them.
+        # Regardless of their times: the clock may have been set back between them.
         return home if found.seqs.start == before.seqs.stop else None
 
     def _fits_current(self, current: bytes, found: _Found, matches: dict[bytes, Match]) -> bool | None:
-        """RU3, for the lineage that speaks; None if nobody can tell."""
+        """RU3, for the current lineage; None if it cannot be decided."""
         below, above = self._neighbours(current, found.seqs, self._live)
         if self._is_shown_by_live(found):
             return None
@@ -247,7 +247,7 @@ class RunJudge:
             # Not only after its neighbour: the clock may have been set back between them, within the run.
             return found.last_us >= (below if span_us is None else min(below, span_us[0]))
         if above is None and span_us is None:
-            # A block beyond all that the boat has counted to is of another run.
+            # A block beyond the boat's head belongs to another run.
             is_beyond = found.seqs.start > self._receiver.head_said
             if self._receiver.lplex.believes_files:
                 return not is_beyond
@@ -261,7 +261,7 @@ class RunJudge:
             above = span_us[0]  # it is on its way, or trimmed
         if found.last_us > above:
             return _within(possible, found) is None
-        # It lies before all that is held of this run, in seqs and in time: so do the blocks of every older one.
+        # It precedes everything held of this run, in seqs and in time: so do the blocks of every older one.
         begun = self._has_begun(found.last_us, above)
         if begun or any(found.last_us <= newest_us for (_, newest_us), _ in lineages):
             return False
@@ -276,8 +276,8 @@ class RunJudge:
         return span_us is not None and found.last_us > span_us[1]
 
     def _were_beginnings_seen(self, current: bytes, found: _Found) -> bool:
-        """Whether the boat has sent what its other runs have under these seqs: each that followed has such a block, or
-        one of seq 1, behind this one. A pass for other seqs shows none of a run that was short."""
+        """Whether the boat has sent the blocks of its other runs with these seqs: each later run has such a block, or
+        one of seq 1, behind this one. A pass for other seqs shows nothing of a short run."""
         return current in self._receiver.lplex.looked or found.key in self._waited
 
     def _older_lineages(self, current: bytes) -> list[tuple[tuple[int, int], bytes]]:
@@ -305,9 +305,10 @@ class RunJudge:
         return None if found.key in self._waited else Verdict.UNDECIDED
 
     def _start_of(self, lineages: list[tuple[tuple[int, int], bytes]], found: _Found) -> bytes | Verdict | None:
-        """The older run that followed, if the block can be from before all that is known of it.
+        """The older run that followed, if the block can precede everything known of it.
 
-        It can also be of a run between, whose beginning is the same: that is told once all beginnings were seen (RU5).
+        It can also belong to a run between, whose beginning is the same: that is decided once all beginnings were seen
+        (RU5).
         """
         after = [(span_us, lineage) for span_us, lineage in lineages if span_us[0] > found.last_us]
         if not after:
@@ -335,7 +336,8 @@ class RunJudge:
             late_us = theirs.times_us - ours.times_us
             is_same = is_same_content(ours, theirs) and (first > start or int(late_us[0]) == 0)
             if is_same and not bool(late_us.any()):
-                # Perhaps of this very block, taken before: then it is as late as that, and tells nothing of the others.
+                # Possibly of this very block, taken before: then its times are as late, and show nothing about the
+                # others.
                 match = Match.SAME if match is Match.NOTHING else match
                 continue
             limit_us = int(late_us[-1]) if late_before_us is None else late_before_us
@@ -348,7 +350,7 @@ class RunJudge:
     def _pairs(
         self, lineage: bytes, frames: FrameColumns, seqs: range
     ) -> Iterator[tuple[int, FrameColumns, FrameColumns]]:
-        """The first seq, what is held and what came, under the same seqs, the newest first."""
+        """The first seq, the held frame and the received one, for common seqs, the newest first."""
         left = _STORED_COMPARED_MAX
         for part in reversed(self._receiver.held_of(lineage).overlap(seqs)):
             stop = part.stop
@@ -379,7 +381,7 @@ class RunJudge:
         return below, above
 
     def _span(self, lineage: bytes) -> tuple[int, int] | None:
-        """Oldest and newest time of a lineage; those of older logs do not say so, and are read."""
+        """Oldest and newest time of a lineage; older logs do not record them, so their blocks are read."""
         fold = self._receiver.appended.lineage(lineage)
         if fold.span_us is not None or not fold.held:
             return fold.span_us

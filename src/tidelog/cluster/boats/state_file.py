@@ -1,11 +1,11 @@
-"""`state.json` and `devices.json`: what an operator sees of a boat on the disk, and a checkpoint.
+"""`state.json` and `devices.json`: the state of a boat on disk, for operators and as a checkpoint.
 
-The cursor and the holes come from the channel's log and from nowhere else. These files only show them, and
-spare a restarted cloud the reading of a log that nobody asks for. So a file that is missing, damaged, older
-than the log or plainly wrong is passed over.
+The cursor and the holes come from the channel's log and from nowhere else. These files only show them, and save a
+restarted cloud from reading logs that are not used. So a file that is missing, damaged, older than the log or plainly
+wrong is ignored.
 
 SF1  A file is replaced as a whole: temporary file, sync, rename, sync of the folder.
-SF2  `snapshot` is a hint where folding may start; whoever uses it finds a fold snapshot there, or ignores it.
+SF2  `snapshot` is a hint where folding may start; it is ignored if there is no fold snapshot there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _NUMBER_MAX: Final = 2**63
 _UNBELIEVABLE: Final = (KeyError, TypeError, ValueError, AttributeError, InvalidConfig)
-"""What reading a file raises that says something else than we wrote."""
+"""The errors of reading a file with unexpected content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """A boat's status and how far its log had been folded when that was true."""
+    """A boat's status, and the offset up to which its log had been folded."""
 
     status: InstanceStatus
     log_end: int
@@ -68,7 +68,7 @@ def write_state(disk: Disk, saved: SavedState) -> None:
 
 
 def read_state(disk: Disk, name: str) -> SavedState | None:
-    """What was saved of this boat, or None when that is missing or cannot be believed."""
+    """The saved state of this boat, or None when it is missing or invalid."""
     value = _load(disk, state_path(name))
     try:
         if not isinstance(value, dict) or value["id"] != name:
@@ -116,7 +116,7 @@ def write_devices(disk: Disk, name: str, devices: Iterable[Device]) -> None:
 
 
 def read_devices(disk: Disk, name: str) -> list[Device] | None:
-    """The devices as they were saved, or None when that is missing or cannot be believed."""
+    """The saved devices, or None when they are missing or invalid."""
     value = _load(disk, devices_path(name))
     try:
         if not isinstance(value, list) or len(value) > SOURCES_MAX:

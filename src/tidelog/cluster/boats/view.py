@@ -1,4 +1,4 @@
-"""What others may ask a running cloud: its boats, what happened to them, their devices and frames.
+"""The read-only view of a running cloud: its boats, their events, devices and frames.
 
 The HTTP server and the command line read the cloud through `CloudView` and nothing else, so they neither
 see nor hold sessions, logs and committers. Everything here is read-only. Ranges of seqs are half-open;
@@ -25,7 +25,7 @@ class InstanceStatus:
     """A Live stream of the newest session is running."""
     cursor: int
     head: int
-    """The newest seq that the boat has spoken of."""
+    """The newest seq that the boat has announced."""
     journal_bytes: int
     holes: tuple[range, ...]
     lost: tuple[range, ...]
@@ -34,18 +34,18 @@ class InstanceStatus:
     """In hex; empty before the first Handshake."""
     session: int
     last_seen_us: int
-    """When the boat last said anything, by the cloud's clock; 0 for never."""
+    """When the boat was last heard, by the cloud's clock; 0 for never."""
     frames_received: int
     """Frames taken into the log since this process started; Live and Backfill are its parts."""
     frames_by_live: int
     frames_by_backfill: int
     name_in_use: int = 0
-    """Handshakes of another process that were told to wait, since this node leads."""
+    """Handshakes of another process that were refused and told to wait, since this node leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationEvent:
-    """Something that happened between a boat and the cloud. `detail` holds what JSON can say."""
+    """An event between a boat and the cloud. `detail` holds JSON values."""
 
     time_us: int
     type: str
@@ -68,7 +68,7 @@ class CloudView(Protocol):
         ...
 
     def instance(self, name: str) -> InstanceStatus | None:
-        """None for a boat that never shook hands, and for one whose log is still being read."""
+        """None for a boat that never did a Handshake, and for one whose log is still being read."""
         ...
 
     def is_loading(self, name: str) -> bool:
@@ -84,14 +84,14 @@ class CloudView(Protocol):
         ...
 
     def feed(self, name: str) -> FrameFeed:
-        """Committed Live frames of a boat, as they come. Raises `UnknownChannel` for an unknown one."""
+        """Committed Live frames of a boat, as they come. Raises `UnknownChannel` for an unknown boat."""
         ...
 
     def history(self, name: str, *, from_us: int, to_us: int) -> AsyncIterator[FrameBlock]:
         """Committed frames with `from_us <= time < to_us` by the boat's clock, in log order.
 
-        Late Backfill lies behind newer Live frames. Raises `UnknownChannel` for an unknown boat. Ending the
-        iteration early frees everything it held.
+        Late Backfill comes after newer Live frames. Raises `UnknownChannel` for an unknown boat. Ending the iteration
+        early frees everything it held.
         """
         ...
 

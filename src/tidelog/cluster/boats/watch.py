@@ -1,13 +1,13 @@
-"""What the cloud tells about one boat beyond the protocol: events, counters, devices and the feed of frames.
+"""Events, counters, devices and the feed of live frames of one boat.
 
-The instance reports what it received and what is committed; readers (HTTP, state files) look here. A committed
-block costs one entry in a list. Only when somebody reads the feed is it looked at at once; else many are folded
-together by `fold`, which the owner calls every second.
+The instance reports what it received and what is committed; readers (HTTP, state files) look here. A committed block
+costs one entry in a list. It is processed at once only if the feed has a reader; otherwise many are folded together by
+`fold`, which the owner calls every second.
 
 What a caller must keep: everything is called on the event loop.
 
 BW1  The feed shows committed frames that came by Live, each once, and the device seeds of an lplex boat.
-BW2  A backfilled frame tells of a device only what is newer than, or missing in, what is known of it.
+BW2  A backfilled frame changes the facts about a device only if it is newer than they are, or fills a gap in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidelog.units import MIB
 _UNFOLDED_BYTES_MAX: Final = 1 * MIB
 _BACKFILLED_BYTES_MAX: Final = 8 * MIB
 _FRAME_BYTES: Final = 16
-"""What a frame takes in columns, beside its payload."""
+"""The size of a frame in columns, beside its payload."""
 _SOURCES: Final = 256
 _LONG_AGO: Final = np.iinfo(np.int64).min
 
@@ -50,24 +50,24 @@ class InstanceWatch:
         self.last_seen_us = 0
         self.journal_bytes = 0
         self.head_said = 0
-        """The newest seq that the boat spoke of since the cloud started."""
+        """The newest seq that the boat has announced since the cloud started."""
         self.frames_by_live = 0
         self.frames_by_backfill = 0
         self.has_news = False
-        """Frames came since whoever folds them looked last."""
+        """Frames came since the last fold."""
         self._unfolded: list[tuple[int, FrameColumns, tuple[range, ...]]] = []
         self._unfolded_bytes = 0
         self._backfilled: list[FrameColumns] = []
         self._backfilled_bytes = 0
 
     def add_event(self, kind: str, **detail: object) -> None:
-        """Something happened that the log does not say by itself."""
+        """There is an event that no record of the log shows."""
         self.events.note(wall_clock_us(), kind, **detail)
 
     # --- what is committed -----------------------------------------------------------------------
 
     def committed(self, append: LogAppend) -> None:
-        """Take note of one committed append."""
+        """Process one committed append."""
         self.has_news = True
         made, windows = append.made, append.windows
         if made.maker.kind == BlockKind.CONTROL:
@@ -97,14 +97,14 @@ class InstanceWatch:
 
     def _note_backfilled(self, made: MadeBlock, frames: FrameColumns | None) -> None:
         self.events.backfilled(made, wall_clock_us())
-        # Faster than they can be looked at: those that came first are of the newest hole, and matter most.
+        # Faster than they can be processed: those that came first belong to the newest hole, and matter most.
         if self._backfilled_bytes < _BACKFILLED_BYTES_MAX:
             frames = frames if frames is not None else decode_block_frames(made)
             self._backfilled.append(frames)
             self._backfilled_bytes += _size(frames)
 
     def seed(self, frame: LplexFrame) -> None:
-        """A device that an lplex boat introduces: readers and the registry hear of it, the log does not."""
+        """A device that an lplex boat announces: readers and the registry get it, the log does not."""
         frames = FrameColumns.from_rows([(frame.time_us, frame.can_id, frame.payload)])
         self.has_news = True
         self.fold()
@@ -114,7 +114,7 @@ class InstanceWatch:
     # --- devices and the feed --------------------------------------------------------------------
 
     def fold(self) -> None:
-        """Show what came by Live to the readers, and learn of devices from it."""
+        """Show Live frames to the readers, and update the devices."""
         if not self._unfolded:
             return
         unfolded, self._unfolded, self._unfolded_bytes = self._unfolded, [], 0
@@ -137,26 +137,26 @@ class InstanceWatch:
             self.feed.publish_devices(self.devices.receive(frames))
 
     def take_backfilled(self) -> list[FrameColumns]:
-        """Backfilled frames that nobody has looked at yet, for `learn_devices`: oldest block first."""
+        """Backfilled frames that are not processed yet, for `learn_devices`: oldest block first."""
         taken, self._backfilled, self._backfilled_bytes = self._backfilled, [], 0
         return sorted(taken, key=lambda frames: int(frames.times_us[0]))
 
     def learn_devices(self, frames: FrameColumns) -> None:
-        """Fold older frames into the registry, as far as they say something new (BW2)."""
+        """Fold older frames into the registry, as far as they have new facts (BW2)."""
         self.feed.publish_devices(self.devices.receive(_news(self.devices, frames)))
 
     def forget_idle(self, idle_us: int) -> None:
-        """Drop devices that said nothing for so long while others spoke; a boat that is away keeps all of them."""
+        """Drop devices that were silent for this long while others sent; a boat that is away keeps all of them."""
         devices = self.devices.devices()
         newest_us = max((device.last_seen_us for device in devices), default=0)
         self.feed.publish_devices(self.devices.forget_idle(newest_us, idle_us))
 
     def identities(self) -> Identity:
-        """Who is on the bus, without what changes with every frame."""
+        """The devices on the bus, without fields that change with every frame."""
         return tuple((device.source, device.name, device.product) for device in self.devices.devices())
 
     def restore_devices(self, devices: Iterable[Device]) -> None:
-        """Start from what was saved, unless the boat has spoken already."""
+        """Start from the saved devices, unless the boat has sent frames already."""
         if not len(self.devices):
             self.devices.restore(devices)
 
@@ -166,7 +166,7 @@ def _size(frames: FrameColumns) -> int:
 
 
 def _news(devices: DeviceRegistry, frames: FrameColumns) -> FrameColumns:
-    """The frames that are newer than what is known of their source, or that fill a gap in it."""
+    """The frames that are newer than the known facts about their source, or that fill a gap in them."""
     if not len(frames):
         return frames
     seen_us = np.full(_SOURCES, _LONG_AGO, np.int64)
@@ -181,7 +181,7 @@ def _news(devices: DeviceRegistry, frames: FrameColumns) -> FrameColumns:
     wanted |= (parts.pgn == ISO_ADDRESS_CLAIM) & unnamed[parts.source]
     wanted |= (parts.pgn == PRODUCT_INFORMATION) & unlabelled[parts.source]
     chosen = _select(frames, wanted)
-    # A name that is learned late does not make its device older than it was.
+    # A NAME that is learned late does not make its device older than it was.
     times_us = np.maximum(chosen.times_us, last_us[wanted])
     return FrameColumns(
         times_us=times_us,

@@ -2,9 +2,9 @@
 
 Modules:
 
-    channel_http  What a node answers over HTTP about channels
-    cloud_http    What a cloud answers over HTTP: its boats, how their replication stands, their frames now
-    node_http     What a node answers over HTTP: whether it is well, how the cluster stands as it sees it
-    relay         Passing a reader's request on to the node that leads the boat it asks about
+    channel_http  HTTP pages about channels
+    cloud_http    The HTTP server of a cloud: boats, their replication, frames and events
+    node_http     The HTTP server of a node: health, cluster status, metrics
+    relay         Relaying a request to the node that leads the boat
     store_view    `CloudView` of one node
 """

@@ -1,10 +1,10 @@
-"""What a node answers over HTTP about channels: the list, one of them, and what replication counts.
+"""HTTP pages of a node about channels: the list, one of them, and the metrics of replication.
 
-Read from the node's own catalog and replicas; nothing is asked of others, so it answers while nobody leads.
+Read from the node's own catalog and replicas without requests to others, so it answers while there is no leader.
 
-What is not there (a leader, a replica here, a next page) is left out.
+Missing values (a leader, a replica here, a next page) are left out.
 
-CN1  A page holds at most `LIMIT_MAX` channels, and names the channel to go on after.
+CN1  A page holds at most `LIMIT_MAX` channels, and names the channel to continue after.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HERE: Final = object_of(
     optional={"leader_silence_ms": COUNT},
 )
 _CHANNEL: Final[Schema] = {
-    # Open like the status: the config has more settings in later versions.
+    # An open schema like that of the status: the config has more settings in later versions.
     "type": "object",
     "properties": {
         "name": TEXT,
@@ -137,7 +137,7 @@ def with_replication_metrics(route: Route, node: Callable[[], NodeView]) -> Rout
 
 
 def _present(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is None, also in this node's own part; the config stays as it is stored."""
+    """Without fields that are None, also in this node's own part; the config stays as it is stored."""
     present = {name: value for name, value in found.items() if value is not None}
     if "here" in present:
         present["here"] = _present(present["here"])

@@ -1,10 +1,9 @@
-"""What a cloud answers over HTTP: its boats, how their replication stands, their frames now and in the past.
+"""The HTTP server of a cloud: boats, their replication, live and past frames, events.
 
-Paths and shapes are lplex's, so its clients work as they are; what is ours comes after lplex's keys. The server reads
-the cloud through `CloudView` and changes nothing.
+Paths and shapes are lplex's, so its clients work unchanged; Tidelog's own keys come after lplex's. The server reads the
+cloud through `CloudView` and changes nothing.
 
-What a caller must keep: start it before the store is open if you like; until `view` is given, it is alive and not
-ready.
+What a caller must keep: it may be started before the store is open; until `view` is set, it is alive and not ready.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class CloudHttp:
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.view = view
-        """Set it when the store is open; set it to None to take it away again."""
+        """Set when the store is open; set to None to stop serving."""
         self.server = HttpServer(
             options,
             routes=cloud_routes(lambda: self.view),
@@ -117,7 +116,7 @@ _HEALTH: Final = object_of(
     {"status": {"type": "string", "enum": ["ok", "unavailable"]}},
     optional={"detail": TEXT, "instances_total": COUNT, "instances_connected": COUNT},
 )
-# lplex's own rule for a limit that is no number: as if it were not given. So it has no schema to fail.
+# lplex's own rule for a limit that is no number: it counts as not given. So it has no schema to fail.
 _EVENTS_LIMIT: Final = Parameter(
     name="limit", description=f"At most so many, {EVENTS_LIMIT} unless told, {EVENTS_LIMIT_MAX} at most.", schema=TEXT
 )
@@ -125,7 +124,7 @@ _INSTANCE: Final = Parameter(name="instance", description="Whose devices.", sche
 
 
 class InstanceRelay(Protocol):
-    """How boats are asked about that another node leads; see `http.relay`."""
+    """How requests about boats of other nodes are relayed; see `http.relay`."""
 
     def leads_elsewhere(self, name: str) -> bool: ...
 
@@ -151,7 +150,7 @@ def cloud_routes(view: Callable[[], CloudView | None]) -> list[Route]:
 
 
 def instance_routes(view: Callable[[], CloudView | None], relay: InstanceRelay) -> list[Route]:
-    """What any node of a cluster answers about any boat: by itself, or by asking the one that leads it."""
+    """Routes that any node of a cluster answers about any boat: by itself, or by relaying to the one that leads it."""
 
     def anywhere(answer: Handler) -> Handler:
         async def passed(call: Call) -> web.StreamResponse:
@@ -167,7 +166,7 @@ def instance_routes(view: Callable[[], CloudView | None], relay: InstanceRelay) 
 
 
 def fill_instance_metrics(metrics: Metrics, call: Call, view: CloudView) -> None:
-    """Of the boats that this node leads."""
+    """The answers about boats that this node leads."""
     _Pages(lambda: view).fill_metrics(metrics, call)
 
 
@@ -293,7 +292,7 @@ class _Pages:
     async def values(self, call: Call) -> web.StreamResponse:
         view, name = self._view(), self._known(call).id
         wanted = filter_from_query(call.query)
-        devices = view.devices(name)  # first: it makes the cloud fold what it has not looked at yet
+        devices = view.devices(name)  # first: it makes the cloud fold pending frames
         return json_answer(values_json(view.feed(name).values.values(), devices, wanted))
 
     async def decoded_values(self, call: Call) -> web.StreamResponse:
@@ -383,7 +382,7 @@ def _summary(status: InstanceStatus) -> dict[str, object]:
 
 
 def _events_limit(text: str | None) -> int:
-    """lplex's rule: what is no positive number counts as not given."""
+    """lplex's rule: a value that is no positive number counts as not given."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) <= 0:
         return EVENTS_LIMIT
     return min(int(text), EVENTS_LIMIT_MAX)

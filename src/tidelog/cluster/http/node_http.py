@@ -1,13 +1,13 @@
-"""What a node answers over HTTP: whether it is well, how the cluster stands as it sees it, and what it counts.
+"""The HTTP server of a node: health, the cluster's status as this node sees it, and metrics.
 
 The server reads the node through `NodeView` and changes nothing; commands go over the link (`tidelog cluster`).
 
-What a caller must keep: stop it before the node is taken apart.
+What a caller must keep: stop it before the node stops.
 
 NH1  Ready means: registered with the metadata leader, with a valid session, and a leader is known. A node that is not
-     ready lives all the same; restarting it would not help.
-NH2  The cluster is no boat's: only who may see every instance reads its status and its metrics.
-NH3  A node whose disk takes nothing is not healthy, and stays ready: it serves reads, and others lead.
+     ready is alive all the same; restarting it would not help.
+NH2  The cluster concerns all boats: only callers who may see every instance read its status and metrics.
+NH3  A node whose disk accepts no writes is not healthy, but stays ready: it serves reads, and others lead.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class NodeHttp:
         revocations: RevocationList | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`revocations` is the nodes' list: it holds for client certificates here too. With `uplink`, boats are
-        asked about here as well, whoever leads them."""
+        """`revocations` is the nodes' list: it holds for client certificates here too. With `uplink`, boats are served
+        here as well, whichever node leads them."""
         routes = node_routes(lambda: node)
         if uplink is not None:
             view = uplink.view
@@ -78,7 +78,7 @@ class NodeHttp:
 
 _OBJECT: Final[Schema] = {"type": "object"}
 _STATUS: Final[Schema] = {
-    # Open, unlike other answers: what may be null is left out here, and later versions say more.
+    # An open schema, unlike other answers: null values are left out here, and later versions have more fields.
     "type": "object",
     "properties": {
         "node": TEXT,

@@ -1,12 +1,12 @@
-"""Passing a reader's request on to the node that leads the boat it asks about, with the reader's own token.
+"""Relays a request to the node that leads the boat, with the caller's own token.
 
-What a caller must keep: the request was let in here already; `close` once.
+What a caller must keep: the request has passed authentication here; `close` once.
 
-HR1  What was passed on once is answered where it arrives, or refused: two nodes that each take the other for the leader
-     never play ball with a request.
-HR2  The leader judges the token by its own file. A certificate cannot be passed on, so who is known by one is told
-     where to ask instead.
-HR3  Bytes go through as they come, event streams too; nothing piles up here.
+HR1  A relayed request is answered by its receiver, or refused: two nodes that each take the other for the leader never
+     send a request back and forth.
+HR2  The leader checks the token against its own file. A certificate cannot be relayed, so a caller with one gets the
+     leader's address instead.
+HR3  Bytes are passed on as they come, also of event streams; nothing is buffered here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASKED: Final = (*_CREDENTIALS, "Accept", "Accept-Encoding")
 _ANSWERED: Final = ("Content-Type", "Content-Encoding", "Retry-After", "WWW-Authenticate", "X-Accel-Buffering")
 _CONNECT_S: Final = 3.0
 _SILENT_S: Final = 60.0
-"""An event stream says something every few seconds; whoever says nothing for so long has gone."""
+"""An event stream has an event every few seconds; one that is silent for this long is dead."""
 _LIST_S: Final = 5.0
 _LIST_BYTES_MAX: Final = 64 * 1024 * 1024
 _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -52,7 +52,7 @@ class HttpRelay:
             await self._session.close()
 
     def leads_elsewhere(self, name: str) -> bool:
-        """Whether another node leads this boat, so that it must be asked."""
+        """Whether another node leads this boat, so that the request must be relayed."""
         return self._boats.leader_elsewhere(name) is not None
 
     async def pass_on(self, call: Call, name: str) -> web.StreamResponse:
@@ -70,7 +70,7 @@ class HttpRelay:
                     return await self._copy(call, found)
         except _UNREACHABLE as error:
             if call.request.writer.output_size > 0:
-                cut_off(call.request)  # an answer that breaks off has no end
+                cut_off(call.request)  # an interrupted answer is left without its end
             raise _not_reached(leader) from error
 
     async def _copy(self, call: Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -86,9 +86,9 @@ class HttpRelay:
         return response
 
     async def others(self, call: Call) -> list[dict[str, Any]]:
-        """What the other nodes say of the boats that they lead, as `/instances` lists them."""
+        """The boats that the other nodes lead, as `/instances` lists them."""
         if PASSED_ON in call.request.headers:
-            return []  # HR1: whoever passed it on asks the others itself
+            return []  # HR1: the node that relayed it asks the others itself
         me = self._channels.node
         leaders = {record.leader for record in self._boats.records() if call.caller.sees(record.name)}
         wanted = sorted(leader for leader in leaders if leader not in (None, me))

@@ -1,4 +1,4 @@
-"""`CloudView` of one node: the boats that it leads. Those that others lead are asked for there (`http.relay`)."""
+"""`CloudView` of one node: the boats that it leads. Requests about other boats are relayed (`http.relay`)."""
 
 from __future__ import annotations
 

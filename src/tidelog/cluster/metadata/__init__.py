@@ -1,11 +1,11 @@
-"""The node as a member of the metadata group, and what the metadata leader decides for nodes and channels.
+"""The node as a member of the metadata group, and the controllers of the metadata leader.
 
 Modules:
 
-    channel_controller  What the node that leads the metadata does for channels
-    elections           Elections of channels, as the metadata leader holds them
+    channel_controller  The metadata leader's work for channels: elections, ISR, placement
+    elections           Elections of channel leaders
     member              One member of the metadata group
-    member_controller   What the node that leads the metadata does for the others
-    standing            Where this node's disk stands in the metadata group, told to the others
+    member_controller   The metadata leader's work for nodes: registration, sessions, fencing
+    standing            The durable state of this node's disk, reported to other members
     writer              The thread that writes a node's metadata
 """

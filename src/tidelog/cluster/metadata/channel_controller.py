@@ -1,20 +1,20 @@
-"""What the node that leads the metadata does for channels: it elects leaders, takes out who is gone, places replicas.
+"""The metadata leader's work for channels: it elects leaders, removes members from the ISR, places replicas.
 
-On every other node it does nothing. All it decides becomes a change of the catalog, compare-and-set, so being wrong or
-late costs a refusal and nothing else. Repeated until the catalog shows that it is done.
+On every other node it does nothing. Every decision becomes a compare-and-set change of the catalog, so a wrong or late
+one is refused without harm. It is repeated until the catalog shows that it is done.
 
-What a caller must keep: tell it what the catalog applied; call `tend` on every wake while this node leads the metadata,
-and `step_down` when it no longer does.
+What a caller must keep: report the changes that the catalog applied; call `tend` on every wake while this node leads
+the metadata, and `step_down` when it no longer does.
 
 CD1  A live leader is deposed only if a majority of the other ISR members has reported it within the window, and this
-     node too has not heard it for three of the channel's heartbeats (R6); or if it is cut off from its followers, and
-     one of them is not (WI6); or if it resigned.
-CD2  Among those who can lead the most complete logs go first (`metadata.elections`); among equal ones the pinned one,
-     then the nearest to the others, then the smallest name (R8). Who is handed leadership by a living leader must have
-     been let into the ISR since its node started.
-CD3  Replicas beyond the factor leave once all that are meant to stay are in the ISR: a copy goes after its replacement
-     has come.
-CD4  Of what other nodes propose, only changes of the ISR are passed on, and only those of the channel's leader.
+     node has not heard it either for three of the channel's heartbeats (R6); or if it is cut off from its followers,
+     and one of them is not (WI6); or if it resigned.
+CD2  Among replicas that can lead, those with the most complete logs come first (`metadata.elections`); among equal ones
+     the pinned one, then the nearest to the others, then the smallest name (R8). A replica that takes over from a live
+     leader must have joined the ISR since its node started.
+CD3  Replicas beyond the factor are removed once all that stay are in the ISR: a copy is removed after its replacement
+     is in sync.
+CD4  Of other nodes' proposals only changes of the ISR are accepted, and only from the channel's leader.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from tidelog.core.replication.witnesses import Witnesses
 from tidelog.errors import LogError, PlacementRefused
 
 SCAN_MS: Final = 1_000
-"""How often every channel is looked at, whatever happened."""
+"""How often every channel is checked, whatever happened."""
 SCAN_STEP: Final = 50
-"""So many of them at once: the rest waits for the next wake. With very many channels a scan takes longer."""
+"""How many channels of the scan are checked in one wake. With very many channels a scan takes longer."""
 DUE_PER_TURN: Final = 500
-"""Channels that are tended at once: thousands at a time would keep sessions waiting."""
+"""Channels that are processed in one wake: thousands at a time would delay sessions."""
 HANDBACK_WAIT_MS: Final = 2_000
-"""A pinned leader that came back is given this long to settle before it leads again."""
+"""How long a pinned leader must be back before it leads again."""
 AGAIN_MS: Final = 5_000
 """A leader that resigns and has no successor is elected again at once, and then no more often than this."""
 
@@ -93,9 +93,9 @@ class ChannelController:
         self.loads: dict[str, NodeLoadReport] = {}
         self._due: set[int] = set()
         self._tended = 0
-        """The last channel of a turn that left some for the next."""
+        """The last channel of a wake that left some for the next."""
         self._later: set[int] = set()
-        """To be looked at again once an open proposal should have been decided."""
+        """Channels to check again once an open proposal should have been decided."""
         self._later_due_ms = 0
         self._looks: list[tuple[int, int]] = []
         """(when, channel) of elections that wait for answers, as a heap."""
@@ -107,13 +107,13 @@ class ChannelController:
         self._withdrawn: dict[tuple[int, str], tuple[int, str]] = {}
         """(channel, node) to (until when, why): not chosen again before."""
         self._unable: dict[tuple[int, str], int] = {}
-        """(channel, node) to until when: it resigned, and is not asked back just because it is pinned."""
+        """(channel, node) to until when: it resigned, and is not elected again just because it is pinned."""
         self._again_ms: dict[int, int] = {}
-        """When a channel's leader, which had resigned, was last elected again for want of another."""
+        """When a channel's leader, which had resigned, was last elected again for lack of another."""
         self._leads_since: dict[int, tuple[int, int]] = {}
         """(leader epoch, when it was first seen) of channels whose pinned leader does not lead."""
         self.messages: list[tuple[str, ReplicationMessage]] = []
-        """To be sent; taken by the caller."""
+        """Messages to send; taken by the caller."""
         self.elections = Elections(
             options=options, send=lambda node, message: self.messages.append((node, message)), say=say
         )
@@ -121,7 +121,7 @@ class ChannelController:
     # --- inputs ------------------------------------------------------------------------------------------------
 
     def step_down(self) -> None:
-        """Leadership of the metadata is lost."""
+        """This node no longer leads the metadata."""
         self.witnesses.clear()
         self._due.clear()
         self._scan.clear()
@@ -138,7 +138,7 @@ class ChannelController:
         self._due.update(channel_ids)
 
     def node_changed(self, catalog: Catalog, node: str) -> None:
-        """A node was fenced, registered or removed: everything it holds is looked at."""
+        """A node was fenced, registered or removed: all its channels are checked."""
         self._due.update(channel.channel_id for channel in catalog.channels_on(node))
 
     def receive(
@@ -179,7 +179,8 @@ class ChannelController:
                     self._withdrawn[(message.channel_id, peer)] = (until_ms, message.reason)
                     self._due.add(message.channel_id)
                     if message.channel_epoch == channel.channel_epoch and channel.member(peer) is None:
-                        # Whatever it said in this epoch can then no longer bring it in, and it may let its copy go.
+                        # After that none of its earlier requests can bring it back into the ISR, and it may delete its
+                        # copy.
                         propose(
                             RaiseChannelEpoch(
                                 channel_id=message.channel_id, expected_channel_epoch=message.channel_epoch
@@ -194,7 +195,7 @@ class ChannelController:
                 pass
 
     def _may_propose(self, peer: str, change: Change, catalog: Catalog) -> bool:
-        """CD4. Who is let in by its leader has come back, whatever it said before."""
+        """CD4. A replica that its leader adds to the ISR has come back, whatever it reported before."""
         if isinstance(change, CloseProducer):
             producer = catalog.producer(change.producer_id)
             led = None if producer is None else catalog.channel(producer.channel_id)
@@ -211,7 +212,7 @@ class ChannelController:
     # --- tending -----------------------------------------------------------------------------------------------
 
     def tend(self, catalog: Catalog, propose: Callable[[Change], None], now_ms: int) -> None:
-        """Whatever channels need at this moment."""
+        """Process all channels that need something now."""
         if now_ms >= self._scan_due_ms and not self._scan:
             self._scan = [channel.channel_id for channel in catalog.channels()]
             self._scan_due_ms = now_ms + max(SCAN_MS, len(self._scan))
@@ -235,7 +236,7 @@ class ChannelController:
             proposed = self._proposed.get(channel_id)
             is_open = proposed is not None and proposed[0] == channel.channel_epoch
             if proposed is not None and is_open and now_ms - proposed[1] < self._options.repeat_ms:
-                self._later.add(channel_id)  # its fate is not known yet
+                self._later.add(channel_id)  # its outcome is not known yet
                 continue
             change = self._next_change(catalog, channel, now_ms)
             if change is None:
@@ -247,7 +248,7 @@ class ChannelController:
                 self._due.add(channel_id)  # too many at once: next time
 
     def _take_due(self) -> list[int]:
-        """At most so many, and each in its turn: what is left is first at the next tending."""
+        """At most so many, in turn: the rest is first in the next wake."""
         due = sorted(self._due)
         if len(due) <= DUE_PER_TURN:
             self._due = set()
@@ -259,12 +260,12 @@ class ChannelController:
         return due
 
     def _look_again(self, channel: ChannelRecord, now_ms: int) -> None:
-        """At a channel whose election waits for answers; each answer has it looked at too."""
+        """Check a channel whose election waits for answers; each answer triggers it too."""
         wait_ms = self.elections.wait_ms(channel, now_ms)
         heapq.heappush(self._looks, (now_ms + wait_ms, channel.channel_id))
 
     def due_ms(self) -> int | None:
-        """When `tend` has something to do that cannot wait for its next round."""
+        """When `tend` has something to do that cannot wait for its next scan."""
         if self._due:
             return 0
         return self._looks[0][0] if self._looks else None
@@ -310,7 +311,7 @@ class ChannelController:
         return self._silence_of(node, now_ms) >= 3 * channel.config.heartbeat_ms
 
     def _is_connected(self, catalog: Catalog, one: str, other: str, now_ms: int) -> bool:
-        """Whether two nodes are there, and hear each other as far as is known here."""
+        """Whether two nodes are active, and hear each other as far as is known here."""
         active = _is_active(catalog, one) and _is_active(catalog, other)
         return active and not self._proximity.is_cut(one, other, now_ms)
 
@@ -332,7 +333,7 @@ class ChannelController:
             return self.elections.by_reports(catalog, channel, candidates, at_ms=self._wall_ms(), now_ms=now_ms)
         able = [node for node in who_can_lead(catalog, channel, candidates) if node != instead_of]
         waited_ms = now_ms - self._again_ms.get(channel.channel_id, -AGAIN_MS)
-        # If nobody else holds everything it leads again, in an epoch of its own.
+        # If no other replica holds everything it leads again, in an epoch of its own.
         again = instead_of if or_again and instead_of in candidates.nodes and waited_ms >= AGAIN_MS else None
         chosen = self.elections.elect(
             catalog,
@@ -378,7 +379,7 @@ class ChannelController:
         return _without(catalog, _instead(catalog, channel, elected), gone)
 
     def _hand_back(self, catalog: Catalog, channel: ChannelRecord, now_ms: int) -> Change | None:
-        """A pinned leader that is healthy again leads again, once it has settled."""
+        """A pinned leader that is healthy again leads again, after it was back for a while."""
         pinned = channel.config.leader_pinned
         if pinned is None or channel.leader == pinned:
             self._leads_since.pop(channel.channel_id, None)
@@ -411,7 +412,7 @@ class ChannelController:
     # --- the ISR and the replicas ------------------------------------------------------------------------------
 
     def _shrink(self, catalog: Catalog, channel: ChannelRecord) -> Change | None:
-        """A leader does not wait for members that are gone, or that gave their copy up."""
+        """Remove members from the ISR that are gone, or that gave their copy up."""
         gone, withdrawn = [], []
         for member in (*channel.isr, *channel.eligible):
             if member.node == channel.leader:
@@ -431,7 +432,7 @@ class ChannelController:
         return None
 
     def _replace_replicas(self, catalog: Catalog, channel: ChannelRecord, now_ms: int) -> Change | None:
-        """Bring the replicas in line with the factor and with who is there for good (CD3)."""
+        """Adjust the replicas to the factor and to the nodes that are available (CD3)."""
         factor = channel.config.effective_factor
         lost = [node for node in channel.replicas if _is_removed(catalog, node)]
         avoid = {
@@ -461,7 +462,7 @@ class ChannelController:
             )
         except PlacementRefused:
             return None
-        # Whoever withdrew keeps its place while nobody can take it: it may come back.
+        # A replica that withdrew keeps its place while no other node can take it: it may come back.
         kept_away = [node for node in channel.replicas if node in avoid and node not in placed.nodes]
         if len(placed.nodes) >= factor:
             kept_away = []
@@ -492,7 +493,7 @@ class ChannelController:
         return AlterChannel(channel_id=channel.channel_id, expected_channel_epoch=channel.channel_epoch, replicas=meant)
 
     def node_loads(self, catalog: Catalog) -> dict[str, NodeLoad]:
-        """What placement knows of every node."""
+        """The facts about every node that placement uses."""
         found = {}
         for record in catalog.nodes():
             report = self.loads.get(record.node)
@@ -508,7 +509,8 @@ class ChannelController:
 
 
 def _instead(catalog: Catalog, channel: ChannelRecord, elected: ChangeLeader) -> list[SingleChange]:
-    """The election; of an eligible replica in two steps where somebody leads, for it takes nobody's place who does."""
+    """The election; for an eligible replica in two steps where the channel has a leader, which must be deposed
+    first."""
     assert elected.leader is not None
     if channel.member(elected.leader) is not None or not catalog.has_live_leader(channel):
         return [elected]
@@ -520,8 +522,8 @@ def _instead(catalog: Catalog, channel: ChannelRecord, elected: ChangeLeader) ->
 
 
 def _without(catalog: Catalog, steps: list[SingleChange], gone: tuple[str, ...]) -> Change:
-    """The election, and in the same step nobody waits for those who are gone: their session may take longer to end than
-    the channel's own patience."""
+    """The election, which also removes members that are gone: their sessions may take longer to end than the channel's
+    own timeout."""
     elected = steps[-1]
     assert isinstance(elected, ChangeLeader)
     whole = steps[0] if len(steps) == 1 else Batch(changes=tuple(steps))

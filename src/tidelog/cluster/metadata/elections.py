@@ -1,17 +1,18 @@
-"""Elections of channels, as the metadata leader holds them: the replicas' logs are compared before one of them leads.
+"""Elections of channel leaders by the metadata leader: the replicas' logs are compared before one of them leads.
 
-The catalog says who may lead by what it remembers of nodes. A disk that lost what it had acknowledged makes that wrong,
-so every election asks the replicas that are there how far their logs go and what they remember of the others', and
-takes the most complete (EL5). That costs one round trip; who does not answer within a fraction of the channel's
-heartbeat is not waited for, if somebody has answered who can lead.
+The catalog knows which replicas may lead from the history of their nodes. A disk that lost acknowledged data makes that
+wrong, so every election asks the available replicas for the ends of their logs and what they remember of the others',
+and takes the most complete one (EL5). That costs one round trip; a replica that does not answer within a fraction of
+the channel's heartbeat is not waited for, if another one that can lead has answered.
 
-CE1  Nobody leads who has not answered as the incarnation that is to lead.
-CE2  Who has not been let into the ISR since its node started counts by comparison only. After an unclean stop a
-     majority of the holders (ISR and eligible) must have answered, so that of a minority of lying disks none can lead
-     (KIP-966); after a clean stop such a majority is waited for `CLEAN_WAIT_MS`.
-CE3  Nobody leads who lacks what anybody who answered knows to be committed. Then an operator decides.
-CE4  If every holder is in doubt by the catalog, all must have answered; the longest log leads, and that is recorded
-     (R5).
+CE1  A replica is elected only if it has answered in the incarnation that is to lead.
+CE2  A replica that has not joined the ISR since its node started is elected by comparison only. After an unclean stop a
+     majority of the replicas (ISR and eligible) must have answered, so that none of a minority of disks that lost data
+     can lead (KIP-966); after a clean stop such a majority is waited for `CLEAN_WAIT_MS`.
+CE3  A replica that lacks records which any answering replica knows to be committed is not elected. If none is left, an
+     operator decides.
+CE4  If every replica may have lost records by the catalog, all must have answered; the longest log leads, and that is
+     recorded (R5).
 CE5  A leader that resigned leads again, in a new epoch, if none of the others that can lead by the catalog can lead by
      comparison; those that have not answered are waited for `ABLE_WAIT_MS`.
 """
@@ -28,7 +29,7 @@ from tidelog.core.replication.messages import AskLog, LogFacts, LogMemory, Repli
 from tidelog.core.replication.options import ReplicationOptions
 
 CLEAN_WAIT_MS: Final = 2_000
-"""After a clean stop of all holders: how long the first that is back waits for a majority of them."""
+"""After a clean stop of all replicas: how long the first that is back waits for a majority of them."""
 ABLE_WAIT_MS: Final = 2_000
 """How long a leader that resigned is not elected again because another one that can lead has not answered."""
 ANSWER_MS_MIN: Final = 20
@@ -39,7 +40,7 @@ SAY_MS: Final = 5_000
 
 @dataclass(slots=True)
 class _Questions:
-    """Who was asked how far its log goes, for one channel at one epoch."""
+    """The replicas that were asked for the ends of their logs, for one channel at one epoch."""
 
     channel_epoch: int
     since_ms: int
@@ -47,7 +48,7 @@ class _Questions:
     said_ms: int = -SAY_MS
     rounds: int = 0
     is_old: bool = False
-    """The answers made nobody a leader: they may be older than what a leader that is gone now has told since."""
+    """The answers gave no leader: they may be older than the last messages of the leader that is gone."""
     facts: dict[str, LogFacts] = field(default_factory=dict)
 
 
@@ -67,13 +68,13 @@ class Elections:
         self._questions.pop(channel_id, None)
 
     def answered(self, peer: str, facts: LogFacts) -> bool:
-        """Whether somebody waits for it."""
+        """Whether an election waits for it."""
         questions = self._questions.get(facts.channel_id)
         if questions is None or questions.channel_epoch != facts.channel_epoch:
             return False
         before = questions.facts.get(peer)
         if before is not None and before.incarnation == facts.incarnation and facts.memory == LogMemory():
-            # The answer to a question that did not ask for its memory: what it told before still counts (EL5).
+            # The answer to a question that did not ask for its memory: what it reported before still counts (EL5).
             facts = replace(facts, memory=before.memory)
         questions.facts[peer] = facts
         return True
@@ -81,8 +82,8 @@ class Elections:
     # --- asking ------------------------------------------------------------------------------------------------
 
     def _ask(self, catalog: Catalog, channel: ChannelRecord, nodes: list[str], now_ms: int) -> _Questions:
-        """Ask these, and again whoever does not answer; all of them if their answers were of no use. What an earlier
-        incarnation said counts for nothing (CE1)."""
+        """Ask these replicas, and repeat the question to those that do not answer; all of them if their answers gave no
+        leader. Answers of an earlier incarnation do not count (CE1)."""
         key = channel.channel_id
         questions = self._questions.get(key)
         if questions is None or questions.channel_epoch != channel.channel_epoch:
@@ -106,7 +107,7 @@ class Elections:
         return questions
 
     def wait_ms(self, channel: ChannelRecord, now_ms: int) -> int:
-        """How long until an election that found no leader is to be looked at again, if nobody answers."""
+        """How long until an election that found no leader is repeated, if no answer comes."""
         questions = self._questions.get(channel.channel_id)
         if questions is None:
             return self._options.repeat_ms
@@ -126,11 +127,11 @@ class Elections:
         median_rtt_us: Callable[[str], int | None],
         now_ms: int,
     ) -> str | None:
-        """Who leads; None while answers are missing, or if nobody can. Asked again until the catalog shows a leader.
-        `last_resort` leads only if none of `able` can (CE5)."""
+        """The winner; None while answers are missing, or if no replica can lead. Called until the catalog shows a
+        leader. `last_resort` wins only if none of `able` can (CE5)."""
         first = able[0] if able else last_resort
         if first is None or channel.replicas == (first,):
-            return first  # nobody, or the only copy: there is nothing to compare it with
+            return first  # none, or the only copy: there is nothing to compare it with
         active = [node for node in channel.replicas if _is_active(catalog, node)]
         questions = self._ask(catalog, channel, active, now_ms)
         missing = [node for node in active if node not in questions.facts and not is_silent(node)]
@@ -211,14 +212,15 @@ class Elections:
 
 
 def is_compared(catalog: Catalog, channel: ChannelRecord, node: str) -> bool:
-    """Whether its leader let it into the ISR since its node started: its log was compared in this life (CE2). It may
+    """Whether its leader added it to the ISR since its node started: its log was compared in this run (CE2). It may
     have left the ISR again and be eligible."""
     member, record = channel.member(node) or channel.eligible_member(node), catalog.node(node)
     return member is not None and record is not None and member.incarnation == record.incarnation
 
 
 def who_can_lead(catalog: Catalog, channel: ChannelRecord, candidates: Candidates) -> list[str]:
-    """The candidates, and eligible members beside an ISR that can lead: they hold as much, or more if it lies."""
+    """The candidates, and eligible members beside an ISR that can lead: they hold as much, or more if a disk lost
+    data."""
     more = [
         member.node
         for member in channel.eligible

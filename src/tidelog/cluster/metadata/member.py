@@ -1,13 +1,13 @@
-"""One member of the metadata group: the Raft core, the catalog that it feeds, and who waits for what.
+"""One member of the metadata group: the Raft core, the catalog, and the proposals and reads that wait.
 
 No I/O happens here and no clock is read, so it runs unchanged under the simulator. What a caller must keep: after every
 input `poll` until it returns None, and carry each `Output` out: send its messages, write its Ready (in order; one fsync
 may cover many), call `written` afterwards; make and save its snapshot, then call `saved`.
 
-MM1  A proposal's outcome is told once, and only when it is certain: applied, refused, or replaced by another leader's
-     entry. If it cannot be known any more, that is what is said.
-MM2  A read is told ready once everything that was committed when it was asked is applied here.
-MM3  Messages that speak of what must be durable leave after it is (RD2).
+MM1  A proposal's outcome is reported once, and only when it is certain: applied, refused, or replaced by another
+     leader's entry. If it can no longer be known, the outcome is "unknown".
+MM2  A read is reported ready once everything that was committed at its start is applied here.
+MM3  Messages that promise durable state leave after it is durable (RD2).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tidelog.errors import LogError, NotLeader, OutcomeUnknown, ProposalLost, To
 from tidelog.units import MIB
 
 WAITING_MAX: Final = 10_000
-"""Proposals and reads of this member that are not answered yet."""
+"""The most unanswered proposals and reads of this member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,17 +128,18 @@ class MetadataMember:
         self.restores = 0
         """How often a leader's snapshot replaced the catalog."""
         self._is_touched = True
-        """Whether anything came in since `poll` last had nothing to say."""
+        """Whether there was input since `poll` last returned None."""
         self._held: deque[Ready] = deque()
-        """Readys that are being written, and what must wait for them."""
+        """Readys that are being written, and the messages that wait for them."""
         self._places: dict[int, dict[int, int]] = {}
-        """Index to term to token of proposals whose outcome is open. One index may have several: whoever lost its
-        leadership, its entries, and became leader again proposes there anew, and either entry may yet be committed."""
+        """Index to term to token of proposals whose outcome is open. One index may have several: a member that lost
+        its leadership and its entries and became leader again proposes there anew, and either entry may yet be
+        committed."""
         self._reads: deque[tuple[int, int]] = deque()
         """(index, token) of reads that wait for that index to be applied."""
         self._asked: set[int] = set()
         self._committed: list[Entry] = []
-        """To be applied with the next `poll` that has nothing to write."""
+        """Entries to be applied with the next `poll` that has nothing to write."""
         self._messages: list[Envelope] = []
         self._results: list[Result] = []
         self._applied: list[Applied] = []
@@ -169,7 +170,7 @@ class MetadataMember:
         self.raft.tick(now_ms)
 
     def propose(self, change: Change, token: int) -> None:
-        """The outcome comes as a result with this token, or a typed error is raised now, and nothing was proposed."""
+        """The outcome comes as a result with this token; or a typed error is raised now, and nothing was proposed."""
         self._is_touched = True
         data = encode_change(change)
         if len(self._places) >= WAITING_MAX:
@@ -177,7 +178,7 @@ class MetadataMember:
         self._await(self.raft.propose(data), token)
 
     def propose_members(self, change: MembersChange) -> None:
-        """Nobody waits for it: the membership itself shows what became of it."""
+        """No caller waits for it: the membership itself shows the outcome."""
         self._is_touched = True
         self.raft.propose_members(change)
 
@@ -211,7 +212,7 @@ class MetadataMember:
         self._finish_reads()
 
     def forget(self, *tokens: int) -> None:
-        """Nobody waits any more. The proposals may still be applied."""
+        """The caller no longer waits. The proposals may still be applied."""
         self._is_touched = True
         gone = frozenset(tokens)
         self._asked -= gone
@@ -227,9 +228,7 @@ class MetadataMember:
 
     def poll(self) -> Output | None:
         if not self._is_touched:
-            return (
-                None  # channels poll a node thousands of times a second; the group has something to say far less often
-            )
+            return None  # channels poll a node thousands of times a second; the group has output far less often
         output = self._poll()
         self._is_touched = output is not None
         return output
@@ -247,7 +246,7 @@ class MetadataMember:
                 self._messages += ready.messages_after
         write = ready if ready is not None and ready.must_persist else None
         if write is None:
-            # What is to be written goes first: the disk works while the catalog does.
+            # Entries to write go first: the disk works while the catalog applies.
             for entry in self._committed:
                 self._apply(entry)
             self._committed.clear()
@@ -273,8 +272,8 @@ class MetadataMember:
             ready = self._held.popleft()
             if ready.snapshot is not None:
                 self._restore(ready.snapshot)
-            # MM3. One write may cover a later term too, in which a new leader's entries took the place of those that an
-            # earlier answer speaks of. What is said of a term that is over is of no use to anybody, so it is not said.
+            # MM3. One write may cover a later term too, in which a new leader's entries replaced those that an earlier
+            # answer refers to. Messages of a past term are useless, so they are not sent.
             self._messages += [sent for sent in ready.messages_after if sent.message.term >= self.raft.term]
 
     def saved(self, snapshot: Snapshot, keep_from_index: int) -> None:
@@ -292,7 +291,8 @@ class MetadataMember:
         self._bytes_since += entry.size_bytes
         applied = None
         if entry.kind is EntryKind.CHANGE:
-            # What cannot be read must not be skipped: this member stops here, or it would disagree from here on.
+            # An unreadable entry must not be skipped: this member stops here, or it would differ from the others from
+            # here on.
             applied = self.catalog.apply(entry.index, decode_change(entry.data))
             self._applied.append(applied)
         else:
@@ -304,7 +304,7 @@ class MetadataMember:
                 self._results.append(Done(token, applied))
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """A leader's snapshot jumps over entries, and with them over the outcomes that were waited for."""
+        """A leader's snapshot skips entries, and with them outcomes that callers wait for."""
         self.catalog = Catalog.restore(snapshot.data) if snapshot.data else Catalog()
         self.restores += 1
         self._committed.clear()

@@ -1,8 +1,8 @@
-"""What the node that leads the metadata does for the others: it takes nodes in, watches their sessions, fences who fell
-silent, and keeps the group's members in line with the catalog. On every other node it does nothing.
+"""The metadata leader's work for nodes: it registers them, watches their sessions, fences silent ones, and keeps the
+members of the group in line with the catalog. On every other node it does nothing.
 
 LE1  Only the metadata leader fences nodes, and only by a change that is committed.
-LE2  A node is not let in with a new disk while the process with its old one is alive.
+LE2  A node is not registered with a new disk while the process with its old one is alive.
 LE3  A session is renewed only for an incarnation that the catalog holds active.
 """
 
@@ -49,17 +49,17 @@ class MemberController:
         self._own: dict[int, Change] = {}
         self.is_leading = False
         self._term = 0
-        """In which it leads."""
+        """The term in which it leads."""
 
     def lead(self, member: MetadataMember, cluster: bytes, now_ms: int) -> None:
-        """Whatever a leader has to do at this moment."""
+        """Everything a leader has to do now."""
         if not member.is_leader:
             if self.is_leading:
                 self.is_leading = False
                 self.sessions.step_down()
             return
         if not self.is_leading or member.raft.term != self._term:
-            # Also when leadership came back between two calls: others may have renewed sessions meanwhile (L2).
+            # Also when leadership returned between two calls: others may have renewed sessions meanwhile (L2).
             self.is_leading, self._term = True, member.raft.term
             self._begin(member, now_ms)
         self._found(member, cluster)
@@ -71,13 +71,13 @@ class MemberController:
         self._step(member, now_ms)
 
     def _leads(self, member: MetadataMember) -> bool:
-        """Whether the leadership that was last begun is the present one: before that the catalog may lack a fence."""
+        """Whether the leadership that was begun last is the present one: before that the catalog may lack a fence."""
         return self.is_leading and member.raft.term == self._term and member.is_leader
 
     def _begin(self, member: MetadataMember, now_ms: int) -> None:
         catalog = member.catalog
-        # What an earlier leadership proposed and lost is told only when the log reaches that place again; until then
-        # it would pass for a registration on its way, and its node would be kept waiting.
+        # A registration that an earlier leadership proposed and lost has an outcome only when the log reaches that
+        # place again; until then it would count as in progress, and its node would wait.
         member.forget(*self._own)  # all at once: there may be thousands
         self._own.clear()
         self.sessions.leader_since(
@@ -86,8 +86,8 @@ class MemberController:
         self._say("leading", term=member.raft.term)
 
     def _found(self, member: MetadataMember, cluster: bytes) -> None:
-        """The first leader founds the cluster, with its peers. Tried again when it was refused: an operator may have
-        let one of them in before, which is no reason to leave the others outside for ever."""
+        """The first leader founds the cluster, with its peers. Repeated if it was refused: an operator may have
+        admitted one of them before, which is no reason to leave the others out for ever."""
         catalog = member.catalog
         if catalog.cluster_id or any(isinstance(own, Batch) for own in self._own.values()):
             return
@@ -114,7 +114,7 @@ class MemberController:
     # --- nodes that ask --------------------------------------------------------------------------------
 
     def register(self, member: MetadataMember | None, change: RegisterNode) -> RegisterRefused | None:
-        """A node wants to be let in. Nothing is answered if it is: it hears of that through the group."""
+        """A node asks to be registered. There is no answer if that succeeds: the node sees it in the catalog."""
         if member is None or not self._leads(member):
             return None
         known = member.catalog.node(change.node)
@@ -122,7 +122,7 @@ class MemberController:
         if known is not None and known.process_id == change.process_id and incarnation == change.incarnation:
             return None  # it is registered already
         if any(change.incarnation == own.incarnation and change.node == own.node for own in self._registering()):
-            return None  # asked twice; the answer to the first is on its way
+            return None  # a repeated request; the answer to the first is on its way
         if (
             known is not None
             and known.disk_id not in ("", change.disk_id)
@@ -167,14 +167,14 @@ class MemberController:
         self._own[token] = change
 
     def propose_unwatched(self, member: MetadataMember, change: Change) -> None:
-        """Raises if it cannot even be tried; what becomes of it the catalog shows."""
+        """Raises if it cannot be proposed; the catalog shows the outcome."""
         self._propose(member, change)
 
     def owns(self, result: Result) -> bool:
         return result.token in self._own
 
     def settle(self, member: MetadataMember, result: Result, now_ms: int) -> tuple[str, RegisterRefused] | None:
-        """The outcome of a proposal of ours; a node that was refused after all is told."""
+        """The outcome of one of this controller's proposals; a node that was refused after all is told."""
         change = self._own.pop(result.token)
         refusal: object = None
         if isinstance(result, Done):
@@ -192,7 +192,7 @@ class MemberController:
         return None
 
     def applied(self, change: Change, now_ms: int) -> None:
-        """The catalog has taken this change."""
+        """The catalog has applied this change."""
         match change:
             case FenceNode():
                 self.sessions.fence(change.node, change.expected_incarnation)

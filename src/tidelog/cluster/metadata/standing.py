@@ -1,16 +1,17 @@
-"""Where this node's disk stands in the metadata group, told to the others and compared with what they remember.
+"""The durable state of this node's disk, reported to the other members and compared with what they remember.
 
-A process that opens metadata is on *probation*: it takes no part in the group (it hears, says and votes nothing) until
-every other voter that it knows has answered, or `PROBATION_MS` have passed: somebody may be away for good. A folder
-that knows no other voter asks the configured peers: it may have been copied before there were any. Whoever remembers
-more of this disk than it holds says so, and the folder is set aside: it is an older copy of itself (NC3).
+A process that opens metadata is on *probation*: it takes no part in the group (it neither sends, receives nor votes)
+until every other voter that it knows has answered, or `PROBATION_MS` have passed, since one may be away for good. A
+folder that knows no other voter asks the configured peers: it may have been copied before there were any. If a member
+remembers a newer state of this disk than it holds, the folder is set aside: it is an older copy of itself (NC3).
 
-SD1  A standing speaks of what the core knows to be durable. It leaves with every new term, every `TELL_MS`, and when a
-     link comes up; never while the present term is not durable: the log may have been cut for it already, and a
-     shorter log in the older term would look like an older copy.
-SD2  An answer counts for the process that asked. Only what is said on probation costs the folder. Later the member may
-     have gone on since, and the group counts on it: it is said (`doubt`), and an operator decides.
-SD3  Who is the only voter stands for election as soon as it takes part, not while it is on probation.
+SD1  A standing contains durable state only. It is sent with every new term, every `TELL_MS`, and when a link comes up;
+     never while the present term is not durable: the log may have been cut for it already, and a shorter log in the
+     older term would look like an older copy.
+SD2  An answer counts for the process that asked. Only an answer during probation sets the folder aside. Later the
+     member may have written more, and the group counts on it: the problem is reported (`doubt`), and an operator
+     decides.
+SD3  A single voter stands for election as soon as it takes part, not while it is on probation.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class MemberStanding:
         self.memory = MemberMemory()
         self.on_probation = False
         self.problem = ""
-        """What peers said against the folder that is open."""
+        """Evidence of peers against the open folder."""
         self.doubt = ""
-        """The same, said when the folder had been taken for whole."""
+        """The same, reported when the folder had been accepted."""
         self._process = process
         self._sequence = 0
         self._unanswered: set[str] = set()
@@ -50,12 +51,12 @@ class MemberStanding:
     def begin(
         self, member: MetadataMember, entries: Iterable[Entry], now_ms: int, *, peers: Iterable[str] = ()
     ) -> None:
-        """Metadata was opened, or made: a folder without others to ask is believed.
+        """Metadata was opened, or made: a folder without other members to ask is accepted.
 
         `peers` are asked where the folder knows no other voter; none for a folder that was just made.
         """
         for change in (decode_change(entry.data) for entry in entries if entry.kind is EntryKind.CHANGE):
-            # Whoever registers has written its incarnation, be the entry committed or not.
+            # A process that registers has written its incarnation, whether the entry is committed or not.
             if isinstance(change, RegisterNode):
                 self._logged[change.node] = change
         voters = {node_of(voter) for voter in member.raft.members.voters}
@@ -80,7 +81,7 @@ class MemberStanding:
     # --- telling -----------------------------------------------------------------------------------------
 
     def wake(self, member: MetadataMember, storage: RaftStorage, now_ms: int) -> list[tuple[str, Standing]]:
-        """What is to be told now, and to whom."""
+        """The standings to send now, and their receivers."""
         if self.on_probation and now_ms >= self._until_ms:
             self._take_part(member, now_ms)
         raft = member.raft
@@ -140,7 +141,7 @@ class MemberStanding:
             if answer.asks and self.on_probation:
                 self.problem = words
             elif not answer.asks and not self.on_probation:
-                self.doubt = self.doubt or words  # one of them is enough: others would take turns in the log
+                self.doubt = self.doubt or words  # one of them is enough: others would repeat each other in the log
             return
         if answer.asks:
             self._unanswered.discard(peer)

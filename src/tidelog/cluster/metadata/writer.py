@@ -1,10 +1,10 @@
-"""The thread that writes a node's metadata: what gathers while one fsync is under way shares the next.
+"""The thread that writes a node's metadata: writes that gather during one fsync share the next.
 
 What a caller must keep: hand in work from the event loop, in the order the core gave it; stop it before the storage is
 closed. Its callbacks run in the event loop.
 
 MW1  `on_written` is called only after the write is durable, in the order of the numbers.
-MW2  After a failure nothing is written any more: `on_failed` says so once, and the node must stop (RD5).
+MW2  After a failure nothing is written any more: `on_failed` is called once, and the node must stop (RD5).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidelog.errors import LogError, MetadataPoisoned
 from tidelog.storage.raft.storage import RaftStorage
 
 IDLE_S: Final = 0.02
-"""Without work for so long, the storage settles its mark, off everybody's way."""
+"""After this long without work the storage settles its mark, when it delays nothing."""
 STOP_S: Final = 10.0
 
 
@@ -36,7 +36,7 @@ class MetadataWriterStatistics:
     entries: int = 0
     snapshots: int = 0
     settles: int = 0
-    """Marks made durable while there was nothing else to do; each may cost one more fsync."""
+    """Marks made durable while there was no other work; each may cost one more fsync."""
 
 
 class MetadataWriter:
@@ -73,7 +73,7 @@ class MetadataWriter:
         except LogError as error:
             self._tell(self._on_failed, error)
         except Exception as error:
-            # Whatever it was, the disk's content is no longer known: as bad as a failed write.
+            # Whatever the error was, the disk's content is no longer known: treat it as a failed write.
             self._tell(self._on_failed, MetadataPoisoned(problem=repr(error)))
 
     def _work(self) -> None:
@@ -124,4 +124,4 @@ class MetadataWriter:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            pass  # the event loop is closed: nobody is left to be told
+            pass  # the event loop is closed: no callback can run

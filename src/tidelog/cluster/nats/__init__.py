@@ -2,8 +2,8 @@
 
 Modules:
 
-    exchange      One node's replication over NATS, without I/O: what goes to which subject, what came
-    subject_core  Messages of a NATS subject on their way into the channel that is attached to it
+    exchange      One node's replication over NATS, without I/O
+    subject_core  Messages of a NATS subject on their way into the attached channel
     subject_feed  Channels fed from NATS subjects, in a running node
     transport     Replication over a NATS server, in a running node
 """

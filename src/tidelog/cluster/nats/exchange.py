@@ -1,25 +1,25 @@
-"""One node's replication over NATS, without I/O: what goes to which subject, what came, what takes the link instead.
+"""One node's replication over NATS, without I/O: subjects, received messages, and which messages use the link instead.
 
-Messages go in through `send` and `received`, effects come out of `poll`, to be carried out in order. Which of two ways
-a message takes, NATS or the link, is decided for each one; both ends accept both ways at any time:
+Messages go in through `send` and `received`, effects come out of `poll`, to be carried out in order. Whether a message
+goes over NATS or the link is decided for each one; both ends accept both transports at any time:
 
-- a request goes over NATS; its answers go the way that it came, so whoever cannot be reached over NATS asks by link and
-  is answered there;
-- where nobody listens, the follower asks again as if refused (NR3), and if that lasts asks by link: a leader that lost
-  the server, or never used it, leads on;
-- a leader that speaks by link to somebody who asked over NATS was not heard there, or does not hear: the next requests
-  of that channel go by link for a moment. Every second reminder that brings no request goes by link for that.
+- a request goes over NATS; its answers use the same transport, so a replica that cannot be reached over NATS asks by
+  link and is answered there;
+- where no leader listens, the follower asks again as if refused (NR3), and if that lasts asks by link: a leader that
+  lost the server, or never used it, still leads;
+- a leader that uses the link to a replica that asked over NATS was not heard there, or does not hear: the next requests
+  of that channel go by link for a moment. Every second reminder without a following request goes by link for that.
 
-Why two ways are safe. The replicas never count on order, nor on anything arriving once: a request counts if it is
+Why two transports are safe. The replicas never rely on order, nor on anything arriving once: a request counts if it is
 newer than the last (request id, incarnation), a refusal if it is of the latest request, data if they begin where the
 log ends, and all of it only in its leader epoch (MS1, FW1, FW2). So a message that comes twice, late, or overtaken by
-one on the other way is dropped like any stale one, and one that is lost is asked for again.
+one on the other transport is dropped like any stale one, and a lost one is requested again.
 
 What a caller must keep: carry effects out in order; report a `Publish` that was not taken to `not_published`; after
-`connected` and `disconnected` let every follower ask again (`replication_transport.ask_again`), since what was on its
-way, or stood at a leader with the inbox of the last connection, is gone.
+`connected` and `disconnected` let every follower ask again (`replication_transport.ask_again`), since messages in
+flight, and requests that stood at a leader with the inbox of the last connection, are gone.
 
-NE1  Nothing that arrives raises: what cannot be used is counted by its code, said once a minute, and dropped.
+NE1  No received message raises: an unusable one is counted by its code, logged once a minute, and dropped.
 NE2  "No responders" becomes NOT_LEADER of the leader that was asked, or the same request by link. It changes no log.
 NE3  An answer goes to the inbox of the replica's latest request, never to an older one.
 NE4  Memory is bounded: a request per channel of this node, an inbox for each of `REPLIES_MAX` replicas at most, and
@@ -71,9 +71,9 @@ NatsMessageKind: TypeAlias = SyncRequest | SyncResponse | SyncNack | Notify
 """What travels over NATS (`NATS_MESSAGES`)."""
 
 BY_LINK_MS: Final = 1_000
-"""So long requests of a channel go by link after its leader was not reached over NATS; then NATS is tried again."""
+"""How long requests of a channel go by link after its leader was not reached over NATS; then NATS is tried again."""
 UNHEARD_MS: Final = 150
-"""A leader that nobody hears for so long over NATS is asked by link. A new leader has subscribed by then."""
+"""A leader that is not heard for this long over NATS is asked by link. A new leader has subscribed by then."""
 REPLIES_MAX: Final = 131_072
 JOINING_BYTES_MAX: Final = 64 * MIB
 LINES_EVERY_MS: Final = 60_000
@@ -96,7 +96,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """These payloads, in order, all or none; if they are not taken, tell `not_published`."""
+    """Publish these payloads, in order, all or none; if they are not taken, call `not_published`."""
 
     subject: str
     payloads: Sequence[Sequence[Buffer]]
@@ -115,7 +115,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class ByLink:
-    """To a peer, over the link."""
+    """A message to a peer, over the link."""
 
     peer: str
     message: NatsMessageKind
@@ -149,7 +149,7 @@ class NatsExchange:
         cluster: Callable[[], bytes],
         replica: Callable[[int], ChannelReplica | None],
     ) -> None:
-        """`cluster` and `replica` ask the node's core: which cluster it is in, and its replica of a channel."""
+        """`cluster` and `replica` query the node's core: which cluster it is in, and its replica of a channel."""
         self._node = node
         self._namespace = namespace
         self._cluster = cluster
@@ -157,7 +157,7 @@ class NatsExchange:
         self._sender: NatsSender | None = None
         self._notify_subject = notify_subject(namespace, node)
         self.inbox = ""
-        """Of the connection that stands; empty for none."""
+        """The inbox of the present connection; empty for none."""
         self._payload_bytes_max = 0
         self._led: dict[str, int] = {}
         """Channels that are led here, by name: their subjects are subscribed to."""
@@ -170,7 +170,7 @@ class NatsExchange:
         self._said_ms: dict[str, int] = {}
         self._effects: list[Effect] = [Subscribe(self._notify_subject)]
         self.sent = self.fallbacks = self.unheard = 0
-        """Messages over NATS; by link instead; requests that nobody heard."""
+        """Messages over NATS; by link instead; requests without a listener."""
         self.bad: Counter[str] = Counter()
         """Messages that could not be used, by the code of what is wrong."""
 
@@ -183,7 +183,7 @@ class NatsExchange:
         return self._joiner.parts_dropped
 
     def poll(self) -> list[Effect]:
-        """What is to be done, in order."""
+        """The effects to carry out, in order."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -201,7 +201,8 @@ class NatsExchange:
             )
             return
         self.inbox, self._payload_bytes_max = inbox, payload_bytes_max
-        # Whoever asked by link while there was no other way is reminded over NATS, and may ask there again.
+        # Replicas that asked by link while there was no other transport are reminded over NATS, and may ask there
+        # again.
         self._replies = {key: way for key, way in self._replies.items() if way != _BY_LINK}
         self._effects.append(Subscribe(f"{inbox}.>"))
 
@@ -316,9 +317,9 @@ class NatsExchange:
     # --- receiving -------------------------------------------------------------------------------------------
 
     def received(self, subject: str, reply: str, no_responders: bool, payload: Buffer, now_ms: int) -> None:
-        """What the server brought (NE1)."""
+        """A message from the server (NE1)."""
         if not self._cluster():
-            return  # a node that belongs to no cluster yet has no replicas: whoever means it will say it again
+            return  # a node that belongs to no cluster yet has no replicas: the sender will repeat the message
         try:
             if subject.startswith(_INBOXES):
                 self._came_to_inbox(subject, no_responders, payload, now_ms)
@@ -351,7 +352,7 @@ class NatsExchange:
             self._effects.append(Deliver(received.leader, received.nack))
             return
         if received.response.channel_id not in self._asks:
-            return  # nothing is followed here any more, and nobody would forget what is being joined
+            return  # nothing is followed here any more, so parts being joined would never be dropped
         self._heard(received.response.channel_id, received.leader)
         whole = self._joiner.take(received)
         if whole is not None:
@@ -373,13 +374,13 @@ class NatsExchange:
         self._by_link(ask.leader, ask.request)
 
     def _heard(self, channel_id: int, leader: str) -> None:
-        """A leader speaks over NATS, so it can be asked there."""
+        """A leader used NATS, so it can be asked there."""
         ask = self._asks.get(channel_id)
         if ask is not None and ask.leader == leader:
             ask.by_link_until_ms, ask.unheard_since_ms = 0, None
 
     def heard_by_link(self, peer: str, message: NatsMessageKind, now_ms: int) -> None:
-        """A peer spoke by link; the core gets the message from there."""
+        """A peer used the link; the core gets the message from there."""
         if isinstance(message, SyncRequest):
             self._note_way(message.channel_id, peer, _BY_LINK)
             return
@@ -407,7 +408,7 @@ class NatsExchange:
 
 @lru_cache(maxsize=4_096)
 def _subjects(namespace: str, channel: str) -> tuple[str, str]:
-    """Where its leader listens: for requests, and for the first of an epoch."""
+    """The subjects on which its leader listens: for requests, and for the first of an epoch."""
     return (
         partition_subject(namespace, channel, Verb.REPLICATE),
         partition_subject(namespace, channel, Verb.OFFSET),

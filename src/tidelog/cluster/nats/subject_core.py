@@ -1,23 +1,23 @@
-"""Messages of a NATS subject on their way into the channel that is attached to it. Nothing in this file does I/O.
+"""Messages of a NATS subject on their way into the attached channel. Nothing in this file does I/O.
 
-The leader of an attached channel listens to its subject. What arrives is a Liftbridge envelope with a message in it, or
-a plain payload of anybody; it waits here until the channel takes it, and is acknowledged to the inbox that the
-message names once its policy is satisfied. A NATS server knows no backpressure: what does not fit is dropped.
+The leader of an attached channel listens to its subject. A message is a Liftbridge envelope, or a plain payload of any
+publisher; it waits here until the channel takes it, and is acknowledged to the inbox that it names once its policy is
+satisfied. NATS has no backpressure: messages that do not fit are dropped.
 
-What a caller must keep: `take` what arrives; append each batch of `next_batch` in order, and tell of it once, with
-`refused` (the channel did not take it) or `answered`; `drop_all` when the node does not lead any more.
+What a caller must keep: `take` received messages; append each batch of `next_batch` in order, and report it once, with
+`refused` (the channel did not take it) or `answered`; `drop_all` when the node no longer leads.
 
 A deposed leader that does not know it yet may take a message that the new leader takes too. That does no harm: the
 deposed one's append is of an old epoch and never commits, its ALL acks never leave, and its log is cut back when it
-follows. Its LEADER ack is what a LEADER ack always was: one disk has it.
+follows. Its LEADER ack means what it always means: one disk has the message.
 
 AT1  Messages of one subject are appended in the order in which they came, whatever their policies.
-AT2  What waits and what is under way is at most `bytes_max`; a message beyond it is dropped and counted, and so is
-     everything that waits when leadership ends.
+AT2  Waiting messages and those being appended are at most `bytes_max`; a message beyond it is dropped and counted, and
+     so are all waiting ones when leadership ends.
 AT3  An ack without an error leaves only when its policy is satisfied, with the message's offset. An ack with an error
      leaves only if the message is certainly not in the log and no other leader may have taken it.
-AT4  Only a good envelope of type 0 that holds a message is one. Everything else is a plain message: stored as it came,
-     never acknowledged. An ack goes to a literal subject outside of the cluster's own, or nowhere.
+AT4  Only a good envelope of type 0 that holds a message is one. Everything else is a plain message: stored unchanged,
+     never acknowledged. An ack is sent only to a literal subject outside of the cluster's own.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ CHECKS_OFFSETS: Final = "liftbridge.occ"
 """In a channel's placement metadata: "1" if a message must name the offset that it will get."""
 REPLY: Final = "reply"
 OWN_HEADERS: Final = frozenset({"subject", REPLY})
-"""Headers that Liftbridge makes itself: of the way a message came, not of the message."""
+"""Headers that Liftbridge sets itself: about the message's delivery, not its content."""
 MESSAGE_BYTES_MAX: Final = 8 * MIB
 """Half of what a block may hold."""
 BATCH_RECORDS_MAX: Final = 4_096
 BATCH_BYTES_MAX: Final = 1 * MIB
 _FIELD_BYTES: Final = 16
-"""What a header costs in a block beside its own bytes, at most."""
+"""The most that a header costs in a block beside its own bytes."""
 _NS_PER_US: Final = 1_000
 _TOKEN_MAX: Final = 1_024
-"""Bytes of a correlation id that is given back."""
+"""The most bytes of a correlation id that is returned."""
 
 _WAITS: Final = (NotEnoughReplicas, TooManyInFlight, NotChannelLeader)
-"""Refusals that pass while this node leads: the messages wait."""
+"""Temporary refusals while this node leads: the messages wait."""
 
 
 class MessageArrived(NamedTuple):
@@ -77,14 +77,14 @@ class MessageArrived(NamedTuple):
 
 
 class IncomingMessage(NamedTuple):
-    """One message to append, and who is to be told."""
+    """One message to append, and the receiver of its ack."""
 
     message: Message
     size: int
     policy: int
     """Liftbridge's number."""
     inbox: str
-    """Empty: nobody is told."""
+    """The inbox for the ack; empty for none."""
     correlation: str
     expected_offset: int
     received_ns: int
@@ -92,7 +92,7 @@ class IncomingMessage(NamedTuple):
 
 
 class SubjectBatch(NamedTuple):
-    """Neighbours that become one block."""
+    """Neighbouring messages that become one block."""
 
     incoming: tuple[IncomingMessage, ...]
     size: int
@@ -101,7 +101,7 @@ class SubjectBatch(NamedTuple):
 
 
 class AckOut(NamedTuple):
-    """To be published, in an envelope."""
+    """An ack to publish, in an envelope."""
 
     inbox: str
     payload: bytes
@@ -120,15 +120,15 @@ class Attachment:
 
 @dataclass(slots=True)
 class FeedCounts:
-    """Of one channel since this node came to lead it, or of all of them since the start."""
+    """The counters of one channel since this node leads it, or of all of them since the start."""
 
     messages_in: int = 0
     plain: int = 0
-    """Of them, without a good envelope."""
+    """Messages without a good envelope."""
     appended: int = 0
     acked: int = 0
     refused: int = 0
-    """Not appended, for a reason that the publisher was told if it asked."""
+    """Not appended, for a reason that the publisher got if it asked for an ack."""
     dropped: int = 0
     """Not appended, because too much was waiting or leadership ended."""
 
@@ -164,8 +164,8 @@ class ChannelFeed:
     # --- what comes ---------------------------------------------------------------------------------------
 
     def take(self, arrived: Iterable[MessageArrived], *, now_ns: int, room_bytes: int) -> list[AckOut]:
-        """Messages that arrived together; `room_bytes` is what all channels together have left. Returns refusals of
-        those that cannot be stored at all."""
+        """Take messages that arrived together; `room_bytes` is the room left for all channels together. Returns
+        refusals of those that cannot be stored at all."""
         acks: list[AckOut] = []
         bytes_max = min(self._bytes_max, self.held_bytes + room_bytes)
         for one in arrived:
@@ -224,7 +224,7 @@ class ChannelFeed:
         batch = tuple(self._waiting.popleft() for _ in range(count))
         self.waiting_bytes -= size
         self.in_flight_bytes += size
-        # Also what nobody waits for counts as under way until it is on this disk, or there would be no limit (AT2).
+        # Messages without an ack policy also count until they are on this disk, or there would be no limit (AT2).
         ack = AckPolicy.ALL if waits_for_all else AckPolicy.LEADER
         return SubjectBatch(batch, size, ack, first.expected_offset)
 
@@ -233,7 +233,8 @@ class ChannelFeed:
         return encode_messages([one.message for one in batch.incoming])
 
     def refused(self, batch: SubjectBatch, error: LogError) -> tuple[bool, list[AckOut]]:
-        """The channel did not take it. True: it waits; come back after a moment, or when the channel moved."""
+        """The channel did not take it. True: the batch waits; try again after a moment, or when the channel's state
+        changed."""
         if isinstance(error, _WAITS):
             self.problem = error.code
             self._waiting.extendleft(reversed(batch.incoming))
@@ -243,7 +244,7 @@ class ChannelFeed:
         return False, self.answered(batch, 0, error, now_ns=0)
 
     def answered(self, batch: SubjectBatch, first_offset: int, error: LogError | None, *, now_ns: int) -> list[AckOut]:
-        """What became of a batch that the channel took."""
+        """The outcome of a batch that the channel took."""
         self.in_flight_bytes -= batch.size
         count = len(batch.incoming)
         if error is None:
@@ -265,7 +266,7 @@ class ChannelFeed:
         return [ack for one in batch.incoming for ack in self._ack(one, 0, code)]
 
     def drop_all(self) -> int:
-        """Leadership ended: whoever leads now has its own copy of what came since it listens (AT2)."""
+        """Leadership ended: the new leader has its own copy of messages since it subscribed (AT2)."""
         count = len(self._waiting)
         self.counts.dropped += count
         self._waiting.clear()
@@ -298,7 +299,8 @@ def _parsed(found: PublishedMessage) -> pb.Message | None:
 
 
 def _ack_error(error: LogError) -> pb.Ack.Error | None:
-    """What a publisher is told; None: nothing, for the message may be there after all, or with another leader (AT3)."""
+    """The ack for the publisher; None: none, since the message may be in the log after all, or with another leader
+    (AT3)."""
     if not error.definite or isinstance(error, NotChannelLeader | NoReplicaHere | UnknownChannel):
         return None
     if isinstance(error, OffsetConflict):

@@ -1,16 +1,16 @@
 """Channels fed from NATS subjects, in a running node: the shell around `nats.subject_core` and the node's NATS
 connection.
 
-Whatever this node leads and has a subject is listened to, over one subscription each: as a member of the channel's
-queue group if it has one, so that channels of one group share the messages. What arrives together becomes one block.
+Every channel with a subject that this node leads has a subscription: as a member of the channel's queue group if it has
+one, so that channels of one group share the messages. Messages that arrive together become one block.
 
 What a caller must keep: `start` once the node's NATS connection is there, `close` before that is closed; everything on
 the event loop.
 
-AF1  A subscription stands while this node leads the channel and the channel takes messages, and no longer than a sweep
-     after. There is one for each attached channel.
-AF2  Messages wait in memory within the limits of `AttachLimits`; what is dropped is counted, and told in the log at
-     most every `COMPLAINT_MS` for each channel.
+AF1  A subscription exists while this node leads the channel and the channel takes messages, and at most a sweep longer.
+     There is one for each attached channel.
+AF2  Messages wait in memory within the limits of `AttachLimits`; dropped ones are counted, and logged at most every
+     `COMPLAINT_MS` for each channel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tidelog.transports.nats.connection import NatsConnection, NatsMessage
 
 SWEEP_MS: Final = 250
-"""How often the catalog is looked at for what changed."""
+"""How often the catalog is checked for changes."""
 RETRY_MS: Final = 50
 """How often a channel that takes nothing for the moment is tried again."""
 COMPLAINT_MS: Final = 10_000
@@ -53,12 +53,12 @@ _MS_PER_S: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachLimits:
-    """What may wait in memory. Per node."""
+    """The limits of messages that wait in memory. Per node."""
 
     channel_bytes_max: int = 16 * MIB
-    """Of one channel: messages that wait for it or are being written."""
+    """Messages of one channel that wait or are being written."""
     bytes_max: int = 128 * MIB
-    """... of all channels together."""
+    """The same for all channels together."""
 
     def __post_init__(self) -> None:
         problems = [f"{one.name} must be positive" for one in fields(self) if getattr(self, one.name) <= 0]
@@ -72,7 +72,7 @@ class _Listening:
 
     feed: ChannelFeed
     record: ChannelRecord
-    """As it was when this was last looked at: records are never edited, only replaced."""
+    """Its record when this was last checked: records are never edited, only replaced."""
     number: int
     """Of the subscription."""
     retry_ms: int | None = None
@@ -92,7 +92,7 @@ class SubjectFeed:
         self._limits = limits or AttachLimits()
         self._listening: dict[int, _Listening] = {}
         self._refused: dict[int, str] = {}
-        """Channels that are led here and whose subject cannot be listened to, and why."""
+        """Channels that are led here and whose subject cannot be subscribed to, with the reason."""
         self._held_bytes = 0
         self._totals = FeedCounts()
         self._acks_lost = 0
@@ -102,14 +102,14 @@ class SubjectFeed:
         self._unwatch: Callable[[], None] = lambda: None
 
     def start(self, nats: NatsConnection) -> None:
-        """Feed all channels that are led here, from now on."""
+        """Start feeding all channels that are led here."""
         self._nats = nats
         self._is_open = True
         self._unwatch = self._channels.watch(self._moved)
         self._on_timer()
 
     def close(self) -> None:
-        """Listen no more. What is being written is still acknowledged while the connection lasts."""
+        """Stop listening. Messages being written are still acknowledged while the connection lasts."""
         if not self._is_open:
             return
         self._is_open = False
@@ -120,7 +120,7 @@ class SubjectFeed:
             self._leave(channel_id)
 
     def statistics(self) -> FeedCounts:
-        """Of all channels since the start."""
+        """The sum over all channels since the start."""
         counts = FeedCounts()
         counts.add(self._totals)
         for listening in self._listening.values():
@@ -128,7 +128,7 @@ class SubjectFeed:
         return counts
 
     def status(self) -> dict[str, Any]:
-        """For people and programs: what is listened to, the first hundred by name, and what came of it."""
+        """For status: the subscribed subjects, the first hundred by name, with their counters."""
         shown = sorted(self._listening.values(), key=lambda one: one.feed.attachment.channel)[:_SHOWN_MAX]
         nats = self._nats
         return {
@@ -144,7 +144,8 @@ class SubjectFeed:
     # --- what is listened to ------------------------------------------------------------------------------
 
     def _moved(self, replica: LocalReplica) -> None:
-        """Called for every channel of the node that moved, so it must cost nothing for those that are not attached."""
+        """Called for every channel of the node whose state changed, so it must cost nothing for those that are not
+        attached."""
         channel_id = replica.channel_id
         if replica.record.config.subject is not None or channel_id in self._listening or channel_id in self._refused:
             self._follow(replica)
@@ -172,7 +173,7 @@ class SubjectFeed:
         if subject is None or record.paused or record.readonly:
             self._refused.pop(channel_id, None)
             return None
-        # Its own namespace only the node knows, so this is looked at here and not only when the channel is made.
+        # Only the node knows its own namespace, so the subject is checked here and not only when the channel is made.
         problem = subject_problem(subject, namespace=self._namespace)
         if problem is not None:
             words = f"{record.name}: the subject {subject!r} {problem}"
@@ -210,7 +211,7 @@ class SubjectFeed:
         self._fold(feed)
 
     def _fold(self, feed: ChannelFeed) -> None:
-        """What a feed counted belongs to the node once the feed has ended."""
+        """The counters of a feed belong to the node once the feed has ended."""
         self._totals.add(feed.counts)
         feed.counts = FeedCounts()
 
@@ -231,7 +232,7 @@ class SubjectFeed:
         self._complain(listening)
 
     def _advance(self, listening: _Listening) -> None:
-        """Into the log with what waits."""
+        """Append the waiting messages."""
         feed = listening.feed
         listening.retry_ms = None
         while (batch := feed.next_batch()) is not None:
@@ -247,9 +248,9 @@ class SubjectFeed:
                     return
 
     def _submit(self, feed: ChannelFeed, batch: SubjectBatch) -> None:
-        """A message that expects an offset has it, if nobody's message lies there or after: the channel's own records
-        (an epoch's first, cursors) do not count. The first message of an epoch is what begins that, so one refusal may
-        come of it."""
+        """A message that expects an offset gets it, if no other message has that offset or a later one: the channel's
+        own records (an epoch's first, cursors) do not count. The first message of an epoch begins it, so one refusal
+        may follow from that."""
         channel_id, made = feed.attachment.channel_id, feed.block_of(batch)
         wanted = batch.expected_offset
         for is_last in (False, True):
@@ -308,7 +309,7 @@ class SubjectFeed:
         self._arm(SWEEP_MS)
 
     def _sweep(self) -> None:
-        """Roles move with `_moved`; what else the catalog says of a channel is found here (AF1)."""
+        """Role changes come with `_moved`; other changes of a channel in the catalog are found here (AF1)."""
         catalog = self._channels.known_catalog
         if catalog is None or catalog.applied_index == self._swept_index:
             return

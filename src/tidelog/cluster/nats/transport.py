@@ -1,13 +1,14 @@
 """Replication over a NATS server, in a running node: the shell around `NatsExchange` and the node's NATS connection.
 
 Requests, answers, refusals and reminders of replicas go over NATS while the server is reached; everything else, and
-these four while it is not, over the links. So a server that dies costs a moment, and not the cluster. Both ways are
-taken at all times; `nats.exchange` says which is chosen when, and why that is safe.
+these four while it is not, over the links. So a failed server costs a moment, and not the cluster. Both transports are
+accepted at all times; `nats.exchange` documents which is used when, and why that is safe.
 
-What a caller must keep: `up` and `down` as the connection says; all calls on the event loop.
+What a caller must keep: call `up` and `down` when the connection does; all calls on the event loop.
 
-TN1  What a connection did not take goes by link, whole: an answer is never half on either way.
-TN2  When the connection comes or goes, every follower asks again: nothing waits for what the old one lost.
+TN1  A message that the connection did not take goes by link, whole: an answer is never split over both.
+TN2  When the connection comes up or goes down, every follower asks again: nothing waits for messages that the old one
+     lost.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TransportNode(Protocol):
-    """What the transport needs of its node."""
+    """The methods of the node that the transport needs."""
 
     def now_ms(self) -> int: ...
 
@@ -144,7 +145,7 @@ class NatsTransport:
             self._node.take(delivered)
 
     def _publish(self, publish: Publish) -> None:
-        """TN1. Parts that were taken before one was not are of no use, and the other side drops them (NRP3)."""
+        """TN1. If one part is not taken, the parts before it are useless, and the receiver drops them (NRP3)."""
         for buffers in publish.payloads:
             if not self._connection.publish(publish.subject, buffers, reply=publish.reply):
                 self._exchange.not_published(publish)

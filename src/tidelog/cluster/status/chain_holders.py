@@ -1,10 +1,10 @@
-"""Who holds a channel's chain: the tag `causal:<hex>` of seed 001, and where readers go when a copy is gone.
+"""The nodes that hold a channel's chain: the tag `causal:<hex>` of seed 001, and the choice of nodes for readers.
 
-A node advertises the tag of every chain of which it holds all retained, committed records. The tag is not a list kept
-beside the catalog, which could disagree with it: it is read off the catalog (the ISR, and who is active) on every node,
-and off the replica itself for this node. The same set goes to the metadata leader with each load report, where strict
-colocation needs it. A replica that goes Idle withdraws its tag here at once, and everywhere with the change of the ISR
-that follows; until then a reader that goes there is told that the replica is behind, and goes on to the next.
+A node advertises the tag of every chain of which it holds all retained, committed records. The tag is not a list beside
+the catalog, which could disagree with it: every node derives it from the catalog (the ISR and the active nodes), and
+for itself from its own replica. The same set goes to the metadata leader with each load report, where strict colocation
+needs it. A replica that becomes Idle withdraws its tag here at once, and everywhere with the change of the ISR that
+follows; until then a reader that tries it gets an error and goes on to the next.
 
 CH1  A node is a holder if it is in the ISR and active; this node, if its own replica holds the chain now.
 CH2  Holders are given with this node first, then by measured round trip, those without a measure last, ties by id.
@@ -27,7 +27,7 @@ def holds_chain(replica: ChannelReplica) -> bool:
 
 
 def advertised_chains(core: NodeCore) -> dict[str, int]:
-    """How many chains each node advertises, as the metadata leader was told; empty on every other node."""
+    """How many chains each node advertises, as reported to the metadata leader; empty on every other node."""
     if not core.is_leader:
         return {}
     reports = core.channels.controller.loads

@@ -1,6 +1,6 @@
 """The channels of the cluster as plain JSON, as one node sees them: for status pages, tools and metrics.
 
-What the catalog holds is the same on every node; `here` is this node's own replica, and nobody else's word.
+The catalog's part is the same on every node; `here` is about this node's own replica only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tidelog.codecs.client_codec import channel_json
 from tidelog.core.catalog import Catalog, ChannelRecord
 
 STATES: Final = ("ok", "paused", "leaderless", "below_min_isr", "under_replicated")
-"""Of a channel, from the catalog alone. The first that holds counts, as `channel_state` looks."""
+"""The state of a channel, from the catalog alone. The first that holds counts, in the order of `channel_state`."""
 
 _counted: Final[WeakKeyDictionary[Catalog, tuple[int, Counter[str]]]] = WeakKeyDictionary()
 """(applied index, channels by state) of a catalog."""
 
 
 def channel_state(catalog: Catalog, channel: ChannelRecord) -> str:
-    """In one word, worst first: nobody leads it, it takes no writes, it has fewer copies in sync than it should."""
+    """The state in one word, worst first: no leader, no writes, fewer copies in sync than configured."""
     if channel.paused:
         return "paused"
     if not catalog.has_live_leader(channel):
@@ -36,7 +36,7 @@ def channel_state(catalog: Catalog, channel: ChannelRecord) -> str:
 
 
 def channels_summary(core: NodeCore) -> dict[str, int]:
-    """How many there are, how many are in trouble, and what this node has of them."""
+    """How many there are, how many have problems, and how many this node has."""
     catalog = core.catalog
     states = Counter[str]() if catalog is None else _states(catalog)
     return {
@@ -44,7 +44,7 @@ def channels_summary(core: NodeCore) -> dict[str, int]:
         "paused": states["paused"],
         "leaderless": states["leaderless"],
         "below_min_isr": states["below_min_isr"],
-        # Whoever has too few copies to take writes, or no leader to make more, has too few copies all the same.
+        # A channel with too few copies for writes, or without a leader, counts as under-replicated too.
         "under_replicated": states["under_replicated"] + states["below_min_isr"],
         "here": len(core.channels.replicas.replicas()),
         "led": 0 if catalog is None else catalog.leader_count(core.node),
@@ -53,7 +53,7 @@ def channels_summary(core: NodeCore) -> dict[str, int]:
 
 
 def _states(catalog: Catalog) -> Counter[str]:
-    """Counted anew when the catalog has moved on: health is asked for often, and there may be thousands."""
+    """Counted anew when the catalog has changed: health is requested often, and there may be thousands."""
     counted = _counted.get(catalog)
     if counted is None or counted[0] != catalog.applied_index:
         states = Counter(channel_state(catalog, channel) for channel in catalog.channels())
@@ -62,7 +62,7 @@ def _states(catalog: Catalog) -> Counter[str]:
 
 
 def channels_page(core: NodeCore, *, after: str, limit: int) -> dict[str, Any]:
-    """The next channels by name, and the name to go on after, if there are more."""
+    """The next channels by name, and the name to continue after, if there are more."""
     catalog = core.catalog
     if catalog is None:
         return {"channels": [], "next": None}

@@ -1,9 +1,9 @@
-"""What a node counts, for Prometheus, and whether it is ready: both read from its status.
+"""The metrics of a node for Prometheus, and its readiness: both are read from its status.
 
-Nothing here asks a node for more than `NodeView` has, so a test needs no cluster. What replication counts has names of
-its own, those of seed 001 (`replication_text`). Pairs of nodes are labelled `from` and `to`: the way from one to the
-other, on the word of the one at its end. Indexes and terms are those of the metadata group. Counters of a link begin
-again with every new connection, as those of a process do with every start.
+Only `NodeView` is used, so a test needs no cluster. The metrics of replication have the names of seed 001
+(`replication_text`). Pairs of nodes are labelled `from` and `to`: the direction from one to the other, as reported by
+the receiving node. Indexes and terms are those of the metadata group. Counters of a link begin again with every new
+connection, as those of a process do with every start.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class MeasuredLinks(Protocol):
 
 
 class NodeView(Protocol):
-    """What the HTTP side needs of a node. Called on the event loop; nothing here blocks it."""
+    """The methods of a node that the HTTP server needs. Called on the event loop; nothing here blocks it."""
 
     def status(self) -> dict[str, Any]:
-        """As `tidelog.cluster.status.node_status` makes it."""
+        """The result of `tidelog.cluster.status.node_status`."""
         ...
 
     @property
     def core(self) -> NodeCore:
-        """Its channels are read, and nothing is changed."""
+        """The node whose channels are read; nothing is changed."""
         ...
 
     def now_ms(self) -> int:
@@ -174,7 +174,7 @@ def _fill_groups(metrics: Metrics, counts: Mapping[str, int] | None) -> None:
 
 
 def _fill_attach(metrics: Metrics, attach: Mapping[str, Any] | None) -> None:
-    """Of channels fed from NATS; a node without NATS servers has nothing to say here."""
+    """Metrics of channels fed from NATS; none on a node without NATS servers."""
     if attach is None:
         return
     metrics.gauge("tidelog_attach_up", "Whether this node reaches its NATS servers.", int(attach["up"]))
@@ -196,7 +196,7 @@ def _fill_attach(metrics: Metrics, attach: Mapping[str, Any] | None) -> None:
 
 
 def _fill_transport(metrics: Metrics, transport: Mapping[str, Any]) -> None:
-    """Of replication over NATS; a node on the links alone has nothing to say here."""
+    """Metrics of replication over NATS; none on a node that uses the links alone."""
     if transport.get("transport") != "nats":
         return
     metrics.gauge("tidelog_nats_up", "Whether replication goes over NATS now.", int(transport["up"]))
@@ -213,7 +213,7 @@ def _fill_transport(metrics: Metrics, transport: Mapping[str, Any]) -> None:
 
 
 def replication_text(node: NodeView) -> str:
-    """What replication counts, under the names of seed 001, with lags as of now."""
+    """The metrics of replication, under the names of seed 001, with present lags."""
     replicas = node.core.channels.replicas
     replicas.observe(node.now_ms())
     return replicas.metrics.snapshot().prometheus_text()

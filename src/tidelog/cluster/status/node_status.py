@@ -14,9 +14,9 @@ from tidelog.core.membership import node_of
 
 
 def node_status(core: NodeCore, *, now_ms: int, synced_loss: str = "") -> dict[str, Any]:
-    """What this node knows at this moment; nothing here is confirmed by others.
+    """The state of the cluster as this node knows it now; nothing here is confirmed by others.
 
-    `synced_loss` is what the store found missing that had been synced, in words; empty if nothing.
+    `synced_loss` describes synced data that the store found missing; empty if nothing.
     """
     member, doubt = core.member, core.standing.doubt
     disk_findings = _disk_findings(core.node, doubt=doubt, synced_loss=synced_loss)
@@ -57,7 +57,7 @@ def node_status(core: NodeCore, *, now_ms: int, synced_loss: str = "") -> dict[s
 
 
 def _disk_findings(node: str, *, doubt: str, synced_loss: str) -> list[str]:
-    """What this node's own disk has forgotten, and what to do about it (docs/decisions/0019)."""
+    """Losses of this node's own disk, and what to do about them (docs/decisions/0019)."""
     found = []
     if doubt:
         found.append(
@@ -73,7 +73,7 @@ def _disk_findings(node: str, *, doubt: str, synced_loss: str) -> list[str]:
 
 
 def _standing(core: NodeCore) -> str:
-    """In one word: seeking (no metadata), joining (not registered), leader, voter or learner."""
+    """The node's role in one word: seeking (no metadata), joining (not registered), leader, voter or learner."""
     if core.member is None:
         return "seeking"
     if not core.is_registered:
