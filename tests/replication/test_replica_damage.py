@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.replication.replica_kit import Kit
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster.node.repairer import fitting
 from tidelog.cluster.replication.orders import LogReady
+from tidelog.cluster.replication.trouble import look_at_log
+from tidelog.core.catalog import ChannelRetention
 from tidelog.core.replication.messages import SyncRequest
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
+from tidelog.errors import DamagedRange
 from tidelog.storage.log.epochs import EpochHistory
 
 
@@ -105,6 +110,44 @@ def test_b4_who_is_in_doubt_reports_only_what_it_can_read() -> None:
     assert replica.last_epoch(6) == 1
     assert replica.role is Role.REPLICA
     assert replace(kit.record()).isr_nodes == ("a", "b")
+
+
+def test_fw7_damage_before_the_leaders_log_start_keeps_nothing_from_being_committed() -> None:
+    """Retention was faster at the leader. It has not got what `b` lost, and so can never give it back."""
+    kit = Kit("a", "b", segment_bytes_max=4096)
+    kit.create(factor=2, min_isr=2, retention=ChannelRetention(max_bytes=4096))
+    kit.write(*numbered(40))
+    kit.run_until(kit.is_whole)
+    kit["a"].core.apply_retention(kit.now_ms)
+    kit.run(100)
+    kit["a"].core.apply_retention(kit.now_ms)
+    kit.run(100)
+    damaged(kit, "b")
+    with pytest.raises(DamagedRange):
+        kit["b"].storage.logs.read(1, 6)
+    look_at_log(kit["b"].replica())
+    kit.run(10)
+    lost = kit["b"].replica().damaged
+    assert lost[-1].stop <= kit["a"].replica().log_start
+    kit.write(b"goes on")
+    kit.run_until(kit.is_whole)
+    assert kit["b"].replica().damaged == lost
+
+
+def test_fw7_damage_counts_again_where_another_leader_holds_what_was_lost() -> None:
+    kit = Kit("a", "b")
+    kit.create(factor=2)
+    kit.write(*numbered(12))
+    kit.run_until(kit.is_whole)
+    replica = kit["b"].replica()
+    replica.damaged, replica.leader_start = (range(6, 7), range(9, 10)), 7
+    assert replica.sound_end == 9
+    begin = len(kit.sent)
+    kit.produce(b"on")
+    kit.run(10)
+    assert replica.sound_end == 6
+    asked = [one for _, sender, one in kit.sent[begin:] if isinstance(one, SyncRequest) and sender == "b"]
+    assert asked[-1].held_end == 6
 
 
 def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:

@@ -12,6 +12,8 @@ FW4  Silence is judged by the heartbeats of the leader's node once it has answer
 FW5  Memory is bounded: while too much of what came is not durable here, nothing more is asked for.
 FW6  Nothing is cut that this replica knows to be committed, unless the catalog has an unclean election on record that
      came after: the replica stops and says so, and an operator decides. It asks again now and then.
+FW7  Damage before the leader's log start counts for nothing: retention has removed those records there, so nobody can
+     give them back and nothing is committed that needs them.
 """
 
 from __future__ import annotations
@@ -138,7 +140,7 @@ class Following:
         it, once nobody counts on this copy (B4, RP5)."""
         replica, record, node = self._replica, self._replica.record, self._host.node
         counts = record.member(node) or record.eligible_member(node)
-        if not replica.damaged or counts or not self.is_in_contact or replica.storage.value != "ready":
+        if replica.sound_end >= replica.log_end or counts or not self.is_in_contact or replica.storage.value != "ready":
             self._mend_at_ms = None
             return
         if self._mend_at_ms is None:
@@ -169,6 +171,7 @@ class Following:
         if self._refuses:
             self._refuses, replica.problem = False, ""
         self.leader_end = max(self.leader_end, response.log_end)
+        self._note_leader_start(response.log_start, now_ms)
         if not response.data:
             self._note_committed(response.committed_end)
             return
@@ -187,6 +190,14 @@ class Following:
         self._note_committed(response.committed_end)
         if replica.log_end < response.log_end:
             self.ask(now_ms, again=False)  # there is more: it need not wait for the disk
+
+    def _note_leader_start(self, log_start: int, now_ms: int) -> None:
+        """FW7: what is held may be more than it was, and then the leader waits to hear of it."""
+        replica = self._replica
+        before = replica.sound_end
+        replica.leader_start = log_start
+        if replica.sound_end != before:
+            self.ask(now_ms, again=False)
 
     def _checked(self, response: SyncResponse) -> list[Block]:
         """FW2."""

@@ -75,6 +75,7 @@ class ChannelReplica:
         self.committed_end = 0
         self.log_bytes = 0
         self.damaged: tuple[range, ...] = ()
+        self.leader_start = 0  # where the log of its leader began, by the last answer
         self.epochs = EpochHistory()
         self.witness = ReplicaWitness(self)
         self.tail = BlockTail(bytes_max=host.options.tail_bytes_max)
@@ -498,8 +499,8 @@ class ChannelReplica:
 
     @property
     def sound_end(self) -> int:
-        """Where the first record lies that was lost to damage; beyond every offset if none was (B4)."""
-        return self.damaged[0].start if self.damaged else 1 << 62
+        """Where the first record lies that was lost to damage; beyond every offset if none was (B4, FW7)."""
+        return next((part.start for part in self.damaged if part.stop > self.leader_start), 1 << 62)
 
     def last_epoch(self, end: int) -> int:
         """Of the record before `end`, also if retention has removed it; 0 if this log knows none there."""
