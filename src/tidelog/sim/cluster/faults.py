@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.core.catalog import Basis, ChangeLeader, RemoveNode
 from tidelog.sim.cluster.admin import random_change
-from tidelog.sim.cluster.liars import copy_store, lie, lie_to_all, lying_syncs, restore_store
+from tidelog.sim.cluster.liars import copy_store, lie, lie_to_all, lying_syncs, may_lie, restore_store
 from tidelog.sim.metadata import faults as metadata_faults
 from tidelog.sim.metadata.faults import _later, _switch_off
 
@@ -119,6 +119,12 @@ def rot_in_log(world: ClusterWorld, node: ClusterNode) -> None:
         world.counters["log_rot"] += 1
 
 
+def rot_in_metadata(world: ClusterWorld, node: ClusterNode) -> None:
+    """A bit of the metadata flips while the node is down. The catalog doubts all copies on that disk from then on."""
+    if may_lie(world, node.name):
+        metadata_faults.rot(world, node)
+
+
 def wipe(world: ClusterWorld, node: ClusterNode) -> None:
     if world.may_tamper(node.name) and node.member and world.may_lose(node.member):
         whole = world.rng.random() < 0.5
@@ -187,7 +193,7 @@ FAULTS: Final[dict[str, tuple[int, Callable[[Any, Any], None]]]] = {
     "copy_store": (4, copy_store),
     "restore_store": (3, restore_store),
     "wipe": (1, wipe),
-    "rot": (1, metadata_faults.rot),
+    "rot": (1, rot_in_metadata),
     "administer": (10, administer),
     "add_node": (1, metadata_faults.add_node),
     "remove_node": (1, remove_node),

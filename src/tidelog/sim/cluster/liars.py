@@ -31,15 +31,24 @@ NODE_STATE: Final = f"{FOLDER}/node.state"
 def may_lie(world: ClusterWorld, name: str) -> bool:
     """Whether a disk may lose what it had synced: of every channel at least half of those in sync (or eligible) stay
     whole. An election after an unclean stop hears more than half of them (CE2), and so a whole one; of two it waits for
-    both. What was not committed yet may be gone for good, and the channel goes on without it."""
+    both. What was not committed yet may be gone for good, and the channel goes on without it.
+
+    A copy that the catalog doubts is not counted as whole: beside a short one that it trusts it is not elected (C7)."""
     forgive(world)
-    liars = {node.name for node in world.nodes.values() if node.tampered} | {name}
+    liars = {node.name for node in world.nodes.values() if node.tampered or _lost_metadata(world, node)} | {name}
     for channel in world.model.channels.values():
         record = channel.record
         holders = {member.node for member in (*record.isr, *record.eligible)}
-        if name in holders and (len(record.isr) < 2 or 2 * len(holders & liars) > len(holders)):
+        not_whole = holders & (liars | set(world.model.reference.doubtful(channel.channel_id)))
+        if name in holders and (len(record.isr) < 2 or 2 * len(not_whole) > len(holders)):
             return False
     return True
+
+
+def _lost_metadata(world: ClusterWorld, node: ClusterNode) -> bool:
+    """Its disk will be another one to the catalog."""
+    durable = world.model.durable.get(node.member)
+    return durable is not None and durable.is_gone
 
 
 def forgive(world: ClusterWorld) -> None:

@@ -18,6 +18,7 @@ from tidelog.sim.cluster.liars import put_store_back
 from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.lying import durable_files, end_process, flip_bytes, remove_file, take_picture, zero_bytes
+from tidelog.sim.metadata.faults import lose_disk
 from tidelog.sim.metadata.node import FOLDER
 from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
 from tidelog.storage.store.parts import WAL_FOLDER
@@ -257,6 +258,39 @@ def committed_is_kept() -> ClusterSchedule:
     return plan
 
 
+def whole_copy_in_doubt() -> ClusterSchedule:
+    """CE3, C7: the log of n3 is short and the catalog trusts it; n2 holds everything, and has lost its metadata, so the
+    catalog doubts its disk. Nobody leads until an operator stops n3 and elects n2: nothing is lost."""
+    plan = ClusterSchedule(
+        5, leader="n3", replicas=("n2", "n3"), factor=2, min_isr=1, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig()
+    )
+    producer = plan.producer()
+    plan.written(producer, 3)
+    kept = plan.channel.end
+    plan.written(producer, 3)
+    end = plan.channel.end
+    plan.until_in_sync("n2", "n3")
+    plan.until(lambda: plan.replica("n2").committed_end == end, "n2 has heard what is committed")
+    for name in ("n2", "n3"):
+        plan.node(name).stop()
+    shorten(plan, "n3", kept)
+    lose_disk(plan.world, plan.node("n2"), whole=False)
+    for name in ("n2", "n3"):
+        plan.node(name).start()
+    plan.until(lambda: plan.core("n2").is_registered and plan.core("n3").is_registered, "both are back")
+    plan.run(5_000)
+    plan.must(not _is_led(plan), "1: one of the two leads, and no operator has decided")
+    plan.node("n3").kill()
+    plan.until(lambda: _state(plan, "n3") is NodeState.FENCED, "n3 is gone")
+    _elect(plan, "n2", operator="anna")
+    plan.until(lambda: plan.leads_channel("n2"), "n2 leads")
+    plan.must(plan.channel.end >= end, "1: the operator's choice lost what it holds")
+    plan.node("n3").start()
+    plan.written(producer)
+    plan.settle()
+    return plan
+
+
 def _is_led(plan: ClusterSchedule) -> bool:
     return plan.world.model.reference.has_live_leader(plan.channel.record)
 
@@ -463,6 +497,7 @@ SHORT_LOGS: Final = (
     short_member_leaves,
     short_leader_resigns,
     short_pinned_leader,
+    whole_copy_in_doubt,
 )
 
 LIES: Final[dict[str, Callable[[], ClusterSchedule]]] = {

@@ -15,6 +15,10 @@ that the metadata's model checks is checked here too. The numbers are those of d
 
 An election that may lose records is on record in the catalog: there, and only there, the account is cut to what the new
 leader holds.
+
+That a channel takes writes again after the faults (14) is not promised where every replica that the catalog trusts has
+lost committed records, and it doubts those that hold them: the catalog elects none of these by itself (C7), so an
+operator decides. `liars.may_lie` does not bring this about.
 """
 
 from __future__ import annotations
