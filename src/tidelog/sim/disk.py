@@ -1,9 +1,8 @@
-"""A disk in memory that forgets, tears, fills up and lies, by seed.
+"""A disk in memory that loses, tears and corrupts writes and fills up, by seed.
 
-`SimDisk` keeps the contract of `tidelog.storage.disk` and not one promise more, so that code which
-leans on luck is found. Each file has what reads see and what is durable, with the un-synced writes and
-truncates between the two in order. Each folder has visible and durable names, with a journal of
-un-synced name operations between them.
+`SimDisk` keeps the contract of `tidelog.storage.disk` and nothing beyond it, so that code which relies on more is
+found. Each file has what reads see and what is durable, with the un-synced writes and truncates between the two in
+order. Each folder has visible and durable names, with a journal of un-synced name operations between them.
 
 What survives `crash`, the power cut:
 DI1  A byte that was synced and not written since is never lost, torn or changed.
@@ -63,7 +62,7 @@ Operation: TypeAlias = tuple[str, str, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class DiskFaults:
-    """What goes wrong from now on. Change the fields of `SimDisk.faults` at any time."""
+    """The faults from now on. Change the fields of `SimDisk.faults` at any time."""
 
     fail_after: int | None = None
     """Fail the n-th call from now that `fail_kind` counts; 1 is the next one. None again once it fired,
@@ -83,11 +82,11 @@ class DiskFaults:
     """The next write reports success, but its bytes land elsewhere in that file or in another open one."""
 
     lying_syncs: int = 0
-    """So many file syncs from now report success and make nothing durable: what they should have saved is read until
-    the next crash takes it, as DI4 says of failed ones."""
+    """So many file syncs from now report success and make nothing durable: the writes are read until the next crash
+    loses them, as in DI4."""
 
     lying_folder: str = ""
-    """Only syncs of files below it lie."""
+    """Only syncs of files below it report success falsely."""
 
     stall_ms: int = 0
     """Simulated time that each sync takes, added to `SimDisk.stalled_ms`."""
@@ -358,7 +357,7 @@ class SimDisk:
     # --- what tests look at --------------------------------------------------------------------------
 
     def durable_bytes(self, path: str) -> bytes:
-        """What is left of a file if the power fails now and every un-synced change is lost."""
+        """The content of a file if the power failed now and every un-synced change were lost."""
         path = checked_path(path)
         node: Node | None = self._root
         for part in _parts(path):
@@ -368,7 +367,7 @@ class SimDisk:
         return bytes(node.durable)
 
     def replace_bytes(self, path: str, data: bytes) -> None:
-        """Give a file that is there exactly these bytes, durably, behind everyone's back."""
+        """Replace the content of an existing file durably, without any call of its owner."""
         node = self._file("replace_bytes", path)
         self._count_growth(node, len(data) - len(node.content))
         node.content[:] = data
@@ -400,7 +399,7 @@ class SimDisk:
     # --- inside: faults ------------------------------------------------------------------------------
 
     def _step(self, operation: str, path: str, position: int, length: int) -> None:
-        """Note the call, and fail it if its turn has come."""
+        """Record the call, and fail it if its turn has come."""
         self._recent.append((operation, path, position, length))
         if self.faults.fail_after is not None:
             self._count_down(operation, path)
@@ -565,7 +564,7 @@ class SimDisk:
     # --- inside: power -------------------------------------------------------------------------------
 
     def _boot(self, folder: FolderNode) -> None:
-        """What is durable becomes what is seen, after the fate of every un-synced change is drawn."""
+        """The durable state becomes the visible one, after the outcome of every un-synced change is drawn."""
         folder.names = dict(folder.durable)
         folder.journal = []
         folder.lock = None

@@ -1,8 +1,8 @@
-"""What a `SimDisk` is made of: inodes, folders, and the journal of names between seen and durable.
+"""Inodes, folders and name journals of a `SimDisk`.
 
-A file has the bytes that reads see and the bytes that are durable, with the un-synced writes between
-them; a folder has the same for names. This module knows what becomes of un-synced changes in a power
-cut (DI1 to DI3 of `tidelog.sim.disk`); it knows nothing of faults, capacity or handles.
+A file has the bytes that reads see and the bytes that are durable, with the un-synced writes between them; a folder has
+the same for names. This module decides which un-synced changes survive a power cut (DI1 to DI3 of `tidelog.sim.disk`);
+it knows nothing of faults, capacity or handles.
 """
 
 from __future__ import annotations

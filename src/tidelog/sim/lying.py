@@ -1,14 +1,14 @@
-"""A disk that lies: what was synced is gone, zeroed, flipped or removed, or a folder is an older copy of itself.
+"""Faults that lose synced data: it is gone, zeroed, flipped or removed, or a folder is an older copy of itself.
 
-`SimDisk.crash` takes only what nobody was promised (DI1). These functions break that promise, behind everyone's back:
-call them between two lives, when the owner of the files has stopped or lost its power. What they leave is durable.
+`SimDisk.crash` loses only what was not promised (DI1). These functions break that promise: call them between two runs
+of the owner of the files, when it has stopped or lost its power. What they leave is durable.
 
     picture = take_picture(disk, ".tidelog")            # a backup, a snapshot of the virtual machine
     told = tell_lie(disk, rng, ".tidelog/wal", Lie.ZEROED)   # one file of a folder, chosen by seed; says what it did
     put_back(disk, picture)                             # the folder as it was then
 
-A sync that lies while the owner runs is `DiskFaults.lying_syncs`: it reports success, and the next crash takes
-the writes.
+A sync that falsely reports success while the owner runs is `DiskFaults.lying_syncs`: it reports success, and the next
+crash takes the writes.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def zero_bytes(disk: SimDisk, path: str, start: int, stop: int | None = None) ->
 
 
 def flip_bytes(disk: SimDisk, path: str, start: int, stop: int) -> None:
-    """Every bit from `start` up to `stop` is the other one."""
+    """Flip every bit from `start` up to `stop`."""
     data = bytearray(disk.durable_bytes(path))
     data[start:stop] = bytes(byte ^ 0xFF for byte in data[start:stop])
     disk.replace_bytes(path, bytes(data))
 
 
 def remove_file(disk: SimDisk, path: str) -> None:
-    """The file was never there; no journal remembers it."""
+    """Remove the file as if it had never existed."""
     above, _, name = path.rpartition("/")
     parent = disk._folder("remove_file", above)
     node = parent.names.get(name)
@@ -132,7 +132,7 @@ def end_process(disk: SimDisk) -> None:
 
 
 def write_all(disk: SimDisk) -> None:
-    """All that can be read is durable, also what a sync lied about."""
+    """All that can be read becomes durable, also writes whose sync falsely reported success."""
     waiting = [disk._root]
     while waiting:
         folder = waiting.pop()
@@ -150,7 +150,7 @@ def tell_lie(
 ) -> str | None:
     """Damage one file under `folder` (one that `choose` takes, with bytes in it); says what, None if there is none."""
     paths = [path for path in durable_files(disk, folder) if choose is None or choose(path)]
-    paths = [path for path in paths if disk._find("tell_lie", path) is not None]  # perhaps removed, and not durably
+    paths = [path for path in paths if disk._find("tell_lie", path) is not None]  # perhaps removed, but not durably
     paths = [path for path in paths if lie is Lie.REMOVED or disk.durable_bytes(path)]
     if not paths:
         return None
@@ -166,7 +166,7 @@ def tell_lie(
     if lie is Lie.ZEROED:
         zero_bytes(disk, path, start)
         return f"{path} of {size} bytes was zeroed from {start}"
-    # Half of the time the very last bytes, which no later write vouches for.
+    # Half of the time the very last bytes, which no later write proves.
     length = rng.randint(1, min(_FLIPPED_BYTES_MAX, size))
     start = size - length if rng.random() < 0.5 else min(start, size - length)
     flip_bytes(disk, path, start, start + length)

@@ -1,11 +1,11 @@
 """Virtual time, and a link between a boat and its cloud that behaves as badly as a real one.
 
-A `Scheduler` is a heap of calls by virtual millisecond; calls of the same millisecond run in the order
-in which they were made. A `SimLink` makes `Connection`s as TCP would: each has independent streams (Live and
-Backfill do not wait for each other), a stream keeps its order, and nothing is lost while the connection
-lives. A cut loses what is in flight. A half-open connection swallows one direction without a word, from
-some moment on. A side that closes stops listening, but what it sent may still arrive, even after its
-next connection was opened: whoever drives a core must drop answers to an older connection.
+A `Scheduler` is a heap of calls by virtual millisecond; calls of the same millisecond run in the order in which they
+were made. A `SimLink` makes `Connection`s as TCP would: each has independent streams (Live and Backfill do not wait for
+each other), a stream keeps its order, and nothing is lost while the connection is open. A cut loses messages in flight.
+A half-open connection silently drops one direction, from some moment on. A side that closes stops listening, but its
+messages may still arrive, even after its next connection was opened: the driver of a core must drop answers to an older
+connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Way(Enum):
 
 @dataclass(slots=True)
 class Weather:
-    """How the link is now. Change the fields at any time."""
+    """The state of the link. Change the fields at any time."""
 
     up: bool = True
     delay_ms: int = 20
@@ -71,7 +71,7 @@ class Weather:
 
 
 class Connection:
-    """One dialed connection. `deliver` takes a message at the far end, or says False when nobody is there."""
+    """One dialed connection. `deliver` takes a message at the far end, or returns False when there is no receiver."""
 
     def __init__(self, link: SimLink, deliver: Callable[[Connection, Way, Any], bool]) -> None:
         self._link = link
@@ -81,7 +81,7 @@ class Connection:
         self.closed: set[Way] = set()
         """Directions whose receiving side has hung up."""
         self.swallowed: set[Way] = set()
-        """Directions that lose everything without a word."""
+        """Directions that silently lose everything."""
         self.newest: Any = None
         """The newest message to the cloud, arrived or not."""
         self._arrives_ms: dict[tuple[Way, str], int] = {}

@@ -1,8 +1,8 @@
-"""What all worlds share: the result of a seed, the violation of a promise, and running many seeds.
+"""The common part of all worlds: the result of a seed, the violation of a promise, and running many seeds.
 
-A world lives through one seed and gives a `WorldResult`, or raises its own kind of `WorldViolation`. The
-counters say what happened; what a world calls "sometimes" must have happened at least once over many seeds, or
-the run proved less than it seems.
+A world runs one seed and returns a `WorldResult`, or raises its own kind of `WorldViolation`. The counters count
+events; those that a world lists as "sometimes" must have happened at least once over many seeds, or the run proved less
+than it seems.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 
 class WorldViolation(AssertionError):
-    """A promise was broken. Carries the seed and how to see it again."""
+    """A promise was broken. Has the seed and how to reproduce it."""
 
     world: ClassVar[str]
     """The name behind `tidelog sim`."""
@@ -39,8 +39,8 @@ class WorldResult:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Leave cycles alone while a seed lives: looking for them again and again takes a sixth of its time. Afterwards
-    what the seed has made is looked through, and not what the process holds besides, which in a test run is a lot."""
+    """Pause the collection of cycles while a seed runs: it takes a sixth of its time. Afterwards the objects made by
+    the seed are collected, and not those of the whole process, which in a test run are many."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -61,7 +61,7 @@ def run_seeds(
     sometimes: Sequence[str],
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Many seeds. `violations` lists the seeds that failed; `never` what the run failed to bring about."""
+    """Run many seeds. `violations` lists the seeds that failed; `never` the events that did not happen."""
     counters: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
     events = checks = 0

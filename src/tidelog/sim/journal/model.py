@@ -39,7 +39,7 @@ class JournalBroken(Exception):
 
 @dataclass(slots=True)
 class LineageModel:
-    """What became of the seqs of one lineage."""
+    """The outcome of the seqs of one lineage."""
 
     issued: dict[int, Frame] = field(default_factory=dict)
     issued_at_us: dict[int, int] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class LineageModel:
     acked: int = 0
     lost: set[int] = field(default_factory=set)
     forced_out: set[int] = field(default_factory=set)
-    """What the statistics say of the disk limit, in case the record was lost in a power cut on a full disk."""
+    """The disk limit's removals by the statistics, in case the record was lost in a power cut on a full disk."""
     void: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     """The world flipped a bit of their block, or threw their file away."""
     given_up: set[int] = field(default_factory=set)
-    """Not durable when the power went; they may be there all the same."""
+    """Not durable at the power cut; they may be there all the same."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,8 @@ class JournalModel:
         self.may_trim_acked = False
         """Retention is on, or the disk was short: acked frames may go."""
         self.may_force_out = False
-        """The journal has a disk limit, or the disk was full: even frames that are not acked may go, with a word."""
+        """The journal has a disk limit, or the disk was full: even frames that are not acked may be removed, if that is
+        declared."""
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class JournalModel:
             known.issued_at_us[seq] = true_us
 
     def note_durable(self, journal: Journal) -> None:
-        """The journal says that everything up to its durable head would survive a power cut."""
+        """The journal promises that everything up to its durable head would survive a power cut."""
         known = self.lineages[journal.lineage]
         if not known.issued_at_us:
             return
@@ -106,7 +107,7 @@ class JournalModel:
         known.issued_at_us.clear()
 
     def note_forced_lost(self, journal: Journal) -> None:
-        """The statistics name no lineage, so the word counts for every lineage that has such seqs."""
+        """The statistics name no lineage, so they count for every lineage that has such seqs."""
         for part in journal.statistics().forced_lost:
             for known in self.lineages.values():
                 known.forced_out.update(part)
@@ -141,7 +142,7 @@ class JournalModel:
         damaged = [*journal.sealed.damaged(), *journal.fresh.damaged()]
         expected = journal.log_start
         for block in journal.blocks(skip_damaged=True):
-            # Reading may have found more rot.
+            # Reading may have found more damage.
             if block.offsets.start != expected:
                 damaged = [*journal.sealed.damaged(), *journal.fresh.damaged()]
                 _check_gap(range(expected, block.offsets.start), damaged)

@@ -1,4 +1,4 @@
-"""One life of a boat's journal in the simulator: its disk, its clocks, and the driver that wakes it.
+"""One run of a boat's journal in the simulator: its disk, its clocks, and the driver that wakes it.
 
 `JournalRun` opens the journal, lets time pass as a good (or late) driver would, and compares what it
 finds with the `JournalModel` at every opening. What happens to the journal is decided by the world.
@@ -26,7 +26,7 @@ class JournalRun:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.names = random.Random(f"names {seed}")
-        """Of its own: how many names the journal asks for must not change the life it leads."""
+        """A generator of its own: the number of names that the journal draws must not change the run."""
         self.disk = PluggedDisk(random.Random(self.rng.getrandbits(64)))
         self.options = _random_options(self.rng)
         self.model = JournalModel()
@@ -39,10 +39,10 @@ class JournalRun:
         self.clock_us = START_US
         """What the boat believes: `true_us` plus whatever its clock was set to."""
         self.late_us = 0
-        """By how much `wake` came late in this life."""
+        """By how much `wake` came late in this run."""
         self.woken_us = 0
         self.refused = False
-        """The disk has refused something in this life, so frames may wait in memory for longer."""
+        """The disk has refused something in this run, so frames may wait in memory for longer."""
         self.disk_is_bad = False
         """Injected errors are expected."""
         self.meta_lost = False
@@ -53,7 +53,7 @@ class JournalRun:
     # --- around every event ----------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Take over what the journal says of itself."""
+        """Take over the journal's statistics."""
         self.model.note_durable(self.journal)
         if self.refused:
             # On a full disk there may be no room for the record yet; the statistics have it.

@@ -1,4 +1,4 @@
-"""One boat's journal, one lying disk, one seed: everything that can happen to a journal, in a random order.
+"""One boat's journal, one faulty disk, one seed: everything that can happen to a journal, in a random order.
 
 A world records frames one at a time and in bulk, lets time pass on a clock that the boat may set
 forwards and backwards, seals, acks, trims, forks, closes, cuts the power (also in the middle of a
@@ -64,7 +64,7 @@ SOMETIMES: Final = (
 
 
 def run_journal_world(seed: int, *, steps: int = STEPS) -> WorldResult:
-    """Live through one seed; raises `JournalViolation` when the journal breaks a promise."""
+    """Run one seed; raises `JournalViolation` when the journal breaks a promise."""
     world = _World(seed)
     try:
         world.run(steps)
@@ -120,7 +120,7 @@ class _World(JournalRun):
         self.clock_us = max(0, self.clock_us + by_us)
         self.counters["clock_back" if by_us < 0 else "clock_forward"] += 1
         if by_us < 0:
-            # The driver does not see it: it wakes within a flush interval, whatever it was told before.
+            # The driver does not see it: it wakes within a flush interval, whatever time it was given before.
             self.late_us = max(self.late_us, self.options.flush_interval_ms * 1000)
 
     def frame(self) -> Frame:
@@ -260,7 +260,7 @@ class _World(JournalRun):
         self.open()
 
     def leave(self) -> None:
-        """The journal cannot go on: give it up as a process does that ends, or as a machine that loses its power."""
+        """The journal cannot go on: drop it as a process that ends, or as a machine that loses its power."""
         self.settle()
         if self.rng.random() < 0.5:
             self.crash()
@@ -349,7 +349,7 @@ class _World(JournalRun):
             file.close()
 
     def flip(self) -> None:
-        """A bit of a segment rots."""
+        """A bit of a segment flips."""
         path = self.rng.choice(self.files())
         data = self.content(path)
         position = self.rng.randrange(len(data))

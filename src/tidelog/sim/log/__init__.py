@@ -1,8 +1,8 @@
-"""One log on a lying disk.
+"""One log on a faulty disk.
 
 Modules:
 
-    model  What a log must hold, kept as a plain list of blocks beside it
+    model  The expected content of a log, as a plain list of blocks
     run    One log and its disk under a simulation
-    world  One log, one lying disk, one seed
+    world  One log, one faulty disk, one seed
 """

@@ -1,8 +1,7 @@
-"""What a log must hold, kept as a plain list of blocks beside it: the oracle of the log simulation.
+"""The expected content of a log, as a plain list of blocks: the oracle of the log simulation.
 
-The model knows nothing of files. It remembers every block that was staged, what the log has promised
-to be durable, and which bytes the disk was made to spoil behind the log's back. After each recovery
-and at the end it compares:
+The model knows nothing of files. It remembers every block that was staged, what the log has promised to be durable, and
+which bytes the disk was made to corrupt. After each recovery and at the end it compares:
 
 ML1  What was promised is there, byte for byte, or is reported as damaged if its bytes were spoilt.
 ML2  Nothing is there that was not appended, and nothing that was truncated, trimmed or refused.

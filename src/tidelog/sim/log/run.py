@@ -1,7 +1,7 @@
-"""One log and its disk under a simulation: staging blocks, meeting refusals, dying and coming back.
+"""One log and its disk in a simulation: staging blocks, refusals, crashes and recoveries.
 
-What every event of `tidelog.sim.log.world` needs. A life ends in a clean close, a killed process or a
-power cut; the next one begins with a recovery, whose result is compared with the model at once.
+The common part of all events of `tidelog.sim.log.world`. A run ends in a clean close, a killed process or a power cut;
+the next one begins with a recovery, whose result is compared with the model at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LogRun:
     # --- trying ----------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """What must hold after every event; whoever acks by `durable_end` has acked this."""
+        """Checked after every event; a caller that acks by `durable_end` has acked this."""
         log, model = self.log, self.model
         model.expect(log.log_start <= log.durable_end <= log.log_end, "LLO1: the ends are out of order")
         model.expect(log.written_end <= log.log_end, "LLO1: more is written than the log holds")
@@ -152,7 +152,7 @@ class LogRun:
         self.model.add(block)
 
     def peer_block(self, made: MadeBlock, offset: int, windows: tuple[range, ...] = ()) -> Block:
-        """As a peer's leader stamped it; its sync mark speaks of the peer's disk."""
+        """Stamped by the peer's leader; its sync mark is about the peer's disk."""
         block = made.stamp(
             base_offset=offset,
             channel_id=CHANNEL,

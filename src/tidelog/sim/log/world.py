@@ -1,4 +1,4 @@
-"""One log, one lying disk, one seed: everything that can happen to a log, in a random order.
+"""One log, one faulty disk, one seed: everything that can happen to a log, in a random order.
 
 A world drives a `Log` on a `SimDisk` through appends (as a leader, and of a peer's blocks), flushes,
 syncs, rolls, truncations, retention, rebuilds, clean closes, killed processes, power cuts and disk
@@ -59,7 +59,7 @@ _CAPACITY: Final = 1 << 40
 
 
 def run_log_world(seed: int, *, steps: int = STEPS) -> WorldResult:
-    """Live through one seed; raises `Violation` when the log breaks a promise."""
+    """Run one seed; raises `Violation` when the log breaks a promise."""
     world = _World(seed)
     try:
         world.run(steps)
@@ -325,7 +325,7 @@ class _World(LogRun):
         self.commit()
 
     def flip(self) -> None:
-        """A bit rots in something that was durable."""
+        """A bit flips in something that was durable."""
         segment = self.rng.choice(self.log.segments)
         if self.rng.random() < 0.05:
             self.disk.flip_bit(segment.path, self.rng.randrange(SEGMENT_HEAD_BYTES), self.rng.randrange(8))

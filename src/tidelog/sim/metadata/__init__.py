@@ -3,12 +3,12 @@
 Modules:
 
     clients           Clients of the metadata
-    faults            What happens to a simulated cluster
-    lies              Disks of the metadata group that lie
-    model             What must hold of a metadata group
+    faults            Faults of a simulated cluster
+    lies              Disks of the metadata group that lose synced data
+    model             The invariants of a metadata group
     node              One node of the simulated cluster
-    raft_storage_run  A member's metadata through years of bad luck, against a model that remembers everything
-    schedule          The words in which directed schedules are told
+    raft_storage_run  The storage of one member under random faults, compared with a model
+    schedule          The operations of directed schedules
     schedules         Directed schedules
     world             A cluster's nodes, its clients and the links between them
 """

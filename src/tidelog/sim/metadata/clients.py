@@ -1,4 +1,4 @@
-"""Clients of the metadata: changes and linearizable reads at any node, as the real shell will carry them.
+"""Clients of the metadata: changes and linearizable reads at any node, as the real shell performs them.
 
 A node that does not lead passes a change on to its leader, one hop; a read at a follower asks the leader for the index
 and waits until it is applied. A client hears ok, a definite failure, or nothing in time: then its change may have
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 CHANNELS: Final = tuple(f"c{number}" for number in range(4))
 PATIENCE_MS: Final = 3_000
 OPEN_MAX: Final = 64
-"""Requests of all clients that are not answered yet."""
+"""The most unanswered requests of all clients."""
 _CONFIG: Final = ChannelConfig(factor=3)
 
 
 class ClientMessage:
-    """What the shells of nodes say to each other on behalf of clients."""
+    """Messages between the shells of nodes on behalf of clients."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class _Request:
     change: Change | None
     channel: str
     floor: int
-    """What was known to anybody when it was asked."""
+    """The newest state known to any client when it was asked."""
     then: Callable[[bool], None] | None
 
 
@@ -81,7 +81,7 @@ class Clients:
     # --- asking ------------------------------------------------------------------------------------------
 
     def act(self, rng: Random) -> None:
-        """Somebody wants something, somewhere."""
+        """Start a random request at a random node."""
         nodes = [node for node in self.world.nodes.values() if node.core is not None and not node.paused]
         if not nodes or len(self._requests) >= OPEN_MAX:
             return
@@ -96,7 +96,7 @@ class Clients:
                 self.change(node, change)
 
     def change(self, node: SimNode, change: Change, then: Callable[[bool], None] | None = None) -> None:
-        """`then` hears whether it was applied and taken, if anything is heard at all."""
+        """`then` gets whether it was applied and accepted, if there is an answer at all."""
         self._begin(node, change, "", then)
 
     def read(self, node: SimNode, channel: str, then: Callable[[bool], None] | None = None) -> None:
@@ -140,7 +140,7 @@ class Clients:
             self._wait(node, token, tell)
 
     def _wait(self, node: SimNode, token: int, tell: Callable[[Result], None]) -> None:
-        """As long as a client would."""
+        """As long as a client would wait."""
         node.tokens[token] = tell
         process = node.process
 
@@ -168,7 +168,7 @@ class Clients:
     def _answered(self, number: int, result: Result | LogError) -> None:
         request = self._requests.get(number)
         if request is None:
-            return  # it was given up
+            return  # the client stopped waiting
         model, counters = self.world.model, self.world.counters
         if isinstance(result, ReadDone):
             self._follow(request, result.index)
@@ -192,7 +192,7 @@ class Clients:
         self._end(number, taken=False)
 
     def _follow(self, request: _Request, index: int) -> None:
-        """The leader has told the index: wait until it is applied where the read was asked."""
+        """The leader has sent the index: wait until it is applied where the read was asked."""
         node = request.node
         core = node.core
         if core is None or core.member is None or request.process != node.process:

@@ -1,4 +1,4 @@
-"""What happens to a simulated cluster: links, power, disks, operators. Each fault takes the world and a node."""
+"""Faults of a simulated cluster: links, power, disks, operators. Each fault takes the world and a node."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def failing_sync(world: MetadataWorld, node: SimNode) -> None:
 
 
 def full(world: MetadataWorld, node: SimNode) -> None:
-    """Nothing more fits, until somebody makes room."""
+    """The disk is full until an operator makes room."""
     if node.core is not None:
         node.disk.faults.capacity_bytes = node.disk._used_bytes + world.rng.randrange(2_000)
         world.counters["full"] += 1
@@ -154,7 +154,7 @@ def full(world: MetadataWorld, node: SimNode) -> None:
 
 
 def _switch_off(node: SimNode) -> None:
-    """To be worked on: nothing that was to go wrong goes wrong now."""
+    """For an operator's work: pending faults are cancelled."""
     node.kill()
     node.disk.faults.fail_after = node.disk.cut_after = None
 

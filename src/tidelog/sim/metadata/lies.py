@@ -1,11 +1,12 @@
-"""Disks of the metadata group that lie: a folder is an older copy of itself, files are cut, zeroed, flipped or gone.
+"""Disks of the metadata group that lose synced data: a folder is an older copy of itself, files are cut, zeroed,
+flipped or gone.
 
-Always on a minority of the voters (`may_lose`): more is beyond what a group can survive. What is damaged the folder
-itself must notice, or it must not matter; an older copy is whole, and only others can tell.
+Always on a minority of the voters (`may_lose`): a group cannot survive more. Damage must be noticed by the folder
+itself, or be harmless; an older copy is whole, and only others can notice it.
 
-An old copy is put back only where somebody who will be asked remembers more and can be heard. Elsewhere nobody can
-know (docs/decisions/0019), and a group that counts on such a disk may lose anything. No new fault begins until the copy
-is noticed; all else goes on, and the power of the restored node may go while it sets the copy aside.
+An old copy is put back only where a member that will be asked remembers more and can be reached. Elsewhere it cannot be
+noticed (docs/decisions/0019), and a group that counts on such a disk may lose anything. No new fault begins until the
+copy is noticed; everything else goes on, and the power of the restored node may fail while it sets the copy aside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tidelog.sim.metadata.world import MetadataWorld
 
 NOTICE_MS: Final = 20_000
-"""Within this an old copy is noticed, also if its node loses its power meanwhile and stays off for a while."""
+"""Within this time an old copy is noticed, also if its node loses its power meanwhile and stays off for a while."""
 
 
 def copy_folder(world: MetadataWorld, node: SimNode) -> None:
@@ -35,7 +36,7 @@ def copy_folder(world: MetadataWorld, node: SimNode) -> None:
 
 
 def restore_folder(world: MetadataWorld, _: SimNode) -> None:
-    """Somebody puts a backup back, although docs/formats/metadata.md says not to."""
+    """An operator restores a backup, although docs/formats/metadata.md says not to."""
     found = [(node, node.old_copy) for node in world.nodes.values() if node.old_copy is not None]
     found = [(node, copy) for node, copy in found if copy.member == node.member and _may_be_put_back(world, node)]
     if not found or not _is_fair(world):

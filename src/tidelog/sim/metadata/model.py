@@ -1,22 +1,22 @@
-"""What must hold of a metadata group: a plain account of everything that was committed, and the checks against it.
+"""The invariants of a metadata group: a plain account of everything that was committed, and the checks against it.
 
 The model knows no messages in flight and no roles. It hears of every finished write of every disk, of every message
 as it leaves, and looks at a member after each of its events. The letters are those of the modules under test; numbers
 alone are those of design.md, section 10.
 
-RA1  One vote in a term, and term and vote never go back. What a message says is durable when it leaves.
+RA1  One vote in a term, and term and vote never go back. State in a message is durable when the message leaves.
 RA2  One leader in a term.
 RA3  Members commit the same entries in the same places, and their catalogs answer the same.
 RA4  A leader holds everything that was committed in terms before its own.
 LD1  What is committed lies durably on a majority of the voters.
 LD2  A read sees all that was acked before it was asked, and nothing that goes back.
 LD3  One membership change at a time, of one voter at most.
-MM1  Who is told that a change was applied, or lost, is told the truth.
+MM1  An outcome reported to a client, applied or lost, is true.
 RST1  What a disk holds after a restart is what was written, or a first part of the write in progress.
 C2   Of two changes for one channel epoch one lands. C10: an incarnation only rises.
-L1   Who believes in its session is not fenced. L4: a fenced incarnation is not renewed.
+L1   A node that relies on its session is not fenced. L4: a fenced incarnation is not renewed.
 O1   One cluster is founded, once.
-NC3  A folder restored from an older copy takes no part in the group while somebody is there who remembers more.
+NC3  A folder restored from an older copy takes no part in the group while a member is there that remembers more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ClusterBroken(Exception):
 
 
 class Durable:
-    """What one member's disk holds, as far as finished writes say."""
+    """The state of one member's disk, according to finished writes."""
 
     def __init__(self, state: StoredState) -> None:
         self.hard_state = state.hard_state
@@ -67,9 +67,9 @@ class Durable:
         self.possible: list[StoredState] = []
         """Every state that a call in progress may leave behind; empty while there is none."""
         self.is_gone = False
-        """The disk was wiped or rots."""
+        """The disk was wiped or has flipped bits."""
         self.is_old = False
-        """The folder was put back as it was earlier: whoever opens it is not that member any more (NC3)."""
+        """The folder was restored to an earlier state: the process that opens it is not that member any more (NC3)."""
         self.before: Durable | None = None
         """What an old copy was put in the place of. Its leader may still count what that disk once said that it held,
         as it counts a disk that was wiped since."""
@@ -221,7 +221,7 @@ class MetadataModel:
     # --- messages as they leave ----------------------------------------------------------------------
 
     def check_message(self, member: str, target: str, message: Message, raft: Raft) -> None:
-        """RA1, RA6: what it says is on the disk."""
+        """RA1, RA6: the state in the message is on the disk."""
         durable = self.durable[member]
         hard = durable.hard_state
         if durable.is_old and _promises(message):
@@ -259,11 +259,11 @@ class MetadataModel:
             raise ClusterBroken(f"NF1: incarnation {change.incarnation} of {change.node} is used by two processes")
 
     def forget_incarnations(self, node: str) -> None:
-        """Its disk is gone, and with it what it knew: the catalog sorts two of a kind out."""
+        """Its disk is gone, with its state: the catalog resolves two nodes of one name."""
         self._registering = {key: process for key, process in self._registering.items() if key[0] != node}
 
     def check_renewed(self, sender: str, node: str, incarnation: int, applied_index: int) -> None:
-        """L4: whoever knows of the fence does not renew."""
+        """L4: a leader that knows of the fence does not renew."""
         fenced = self.fenced.get(node)
         if fenced is not None and incarnation <= fenced[0] and applied_index >= fenced[1]:
             raise ClusterBroken(f"L4: {sender} renews incarnation {incarnation} of {node}, which it knows to be fenced")
@@ -419,7 +419,7 @@ class MetadataModel:
         self._check_kept(change)
 
     def _check_kept(self, change: RegisterNode) -> None:
-        """R5: who registers again without having stopped, after a lost session, has lost nothing."""
+        """R5: a node that registers again without having stopped, after a lost session, has lost nothing."""
         record = self.reference.node(change.node)
         if record is None or record.incarnation != change.incarnation:
             return  # what came of it is undone in the same step

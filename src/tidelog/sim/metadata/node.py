@@ -37,7 +37,7 @@ FOLDER: Final = ".tidelog"
 METADATA: Final = f"{FOLDER}/{METADATA_FOLDER}"
 QUARANTINE: Final = f"{FOLDER}/{QUARANTINE_FOLDER}"
 BACKLOG_MAX: Final = 200
-"""Messages that wait for a node that is paused; its peers' buffers hold no more."""
+"""The most messages that wait for a paused node; its peers' buffers hold no more."""
 POLLS_MAX: Final = 1_000
 LINES_MAX: Final = 200
 
@@ -87,7 +87,7 @@ class SimNode:
         self._quarantined: set[str] = set()
         self._damage_seen: str | None = None
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
-        """What it said last in its log."""
+        """Its last log line."""
         self.old_copy: OldCopy | None = None
         self.heard: dict[str, tuple[int, int]] = {}
         """Member to the newest term, and the newest committed index, that this process heard from it."""
@@ -165,7 +165,7 @@ class SimNode:
         self._quarantined |= found
 
     def _facts(self) -> NodeFacts:
-        """What the process knows of itself when it starts."""
+        """The state of the process when it starts."""
         return NodeFacts(addresses=(("link", f"{self.name}:1"),))
 
     def _watermark_of(self, channel_id: int) -> Watermark | None:
@@ -194,7 +194,7 @@ class SimNode:
             self.disk.crash()
             self.world.counters["crash"] += 1
         elif core is not None and core.storage is not None:
-            # The machine lives on: let go of the lock and the handles, write nothing.
+            # The machine keeps running: release the lock and the handles, write nothing.
             core.storage._poison = core.storage._poison or "the process was killed"
             core.storage.close()
         self.disk.cut_after = None
@@ -281,7 +281,7 @@ class SimNode:
         return True
 
     def _note_heard(self, core: NodeCore, message: ForMember | Standing) -> None:
-        """What this process can hold against an older copy of the sender's disk, by the world's own account."""
+        """The evidence that this process has against an older copy of the sender's disk, by the world's own account."""
         if isinstance(message, Standing):
             member, term, committed = message.member, message.term, message.committed
         else:
@@ -304,13 +304,13 @@ class SimNode:
         return True
 
     def do(self, action: Callable[[NodeCore], None]) -> None:
-        """Something that a client or an operator asks of this node."""
+        """A request of a client or an operator at this node."""
         core = self.core
         if core is not None and not self.paused:
             self._guarded(action, core)
 
     def _guarded(self, action: Callable[..., Any], *arguments: Any) -> None:
-        """Do it and what follows from it; a disk that fails ends the process (S3)."""
+        """Run it with its consequences; a disk error ends the process (S3)."""
         try:
             action(*arguments)
             if self.core is not None:

@@ -1,4 +1,4 @@
-"""A member's metadata through years of bad luck, against a model that remembers everything.
+"""The storage of one member of the metadata group under random faults, compared with a model.
 
 The model is a hard state, a snapshot and a list of entries, and for the call in progress every state that a crash may
 leave behind. After each reopening the storage must hold one of those, exactly: not shorter than acked, never a mixture,
@@ -152,7 +152,7 @@ class _Run:
         self.rng.choices(choices, weights)[0]()
 
     def trouble_ahead(self) -> None:
-        """Somewhere in the next calls the power goes, or the disk fails or is full."""
+        """In one of the next calls the power fails, or the disk fails or is full."""
         disk, rng = self.disk, self.rng
         calls = rng.randint(1, 25) if rng.random() < 0.5 else rng.randint(1, 4)
         if rng.random() < 0.5:
@@ -216,7 +216,7 @@ class _Run:
             self.counters["rolled"] += self.storage.statistics().segments > segments
 
     def made_ready(self, state: StoredState) -> Ready:
-        """What a core might ask for in this state: any mix of the three parts."""
+        """An order that a core might give in this state: any mix of the three parts."""
         rng = self.rng
         hard_state = snapshot = None
         if rng.random() < 0.2:
@@ -334,7 +334,7 @@ class _Run:
         return open_raft_storage(self.disk, FOLDER, now_us=self.now_us, options=self.options)
 
     def recognise(self) -> None:
-        """The storage holds one of the states that are possible, and is whose it was."""
+        """The storage holds one of the possible states, and has its identity."""
         storage = self.storage
         found = StoredState(storage.hard_state, storage.snapshot, tuple(storage.entries))
         self.expect(storage.identity == self.identity, "whose metadata this is has changed")

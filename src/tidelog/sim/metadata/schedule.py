@@ -1,8 +1,8 @@
-"""The words in which directed schedules are told.
+"""The operations of directed schedules.
 
-A `Schedule` is a quiet world in which nothing happens by itself: the network loses what it is told to lose, `elect`
-makes a leader. Every check of the model runs here too; a schedule raises `ClusterBroken` when one fires, or when what
-must come about does not.
+A `Schedule` is a quiet world in which nothing happens by itself: the network loses the messages it is told to lose,
+`elect` makes a leader. Every check of the model runs here too; a schedule raises `ClusterBroken` when one fires, or
+when an expected event does not happen.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidelog.sim.metadata.world import MetadataWorld
 
 WAIT_MS: Final = 30_000
 SLOW: Final = LivenessConfig(session_timeout_ms=60_000)
-"""Nobody is fenced while a schedule takes its time."""
+"""No node is fenced during a schedule."""
 PATIENT: Final = RaftConfig(election_timeout_ms=10_000, append_bytes_max=1)
-"""Nobody asks for votes by itself, and entries travel one by one."""
+"""No node asks for votes by itself, and entries are sent one by one."""
 
 
 class Schedule:
@@ -103,7 +103,7 @@ class Schedule:
         self.world.check_end()
 
     def cut(self, *names: str, off: set[str] | None = None) -> None:
-        """These hear nobody outside, and nobody outside hears them; or nobody of `off`."""
+        """These nodes are cut off from the others; or all but those of `off` are."""
         side = set(names)
         others = (set(self.world.nodes) - side) if off is None else off
         self.world.cuts |= {(a, b) for a in side for b in others} | {(b, a) for a in side for b in others}
@@ -130,7 +130,7 @@ class Schedule:
         member.receive(member.member, TimeoutNow(term=member.raft.term), member.raft._now_ms)
 
     def change(self, name: str, change: Change | None = None) -> list[bool]:
-        """Ask at this node. What became of it is in the list once it is known."""
+        """Propose at this node. The outcome is in the list once it is known."""
         self._grants += 1
         outcome: list[bool] = []
         what = change or AddGrant(principal="operator:anna", scope=SCOPES[0], channels=f"x{self._grants}*")
@@ -138,7 +138,7 @@ class Schedule:
         return outcome
 
     def changed(self, name: str, change: Change | None = None) -> None:
-        """Ask, and wait until it is done."""
+        """Propose, and wait for the outcome."""
         outcome = self.change(name, change)
         self.until(lambda: bool(outcome), "a change has an outcome")
         if outcome != [True]:
@@ -154,7 +154,7 @@ class Schedule:
         lose_disk(self.world, self.node(name), whole=whole)
 
     def capture(self, wanted: Callable[[str, str, Any], bool]) -> list[tuple[str, str, Any]]:
-        """Remember these messages as they leave; they arrive all the same."""
+        """Record these messages as they leave; they arrive all the same."""
         found: list[tuple[str, str, Any]] = []
 
         def listen(source: str, target: str, message: Any) -> bool:

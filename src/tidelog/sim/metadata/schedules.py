@@ -1,7 +1,7 @@
-"""Directed schedules: what random lives do not find, or find too seldom, told step by step.
+"""Directed schedules: cases that random runs do not find, or find too seldom, step by step.
 
-Every check of the model runs here too. A schedule raises `ClusterBroken` when one fires, or when what must come does
-not.
+Every check of the model runs here too. A schedule raises `ClusterBroken` when one fires, or when an expected event does
+not happen.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def new_leader_reads() -> Schedule:
 
 
 def proposal_lost() -> Schedule:
-    """MM1: a change that another leader's entry replaced is told as lost."""
+    """MM1: a change that another leader's entry replaced is reported as lost."""
     plan = Schedule(3)
     old = plan.leader()
     new, _ = plan.others()
@@ -200,7 +200,7 @@ def cut_while_writing(batch: int) -> Schedule:
 
 
 def single_voter_leads_again() -> Schedule:
-    """RA6: even who needs nobody's vote says nothing of a term that is not on its disk."""
+    """RA6: even a member that needs no other vote announces no term that is not on its disk."""
     plan = Schedule(2, voters_max=1)
     one = plan.leader()
     plan.node(one).disk_ms = 50
@@ -469,7 +469,7 @@ def two_blank_of_five() -> Schedule:
 
 
 def renewed_by_a_former_leader() -> Schedule:
-    """L1: a node that hears only a former leader gives itself up before the new one does."""
+    """L1: a node that hears only a former leader stops relying on its session before the new leader ends it."""
     plan = Schedule(4, raft=RaftConfig(election_timeout_ms=1_000), liveness=LivenessConfig(), voters_max=3)
     old = plan.leader()
     voters = [node_of(voter) for voter in plan.model.members.voters]

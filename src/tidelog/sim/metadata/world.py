@@ -1,9 +1,10 @@
 """A cluster's nodes, its clients and the links between them: everything that can happen to the metadata, by seed.
 
 The code under test is the production code: a `NodeCore` per node, with its Raft, catalog, sessions and storage, on a
-simulated disk and a clock of its own that runs up to 5 % wrong. Nodes boot blank: founding and joining belong to every
-life. Checks run after each event; at the end the faults stop, and everything must come to rest: one leader, every node
-registered, every disk a voter, equal catalogs. `tidelog sim metadata --seed N` shows a failure again.
+simulated disk and a clock of its own that runs up to 5 % wrong. Nodes boot blank: founding and joining are part of
+every run. Checks run after each event; at the end the faults stop, and the cluster must reach a stable state: one
+leader, every node registered, every disk a voter, equal catalogs. `tidelog sim metadata --seed N` shows a failure
+again.
 
 Counters say how often each thing really happened, so that a run over many seeds in which one never did fails
 instead of promising too much.
@@ -34,9 +35,9 @@ from tidelog.sim.seeds import WorldResult, run_seeds
 
 DURATION_MS: Final = 27_000
 SHORT_MS: Final = 6_000
-"""A life long enough to meet most faults, for tests that run many seeds in little time."""
+"""A run long enough to meet most faults, for tests that run many seeds in little time."""
 REST_MS: Final = 40_000
-"""The time within which everything must come to rest after the last fault."""
+"""The time within which the cluster must be stable after the last fault."""
 REST_CHECK_MS: Final = 200
 SOMETIMES: Final = (
     "admitted",
@@ -87,14 +88,14 @@ SOMETIMES: Final = (
 
 
 def run_metadata_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
-    """Live through one seed; raises `MetadataViolation` when a promise is broken."""
+    """Run one seed; raises `MetadataViolation` when a promise is broken."""
     return live_through(MetadataWorld(seed), seed, duration_ms=duration_ms, violation=MetadataViolation)
 
 
 def live_through(
     world: MetadataWorld, seed: int, *, duration_ms: int, violation: Callable[[int, str], Exception]
 ) -> WorldResult:
-    """One life of a world; a broken promise, or an error that nobody handled, is raised as a `violation`."""
+    """One run of a world; a broken promise, or an unhandled error, is raised as a `violation`."""
     try:
         world.run(duration_ms)
     except ClusterBroken as error:
@@ -124,23 +125,23 @@ def run_metadata_seeds(
 
 
 def run_short_metadata_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short lives."""
+    """Many short runs."""
     return run_metadata_seeds(first, count, duration_ms=SHORT_MS)
 
 
 @dataclass(slots=True)
 class MetadataWeather:
-    """How the links are now. Change the fields at any time."""
+    """The state of the links. Change the fields at any time."""
 
     delay_ms: int = 1
     jitter_ms: int = 4
     loss: float = 0.0
     twice: float = 0.0
     spike: float = 0.0
-    """Chance of a message that is held up for long, and so overtaken."""
+    """Chance of a message that is delayed for long, and so overtaken."""
     spike_ms: int = 2_000
     mangled: float = 0.0
-    """Chance of a snapshot chunk that does not hold what it should: only its checksum tells."""
+    """Chance of a snapshot chunk with wrong bytes: only its checksum shows it."""
 
 
 class MetadataWorld:
@@ -159,13 +160,13 @@ class MetadataWorld:
         self.last_fault = "none"
         self.healed = quiet
         self._after_rest = False
-        """The change that was asked for when all was at rest went through."""
+        """The change that was proposed in the stable state went through."""
         self.quiet = quiet
         self.weather = MetadataWeather()
         self.cuts: set[tuple[str, str]] = set()
         """(from, to) where nothing arrives."""
         self.drops: Callable[[str, str, Any], bool] | None = None
-        """A directed schedule says what is lost."""
+        """A directed schedule decides what is lost."""
         self.options = options or self._make_options(rng)
         self.nodes: dict[str, SimNode] = {}
         self.removals: set[str] = set()
@@ -247,7 +248,7 @@ class MetadataWorld:
         self.scheduler.after(delay_ms, again)
 
     def _on_fence(self, name: str, incarnation: int) -> None:
-        """L1, at the very moment: whoever is given up has given itself up before."""
+        """L1, at the very moment: a node whose session ends has stopped relying on it before."""
         node = self.nodes[name]
         core = node.core
         if core is not None and core.holder.incarnation == incarnation and core.holder.is_valid(node.clock_ms()):
@@ -343,14 +344,14 @@ class MetadataWorld:
             node.disk.faults.capacity_bytes = node.disk.faults.fail_after = node.disk.cut_after = None
             node.disk_ms = node.disk_usual_ms
             if node.core is None or not node.core.is_registered:
-                # Whoever it was told to ask may have left the cluster, or it was alone when it was set up and finds now
-                # that its metadata is damaged. Its operator corrects that, and starts it again.
+                # The peers that it was told to ask may have left the cluster, or it was alone when it was set up and
+                # finds now that its metadata is damaged. Its operator corrects that, and starts it again.
                 node.peers = tuple(self.nodes)
                 node.stop()
             node.start()
 
     def _start_those_taken_back(self) -> None:
-        """What was asked for before the faults stopped may have been done since: a removed node is let in again."""
+        """Requests from before the end of the faults may have been done since: a removed node is admitted again."""
         for node in self.nodes.values():
             record = self.model.reference.node(node.name)
             if node.retired and record is not None and record.state is not NodeState.REMOVED:
@@ -359,7 +360,7 @@ class MetadataWorld:
                 node.start()
 
     def at_rest(self) -> bool:
-        """Nobody leads and nobody is unsettled any more; then one more change must go through."""
+        """There is a leader and every node is settled; then one more change must go through."""
         self._start_those_taken_back()
         if self.unrest():
             return False

@@ -1,9 +1,9 @@
-"""One store of many channels on a lying disk.
+"""One store of many channels on a faulty disk.
 
 Modules:
 
     broken_folder  A `SimDisk` with bad sectors under one folder
-    lies           The last act of a store's world
-    model          What a store must hold, kept as plain lists beside it
-    world          One store of many channels, one lying disk, one seed
+    lies           The end of a store's world: synced data is lost
+    model          The expected content of a store, as plain lists
+    world          One store of many channels, one faulty disk, one seed
 """

@@ -1,8 +1,8 @@
-"""The last act of a store's world: it stops, its disk loses something that had been synced, and it is opened again.
+"""The end of a store's world: it stops, its disk loses something that had been synced, and it is opened again.
 
-SW7  A log that is shorter than what was acked, or a channel that is gone, is always told (`synced_loss`), and told
-    again by the next opening. Only what was acked since the mark was last synced may pass unnoticed, and only after a
-    power cut: nothing on the disk remembers it then. A store that lost nothing is never said to have.
+SW7  A log that is shorter than what was acked, or a channel that is gone, is always reported (`synced_loss`), also by
+     the next opening. Only acks since the mark was last synced may be lost unnoticed, and only after a power cut:
+     nothing on the disk records them then. A store that lost nothing never reports a loss.
 SW8  Whatever the disk lost, what can be read is what was written: never other bytes, never another channel's.
 """
 
@@ -86,7 +86,7 @@ def _compare(store: Store, model: StoreModel, now_us: int) -> list[str]:
         try:
             log = store.log(channel.name, now_us=now_us)
         except LogError:
-            continue  # whoever asks for it is told
+            continue  # a reader gets an error
         end = max((block.stop for block in channel.blocks if block.covered), default=0)
         if log.log_end < end:
             missed.append(f"{channel.name!r} from {log.log_end} to {end}")

@@ -1,8 +1,8 @@
-"""What a store must hold, kept as plain lists beside it: the oracle of the store simulation.
+"""The expected content of a store, as plain lists: the oracle of the store simulation.
 
-The model knows nothing of files. It remembers what each channel has acked, what was asked for and never
-answered because the power failed, and which bytes the disk was made to spoil behind the store's back.
-The numbers of the checks (SW1 to SW6) are those of `tidelog.sim.store.world`.
+The model knows nothing of files. It remembers what each channel has acked, what was asked for and never answered
+because the power failed, and which bytes the disk was made to corrupt. The numbers of the checks (SW1 to SW6) are those
+of `tidelog.sim.store.world`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class StoreChannelModel:
         self.covered = False
         """Its creation is remembered, as with blocks (SW7)."""
         self.truncated = False
-        """Something was taken back from it in its life."""
+        """Something was taken back from it in this run."""
 
     @property
     def end(self) -> int:
@@ -166,7 +166,7 @@ class StoreModel:
     # --- after an opening ------------------------------------------------------------------------
 
     def opened(self, store: Store, now_us: int, attempts: int) -> None:
-        """Compare what the store says it has with what it must have, and adopt what was left open."""
+        """Compare the store's content with the expected one, and adopt what was left open."""
         rise = store.incarnation - self.incarnation
         self.expect(1 <= rise <= attempts, f"SW4: the incarnation rose by {rise} in {attempts} openings")
         self.incarnation = store.incarnation

@@ -1,4 +1,4 @@
-"""One store of many channels, one lying disk, one seed.
+"""One store of many channels, one faulty disk, one seed.
 
 A world drives a `Store` on a `SimDisk` through creations, deletions, appends (small and large, as a
 leader and of a leader's stamped blocks), truncations, checkpoints, retention, clean closes, power cuts
@@ -90,7 +90,7 @@ class StoreViolation(WorldViolation):
 
 
 def run_store_world(seed: int, *, steps: int = STEPS) -> WorldResult:
-    """Live through one seed; raises `StoreViolation` when the store breaks a promise."""
+    """Run one seed; raises `StoreViolation` when the store breaks a promise."""
     world = _World(seed)
     try:
         world.run(steps)
@@ -152,7 +152,7 @@ class _World:
         self.lie()
 
     def lie(self) -> None:
-        """A last stretch of life, the stop, and a disk that lost something of it."""
+        """Run a last stretch of events, stop, and let the disk lose something of it."""
         self.model.check_all(self.store, self.now_us)
         self.store.forget_loss()  # an earlier event planted it
         self.store.checkpoint(self.now_us)
@@ -435,7 +435,7 @@ class _World:
                 channel.log.disk = disk
 
     def hidden_crash(self) -> None:
-        """The power fails in the middle of whatever comes next."""
+        """The power fails in the middle of the next event."""
         self.uncertain = True
         self.fail(self.rng.randint(1, 40), "io", forever=True)
         try:
@@ -448,7 +448,7 @@ class _World:
         self.uncertain = False
 
     def one_error(self) -> None:
-        """A single call fails in the middle of whatever comes next, and life goes on if it can."""
+        """A single call fails in the middle of the next event, and the run goes on if it can."""
         self.uncertain = True
         self.fail(self.rng.randint(1, 25), self.rng.choice(("io", "sync", "full")))
         failed = False
@@ -499,7 +499,7 @@ class _World:
             self.counters["disk_full"] += 1
 
     def flip_wal(self) -> None:
-        """Rot in the newest write-ahead file, below its last mark; then the power fails."""
+        """Damage in the newest write-ahead file, below its last mark; then the power fails."""
         wal = self.store.wals.current
         if wal is None or not self.model.channels:
             return
@@ -515,7 +515,7 @@ class _World:
         self.reopen(crash=True)
 
     def flip_segment(self) -> None:
-        """Rot in a block that a checkpoint has synced; found by the next one who looks."""
+        """Damage in a block that a checkpoint has synced; found by the next reader."""
         channel = self.some_channel()
         if channel is None:
             return

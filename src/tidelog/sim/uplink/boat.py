@@ -1,8 +1,8 @@
-"""A boat of the uplink world: disk, journal, ring and `BoatUplink`, a bus that talks, and a driver.
+"""A boat of the uplink world: disk, journal, ring and `BoatUplink`, a bus with traffic, and a driver.
 
-The driver keeps the contract of the production code: it polls when asked to, wakes the journal, drops answers
-to older connections, and reports broken ones. Everything that can happen to the boat's machine is here too;
-what does happen is decided by the world.
+The driver keeps the contract of the production code: it polls when asked to, wakes the journal, drops answers to older
+connections, and reports broken ones. Everything that can happen to the boat's machine is here too; the world decides
+what happens.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Owned = dict[bytes, set[int]]
 
 
 class ReachableCloud(Protocol):
-    """Whom a boat speaks with."""
+    """The cloud that a boat talks to."""
 
     channels: dict[str, SimChannel]
 
     def receive(self, name: str, connection: Connection, message: Any) -> bool:
-        """False when nobody is there."""
+        """False when there is no receiver."""
 
 
 class SimBoat:
@@ -134,7 +134,7 @@ class SimBoat:
     _boot = 0
 
     def _account_for_carried(self) -> None:
-        """Frames of an older lineage that are recorded again come from no bus; the model hears of them here."""
+        """Frames of an older lineage that are re-recorded come from no bus; the model gets them here."""
         journal, record_many = self.journal, self.journal.record_many
 
         def record(frames: FrameColumns, now_us: int) -> range:
@@ -195,7 +195,7 @@ class SimBoat:
             self.scheduler.after(self.rng.randrange(100, 30_000), self.open)
 
     def note_forced_out(self) -> None:
-        """What the disk limit took, and the journal says so, may be lost."""
+        """Frames that the disk limit removed, and that the journal declared, may be lost."""
         forced_lost = self.journal._forced_lost
         for seqs in forced_lost[self._forced_out_noted :]:
             for lineage, own in self.own.items():
@@ -227,11 +227,11 @@ class SimBoat:
                 raise UplinkBroken(f"9: the journal dropped seq {seq}, acked is {acked}, without a word")
 
     def check_carried(self) -> None:
-        """What this machine recorded under older lineages is in the cloud too, under whatever number."""
+        """Frames that this machine recorded under older lineages are in the cloud too, under whatever number."""
         older = [lineage for lineage, own in self.own.items() if own and lineage != self.journal.lineage]
         known = self.model.held_contents() if older else set()
         for lineage, issued in self.model.issued.items() if older else ():
-            # What was carried may have been forced out, with a word, under its new number.
+            # Re-recorded frames may have been forced out and declared lost under their new seqs.
             known |= self.model.contents(lineage, issued.gone, self.timeline)
         for lineage in older:
             if left := self.model.contents(lineage, self.own[lineage], self.timeline) - known:
@@ -376,7 +376,7 @@ class SimBoat:
             self.connection = None
 
     def flap_for(self, times: int) -> None:
-        """A cloud, or something before it, lets the boat in and hangs up a moment later, so many times."""
+        """A cloud, or something before it, accepts the boat and disconnects a moment later, so many times."""
         self._break_off(times)
 
     def _break_off(self, left: int) -> bool:
@@ -426,8 +426,8 @@ _IDS: Final = (0x09F80100, 0x09F11200, 0x0DF50B00, 0x15FD0600)
 
 
 def dials_max(config: SenderConfig, window_ms: int) -> int:
-    """Most dials within so long that the back-off allows. Waits are at least half of first, twice first, four times ...
-    up to half of the largest; each steady session between two dials takes its time, and starts the waits over."""
+    """The most dials that the back-off allows within this time. Waits are at least half of first, twice first, four
+    times ... up to half of the largest; each steady session between two dials takes its time, and resets the waits."""
     most = 0
     for restarts in range(window_ms // config.backoff_steady_ms + 1):
         left_ms, dials, longest_ms = window_ms - restarts * config.backoff_steady_ms, 1, config.backoff_first_ms

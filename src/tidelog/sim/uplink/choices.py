@@ -1,4 +1,4 @@
-"""How a life of the uplink world is set up: limits and journals, by chance."""
+"""The random settings of an uplink world: limits and journals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidelog.storage.log.options import Retention
 
 
 def random_protocol(rng: random.Random) -> tuple[SenderConfig, ReceiverLimits]:
-    """The seed's numbers, scaled down, so that a short life meets every limit."""
+    """The seed's numbers, scaled down, so that a short run meets every limit."""
     lag = rng.choice((60, 150, 400))
     sender = SenderConfig(
         max_live_lag=lag,

@@ -1,4 +1,4 @@
-"""The cloud of the uplink world: one disk, a log and an `UplinkChannel` per boat, and the hand that drives them.
+"""The cloud of the uplink world: one disk, a log and an `UplinkChannel` per boat, and their driver.
 
 Commits come late on purpose: what was staged is durable only after `log.commit`, and `committed` is called
 only then. After a crash, or when the disk refused a commit, the channel is built anew from the log's fold.
@@ -30,13 +30,13 @@ from tidelog.units import MIB
 
 START_US: Final = 1_750_000_000_000_000
 HONEST_REFUSALS: Final = frozenset({"session_fenced", "lag_exceeded", "name_in_use"})
-"""All that a boat of ours may ever hear; the rate limit is not among them (U4)."""
+"""All refusals that a Tidelog boat may get; the rate limit is not among them (U4)."""
 _COUNTED: Final = {"session_fenced": "fence", "lag_exceeded": "cloud_lag", "name_in_use": "name_in_use"}
 BLOCK_LIMITS: Final = BlockLimits(raw_bytes_max=1 * MIB, stored_bytes_max=1 * MIB, records_max=1 << 16)
 
 
 HEARD_MS: Final = 12_000
-"""A process that was heard within this time is there: boats report every 5 s."""
+"""A process that was heard within this time is alive: boats report every 5 s."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class SimChannel:
         self.snapshot_at = log.log_start
         self.wakes_at_ms = -1
         self.speaker: Speaker | None = None
-        """Who opened the newest session, until the cloud knows that it is over."""
+        """The opener of the newest session, until the cloud knows that it is over."""
         self.channel = self.fold()
 
     def ended(self, session: int) -> None:
@@ -76,7 +76,7 @@ class SimChannel:
         speaker = self.speaker
         is_heard = speaker is not None and now_ms - speaker.heard_ms < HEARD_MS
         if not hello.boot_id or speaker is None or not speaker.boot_id:
-            return  # who they are cannot be told
+            return  # they cannot be told apart
         if taken and is_heard and speaker.boot_id != hello.boot_id:
             raise UplinkBroken("15: a second process took the session of one that is heard")
         if not taken and (not is_heard or speaker.boot_id == hello.boot_id):
@@ -282,7 +282,8 @@ class SimCloud:
             self.snapshot(known.name)
 
     def _start_over(self, known: SimChannel) -> None:
-        """A refused write was taken back: what the channel believes to be on its way is not. Fold the log again."""
+        """A refused write was taken back: appends that the channel counts as on their way are not. Fold the log
+        again."""
         known.snapshot_offset = None
         try:
             known.log.commit(self.now_us())

@@ -1,8 +1,8 @@
-"""A boat of ours whose cloud is an lplex one, and what happens to it: power cuts, trims, silence, bad links.
+"""A Tidelog boat with an lplex cloud, under power cuts, trims, silence and bad links.
 
 It shares the clock with the rest of the uplink world and nothing else: its own generator decides what happens to it.
-Its link holds no message back for long. An lplex cloud can be told how far Live came only by time (a status, and half
-a second later the block that closes the last hole), so it would claim frames that a slow link still has.
+Its link delays no message for long. An lplex cloud learns Live's position only by timing (a status, and half a second
+later the block that closes the last hole), so it would count frames that a slow link has not delivered.
 
 What must hold, besides what its cloud checks: once the world has healed and the bus went on for a while, the cursor is
 at the head, and every frame that the boat did not lose is there.
@@ -34,7 +34,7 @@ _TALKS_ON_MS: Final = 40_000
 
 
 def fed_boat(seed: int, scheduler: Scheduler, counters: Counter[str]) -> FedBoat | None:
-    """In some seeds there is one. Whether there is changes nothing for the others."""
+    """Some seeds have one. It changes nothing for the others."""
     rng = random.Random(f"lplex cloud {seed}")
     return FedBoat.of(rng, scheduler, counters) if rng.random() < FED_CHANCE else None
 

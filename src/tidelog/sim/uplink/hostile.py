@@ -1,9 +1,9 @@
-"""A boat that lies: seqs that are not in its blocks, lineages of others, bodies that do not decode or inflate beyond
-every limit, sessions that never were.
+"""A hostile boat: seqs that are not in its blocks, lineages of others, bodies that do not decode or inflate beyond
+every limit, sessions that do not exist.
 
 It has a certificate and a channel of its own, so all it may do is fill that channel with nonsense. What must hold:
-every message is answered or refused, never with anything but a typed error; what is refused changes nothing; the
-fold of its channel stays sound; and the other boats of the same cloud notice nothing, which their own models check.
+every message is answered or refused with a typed error; a refused one changes nothing; the fold of its channel stays
+sound; and the other boats of the same cloud notice nothing, which their own models check.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HostileModel(UplinkModel):
 
 
 class HostileBoat:
-    """Speaks every second or so, as long as the world has not healed."""
+    """Sends every second or so, until the world heals."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class HostileBoat:
         self.cloud = cloud
         self.counters = counters
         self._lineages = lineages
-        """Those of the other boats, which it has heard of."""
+        """Lineages of the other boats, which it knows."""
         self._lineage = rng.randbytes(16)
         self._invented = rng.randbytes(16)
         self._connection: Connection | None = None

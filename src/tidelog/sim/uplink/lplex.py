@@ -1,10 +1,10 @@
 """An lplex boat in the uplink world: no lineage, single frames on Live, one Backfill pass per session.
 
-It cannot say what is gone and counts from 1 again after every restart; each *run* from one restart to the next is a
-history of its own. Its files stay over a restart, and are sent for whatever run has their seqs. Its bus speaks before
-the Handshake, its largest lag is a setting of its own, its clock is set back and forth, its newest frames lie in a
-ring and in a block that is not written yet, and its writer spoils a block now and then. Some keep no journal; some
-write blocks that nobody can read but lplex.
+It cannot declare lost seqs and counts from 1 again after every restart; each *run* from one restart to the next is a
+history of its own. Its files stay over a restart, and are sent for any run with their seqs. Its bus sends before the
+Handshake, its largest lag is a setting of its own, its clock is set back and forth, its newest frames lie in a ring and
+in a block that is not written yet, and its writer spoils a block now and then. Some keep no journal; some write blocks
+that only lplex can read.
 
 What must hold: a lineage of the cloud never mixes two runs; a frame is in one lineage, once; nothing is called lost
 that the boat can still send; and once the world has healed, all that the boat has of runs that the cloud has heard of
@@ -52,7 +52,7 @@ _GATHERED_FRAMES: Final = 16
 _LPJ_BYTES: Final = 4_096
 _CAN_ID: Final = 0x09F80100
 _ASKED_AT_LEAST: Final = 16
-"""However small the cloud believes a ring to be, it asks for so many frames."""
+"""However small the cloud assumes a ring to be, it requests this many frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class FileBlock:
 
 
 class LplexModel(UplinkModel):
-    """The lineages are the cloud's, so content is looked for in the runs."""
+    """The lineages are the cloud's, so content is looked up in the runs."""
 
     honest = False
     refusals = frozenset({"rate_exceeded"})
@@ -80,14 +80,14 @@ class LplexModel(UplinkModel):
         self.gone: dict[int, set[int]] = defaultdict(set)
         """Seqs by run that the boat cannot send any more, or never could."""
         self.late: dict[tuple[int, int], Frame] = {}
-        """By run and seq: what the journal says of a frame behind a step back of the clock."""
+        """By run and seq: the journal's time of a frame after a step back of the clock."""
         self.run_of: dict[bytes, int] = {}
         self.run = 1
-        """The one that speaks."""
+        """The current run."""
         self.lineage_of: dict[tuple[int, int], bytes] = {}
         self.keeps_journal = True
         self.unasked_below = 0
-        """Of a boat without a journal: what lies below this is more than anybody asks its ring for."""
+        """For a boat without a journal: below this is more than any cloud requests from its ring."""
 
     def record(self, run: int, seq: int, frame: Frame) -> None:
         self.issue(b"", seq, frame, run)
@@ -125,8 +125,8 @@ class LplexModel(UplinkModel):
         run = self.run_of.get(lineage, self.run)
         wrong = new - self.gone[run]
         if run != self.run:
-            # Where a run ended nobody tells the cloud, and the head that it was told may be that of the next run: seqs
-            # that the boat never gave to the run are called lost along with those that are.
+            # The cloud does not learn where a run ended, and the head that it was sent may be that of the next run:
+            # seqs that the boat never gave to the run are called lost along with those that are.
             wrong &= self.runs.contents[run].keys()
         if not self.keeps_journal and run == self.run:
             wrong = {seq for seq in wrong if seq >= self.unasked_below}
@@ -138,7 +138,7 @@ class LplexModel(UplinkModel):
         held.advance()
 
     def missing(self) -> set[tuple[int, int]]:
-        """What the boat can send, of runs that the cloud has heard of, and the cloud has not."""
+        """Frames that the boat can send, of runs that the cloud knows, and that the cloud does not have."""
         heard = set(self.run_of.values())
         lost = {(self.run_of[key], seq) for key, held in self.held.items() if key in self.run_of for seq in held.lost}
         return {
@@ -182,7 +182,7 @@ class LplexBoat:
         self.counters[f"lplex_{self._journal}"] += 1
         self._block_frames = rng.choice((8, 16, 24))
         self._is_steady = rng.random() < 0.15
-        """Its bus says the same all the time: then only times tell its runs apart, and its clock is right."""
+        """Its bus sends the same all the time: then only times tell its runs apart, and its clock is right."""
         self._flushed = 0
         self._clock_us = 0
         self._newest_us = 0
@@ -192,7 +192,7 @@ class LplexBoat:
         self._connection: Connection | None = None
         self._session = 0
         self._lineages: set[bytes] = set()
-        """Those that spoke in this session: acks are of one of them."""
+        """The runs of this session: acks belong to one of them."""
         self._heard_ms = 0
         self._dial_at_ms = 0
         self._lag_exit_ms = -_LAG_RECONNECT_MS
@@ -249,7 +249,7 @@ class LplexBoat:
             self.model.gone[run].update(seqs[-spoiled:])
 
     def _tick(self) -> bool:
-        """See to the connection; now and then step the clock, forget the oldest files, or restart."""
+        """Handle the connection; sometimes step the clock, remove the oldest files, or restart."""
         rng = self.rng
         self.scheduler.after(1_000 + rng.randrange(1_000), self._tick)
         if not self._healed:
@@ -274,7 +274,7 @@ class LplexBoat:
         return START_US + 1000 * self.scheduler.now_ms + self._clock_us
 
     def _forget_files(self, count: int) -> None:
-        """Retention takes the oldest, whatever the cloud has of them."""
+        """Retention removes the oldest, whether the cloud has them or not."""
         for block in self.files[:-1][:count]:
             self.model.gone[block.run].update(block.seqs)
             self.files.remove(block)
@@ -379,7 +379,7 @@ class LplexBoat:
             raise UplinkBroken(f"9: an lplex boat was told {cursor}, durable are {durable}")
 
     def _send_live(self) -> None:
-        """From the ring, as fast as it goes; more than the largest lag behind, it leaves and comes again."""
+        """From the ring, as fast as possible; more than the largest lag behind, it leaves and dials again."""
         if self._connection is None or not self._welcomed:
             return
         while self._live_next <= self.head:
@@ -441,7 +441,7 @@ class LplexBoat:
     def is_restless(self) -> bool:
         if not self._known or not self._welcomed or bool(self.model.missing()):
             return True
-        # What nobody can read, and what is in no journal, is lost in the end: the cursor passes it.
+        # Unreadable blocks, and frames in no journal, are lost in the end: the cursor passes them.
         return self._journal != "plain" and self._cursor() < self.head
 
     def _cursor(self) -> int:

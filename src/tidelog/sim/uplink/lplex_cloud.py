@@ -1,12 +1,12 @@
-"""The cloud of lplex, as a boat of ours meets it.
+"""The cloud of lplex, with a Tidelog boat.
 
 It knows no sessions, takes single frames on Live and blocks of an lplex journal on Backfill, and acks only after a
 frame. Its cursor moves by the next seq on Live, and with Backfill to the first hole; once none is left it jumps to the
-head that it last heard of. Each Handshake asks for all that lies above the cursor. It takes no word that a seq is void
-or gone, and refuses a boat that is too fast.
+head that it last heard of. Each Handshake asks for all that lies above the cursor. It has no message for void or lost
+seqs, and refuses a boat that is too fast.
 
-What must hold: a seq has the frame that the bus gave it, or the words that there is none, where that is true; what the
-cursor passes has come; nothing comes twice but what a Handshake asked for again.
+What must hold: a seq has the frame of the bus, or the substitute for a missing one where that is true; every seq below
+the cursor has come; only seqs that a Handshake requested again come twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACK_MS: Final = 5_000
 class SimLplexCloud:
     def __init__(self, *, scheduler: Scheduler, model: UplinkModel, counters: Counter[str], timeline: int) -> None:
         self.channels: dict[str, SimChannel] = {}
-        """None: that is what clouds of ours have."""
+        """None: the shape of Tidelog's clouds."""
         self.scheduler = scheduler
         self.model = model
         self.counters = counters
@@ -43,7 +43,7 @@ class SimLplexCloud:
         self.head = 0
         self.holes = RangeSet()
         self.rows: dict[int, Frame] = {}
-        """By seq; a frame is not given up for the words that there is none."""
+        """By seq; a frame is not replaced by a substitute."""
         self.lineage = b""
         """Of the boat's journal. The cloud does not know it; the account does."""
         self._connection: Connection | None = None
@@ -62,7 +62,7 @@ class SimLplexCloud:
             return False  # a canceled call
         match message:
             case LiveStatus():
-                if self._is_known:  # before the first frame it does not know whose it is
+                if self._is_known:  # before the first frame its boat is not known
                     self.head = message.head
             case LiveFrames():
                 self._live(connection, message)
@@ -145,7 +145,7 @@ class SimLplexCloud:
         held.advance()
 
     def _is_frame(self, seq: int, row: Frame) -> bool:
-        """Whether this is the frame of its seq. False for the words that there is none."""
+        """Whether this is the frame of its seq. False for a substitute."""
         issued = self.model.issued[self.lineage]
         content = issued.contents[self.timeline].get(seq)
         if row == content:

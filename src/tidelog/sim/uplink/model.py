@@ -1,8 +1,8 @@
-"""What must hold between boats and their cloud: a plain account of every frame, and the checks against it.
+"""The invariants of boats and their cloud: a plain account of every frame, and the checks against it.
 
-The model knows nothing of sessions or streams. It remembers which content each boat's bus gave a seq,
-which seqs a power cut or a disk limit took from the boat, and what the cloud's log durably says, block
-by block. The numbers are those of design.md, section 10.
+The model knows nothing of sessions or streams. It remembers which content each boat's bus gave a seq, which seqs the
+boat lost by a power cut or a disk limit, and the durable content of the cloud's log, block by block. The numbers are
+those of design.md, section 10.
 
 A *timeline* is one history of a journal: a backup that is put back, or a cloned card, starts another one
 in the same lineage. Two timelines may give one seq two contents; the cloud may hold one of them only.
@@ -42,7 +42,7 @@ class UplinkBroken(Exception):
 
 @dataclass(slots=True)
 class HeldInCloud:
-    """What the cloud's log durably says of one lineage."""
+    """The durable content of the cloud's log for one lineage."""
 
     frames: dict[int, int] = field(default_factory=dict)
     """Seq to the timeline it came from."""
@@ -61,7 +61,7 @@ class HeldInCloud:
 
 @dataclass(slots=True)
 class IssuedFrames:
-    """What the bus gave the seqs of one lineage."""
+    """The bus's content for the seqs of one lineage."""
 
     contents: dict[int, dict[int, Frame]] = field(default_factory=lambda: defaultdict(dict))
     """Timeline to seq to content."""
@@ -70,8 +70,8 @@ class IssuedFrames:
     cut: set[int] = field(default_factory=set)
     """In memory only when the power went: these may be void."""
     declared: set[int] = field(default_factory=set)
-    """Called lost or void by a machine before its backup was put back. The cloud may commit that later, when the seqs
-    have been issued again: true of the frames that are gone, whatever the new ones are. The cloud knows the lineage
+    """Declared lost or void by a machine before its backup was restored. The cloud may commit that later, when the seqs
+    have been issued again: true for the frames that are gone, whatever the new ones are. The cloud knows the lineage
     from beyond the backup then, so the new frames get a lineage of their own (B7) and are checked there."""
     first_of: dict[int, int] = field(default_factory=dict)
     """The first seq of each timeline."""
@@ -85,7 +85,7 @@ class UplinkModel:
 
     honest = True
     refusals: Container[str] = ()
-    """Codes that this boat may be refused with, besides those that any boat may hear."""
+    """Codes that this boat may be refused with, besides those that any boat may get."""
 
     def __init__(self, counters: Counter[str]) -> None:
         self.counters = counters
@@ -93,11 +93,11 @@ class UplinkModel:
         self.issued: dict[bytes, IssuedFrames] = defaultdict(IssuedFrames)
         self.held: dict[bytes, HeldInCloud] = defaultdict(HeldInCloud)
         self.seen_cursor: dict[tuple[int, bytes], dict[str, int]] = defaultdict(dict)
-        """What a boat was told, by timeline and lineage, and by kind of message."""
+        """The positions that a boat was sent, by timeline and lineage, and by kind of message."""
         self.contested: set[bytes] = set()
-        """Lineages that two running boats have claimed: what one lost the other may have."""
+        """Lineages that two running boats have claimed: frames that one lost the other may have."""
         self.touched: set[bytes] = set()
-        """Lineages that the cloud's log has said something about since the last `check_fold`."""
+        """Lineages with new records in the cloud's log since the last `check_fold`."""
         self.verified_end = 0
         """The cloud's log below this offset is committed and accounted for."""
         self._written: dict[int, tuple[int, int, int]] = {}
@@ -157,7 +157,7 @@ class UplinkModel:
     # --- the cloud -------------------------------------------------------------------------------
 
     def take_committed(self, blocks: list[Block], durable_end: int) -> None:
-        """The cloud's log says that these blocks are durable from now on."""
+        """These blocks of the cloud's log are durable from now on."""
         for block in blocks:
             if block.offsets.start != self.verified_end:
                 raise UplinkBroken(
@@ -168,9 +168,9 @@ class UplinkModel:
             raise UplinkBroken(f"the cloud's log is durable up to {durable_end} and was given {self.verified_end}")
 
     def read_log(self, blocks: list[Block], *, log_start: int, durable_end: int) -> None:
-        """The log was read from its disk, after a crash say: all that was ever committed must be there, unchanged.
+        """The log was read from its disk, such as after a crash: all that was ever committed must be there, unchanged.
 
-        What was on its way and became durable without a word counts from now on.
+        Appends that became durable without an answer count from now on.
         """
         position = log_start
         for block in blocks:
@@ -280,7 +280,7 @@ class UplinkModel:
     # --- the end ---------------------------------------------------------------------------------
 
     def check_end(self, lineage: bytes, head: int, journaled: Iterable[int], own: Iterable[int]) -> None:
-        """Everything that the boat's journal speaks of has its place in the cloud, once."""
+        """Every seq of the boat's journal has its place in the cloud, once."""
         self.checks += 1
         held = self.held[lineage]
         name = _name(lineage)

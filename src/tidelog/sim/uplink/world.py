@@ -1,11 +1,11 @@
 """Boats, a cloud and the links between them: everything that can happen to an uplink, by seed.
 
-The code under test is the production code: journal, ring and `BoatUplink` on each boat, a log and an
-`UplinkChannel` per boat in the cloud. The world drives them on virtual time and brings flapping and half-open
-links, power cuts with torn writes on either side, wiped and restored journals, cloned cards, full disks, clock
-jumps, bursts and silence. Checks run with every ack and commit; at the end the faults stop, and everything must
-come to rest: no holes, the cursor at the head, every journaled frame in the cloud once (design.md, section 10).
-A run is decided by its seed alone: `tidelog sim uplink --seed N` shows a failure again.
+The code under test is the production code: journal, ring and `BoatUplink` on each boat, a log and an `UplinkChannel`
+per boat in the cloud. The world drives them on virtual time and brings flapping and half-open links, power cuts with
+torn writes on either side, wiped and restored journals, cloned cards, full disks, clock jumps, bursts and silence.
+Checks run with every ack and commit; at the end the faults stop, and the world must reach a stable state: no holes, the
+cursor at the head, every journaled frame in the cloud once (design.md, section 10). A run is decided by its seed alone:
+`tidelog sim uplink --seed N` shows a failure again.
 
 Counters say how often each thing really happened, so that a run over many seeds in which one never did fails
 instead of promising too much.
@@ -32,9 +32,9 @@ from tidelog.sim.uplink.model import UplinkBroken, UplinkModel, UplinkViolation
 
 DURATION_MS: Final = 232_000
 SHORT_MS: Final = 100_000
-"""A life long enough to meet every fault, for tests that run many seeds in little time."""
+"""A run long enough to meet every fault, for tests that run many seeds in little time."""
 REST_MS: Final = 600_000
-"""The time within which everything must come to rest after the last fault."""
+"""The time within which the world must be stable after the last fault."""
 HOSTILE: Final = "hostile"
 LPLEX: Final = "lplex"
 SOMETIMES: Final = (
@@ -99,7 +99,7 @@ SOMETIMES: Final = (
 
 
 def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
-    """Live through one seed; raises `UplinkViolation` when a promise is broken."""
+    """Run one seed; raises `UplinkViolation` when a promise is broken."""
     world = _World(seed)
     try:
         world.run(duration_ms)
@@ -130,7 +130,7 @@ def run_uplink_seeds(
 
 
 def run_short_uplink_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short lives."""
+    """Many short runs."""
     return run_uplink_seeds(first, count, duration_ms=SHORT_MS)
 
 
@@ -164,7 +164,7 @@ class _World:
         self.hostile = self._hostile() if has_hostile else None
         self.lplex = self._lplex(lplex_model) if has_lplex else None
         self.fed: FedBoat | None = fed_boat(seed, self.scheduler, self.counters)
-        """A boat of ours whose cloud is an lplex one; nothing that happens to the others touches it."""
+        """A Tidelog boat with an lplex cloud; nothing that happens to the others touches it."""
 
     def _link(self) -> SimLink:
         rng = self.rng
@@ -273,7 +273,7 @@ class _World:
             return True
         receiver = channel.channel.receiver
         if receiver.session != boat.uplink.sender.session or receiver.lineage != journal.lineage or receiver.holes():
-            return True  # the last word of a clone may still be on its way
+            return True  # the last message of a clone may still be in flight
         if boat.uplink._re_recording.pending:
             return True
         return boat.model.held[journal.lineage].cursor != head or journal.acked != head
@@ -313,7 +313,7 @@ class _World:
     # --- links -----------------------------------------------------------------------------------
 
     def _cut(self, boat: SimBoat | HostileBoat | LplexBoat) -> None:
-        """Both sides notice the cut, at their own time or never. Something of what was said may come up later."""
+        """Both sides notice the cut, at different times or never. Earlier messages may arrive later."""
         for connection in boat.link.cut():
             if isinstance(boat, SimBoat) and self.rng.random() < 0.3:
                 self.scheduler.after(self.rng.randrange(30_000), lambda c=connection: self._late(boat, c))  # type: ignore[misc]
@@ -325,9 +325,9 @@ class _World:
                 channel.ended(channel.channel.receiver.session)
 
     def _late(self, boat: SimBoat, connection: Connection) -> bool:
-        """A message of a connection that is long gone comes up, perhaps for the second time: it must be fenced.
+        """A message of a connection that is long gone arrives, perhaps for the second time: it must be fenced.
 
-        Only once the boat has shaken hands anew. Before that it would be a second message in a stream that knows none.
+        Only after the boat's next Handshake. Before that it would be a second message in a stream that knows none.
         """
         known = self.cloud.channels.get(boat.name)
         if known is None or known.connection in (None, connection) or connection.newest is None:
@@ -366,7 +366,7 @@ class _World:
         self.scheduler.after(self.rng.randrange(5_000, 60_000), back)
 
     def guests_link(self, _: SimBoat) -> None:
-        """The link of a boat that is not one of ours is gone for a while, or only its connection."""
+        """The link of a foreign boat is gone for a while, or only its connection."""
         for guest in self._guests():
             self._cut(guest)
             if self.rng.random() < 0.5:
@@ -480,7 +480,7 @@ class _World:
         boat.bus_frames, boat.bus_pause_ms = self.rng.choice(((1, 60), (4, 150), (3, 400), (15, 1_000)))
 
     def silence(self, boat: SimBoat) -> None:
-        """The bus says nothing; acks on a timer keep the link up."""
+        """The bus is silent; acks on a timer keep the link up."""
         frames, boat.bus_frames = boat.bus_frames, 0
         self.counters["silence"] += 1
 
