@@ -163,6 +163,19 @@ def test_frames_that_wait_for_room_keep_their_seqs_when_the_disk_limit_writes_th
     assert [found for found in held(journal) if found[0] > 500] == expected(range(501, 571))
 
 
+def test_what_the_disk_limit_removed_is_lost_and_not_void_after_a_power_cut_even_if_nothing_is_left() -> None:
+    disk = new_disk()
+    journal = opened(disk, fresh_segment_bytes=4096, flush_frames_max=64, disk_bytes_max=4 * 4096, lease_seqs=1_000)
+    rows = [(START_US, number, random.Random(number).randbytes(60)) for number in range(1, 501)]
+    journal.record_many(FrameColumns.from_rows(rows), START_US)
+    journal.sweep_retention(START_US)
+    assert held(journal) == []
+    disk.crash()
+    journal = opened(disk)
+    assert journal.durable_head == 500
+    assert journal.statistics().void == (range(501, 1_001),)
+
+
 def test_a_small_disk_limit_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="four fresh segments"):
         JournalOptions(disk_bytes_max=1000)

@@ -94,6 +94,25 @@ def test_a_loss_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     assert first_violation()
 
 
+def test_seqs_counted_back_from_the_head_over_frames_that_came_later_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write, flush, gather = Journal._write, Journal.flush, Journal._gather
+
+    def write_what_was_refused(journal: Journal, now_us: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_gather", lambda _: None)
+            write(journal, now_us)
+
+    def gather_and_flush(journal: Journal, now_us: int) -> None:
+        gather(journal)
+        flush(journal, now_us)
+
+    monkeypatch.setattr(Journal, "_write", write_what_was_refused)
+    monkeypatch.setattr(Journal, "flush", gather_and_flush)
+    assert "reads" in first_violation()
+
+
 def test_a_clean_close_that_forgets_its_lease_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     save: Callable[..., None] = Journal._save_meta
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tidelog.blocks.block import Block, MadeBlock, missing_block
 from tidelog.blocks.columns import FrameColumns
-from tidelog.blocks.control import LineageOpened, decode_control
+from tidelog.blocks.control import LineageOpened, RangeLost, decode_control
 from tidelog.blocks.frames import decode_frames, encode_frames
 from tidelog.blocks.header import BlockKind, Codec
 from tidelog.edge.journal.options import JournalOptions
@@ -192,7 +192,11 @@ def _heal(sealed: Log, fresh: Log) -> None:
 
 
 def last_seq(log: Log, lineage: bytes) -> int:
-    """The newest seq of a lineage in a log, looking from its end back to where it was opened; 0 for none."""
+    """The newest seq of a lineage in a log, looking from its end back to where it was opened; 0 for none.
+
+    A seq that was declared lost was issued and written, although the disk limit has removed it.
+    """
+    lost = 0
     for segment in reversed(log.segments):
         index = segment.index
         for entry in reversed(range(len(index.entry_positions))):
@@ -202,17 +206,23 @@ def last_seq(log: Log, lineage: bytes) -> int:
             for block in log.blocks(start, end, skip_damaged=True):
                 if block.maker.base_seq and block.maker.producer == lineage:
                     newest = max(newest, block.maker.seqs.stop - 1)
-                opened = opened or _opens(block, lineage)
+                for record in _control_records(block, lineage):
+                    opened = opened or isinstance(record, LineageOpened)
+                    lost = max(lost, record.end - 1) if isinstance(record, RangeLost) else lost
             if newest or opened:
-                return newest
-    return 0
+                return max(newest, lost)
+    return lost
 
 
-def _opens(block: Block, lineage: bytes) -> bool:
+def _control_records(block: Block, lineage: bytes) -> list[LineageOpened | RangeLost]:
     if block.maker.kind != BlockKind.CONTROL:
-        return False
+        return []
     records = decode_control(block.maker, block.raw_body())
-    return any(isinstance(record, LineageOpened) and record.lineage == lineage.hex() for record in records)
+    return [
+        record
+        for record in records
+        if isinstance(record, LineageOpened | RangeLost) and record.lineage == lineage.hex()
+    ]
 
 
 def lineages(log: Log) -> set[bytes]:

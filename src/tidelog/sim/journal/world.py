@@ -302,6 +302,7 @@ class _World(JournalRun):
 
     def fill(self) -> None:
         """Other files fill the disk; recording goes on in memory, until it may not; then there is room again."""
+        self.exceed_limit()
         used = sum(len(self.content(path)) for path in self.files())
         self.disk.faults.capacity_bytes = used + self.rng.choice((0, 500, 5_000, 20_000)) + self.options.reserve_bytes
         self.disk_is_bad = self.refused = True
@@ -329,6 +330,14 @@ class _World(JournalRun):
             self.refused = False
             self.settle()
             self.check()
+
+    def exceed_limit(self) -> None:
+        """More is written than the disk limit allows: sweeps on the full disk make room, announce what they remove, and
+        meet frames that were refused before.
+        """
+        limit = self.options.disk_bytes_max
+        while limit is not None and self.journal.size_bytes() <= 2 * limit:
+            self.record_many()
 
     # --- rot -------------------------------------------------------------------------------------
 
