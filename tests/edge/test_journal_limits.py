@@ -214,6 +214,23 @@ def test_a_full_disk_keeps_frames_in_memory_up_to_the_limit_and_loses_none_when_
     assert held(opened(disk)) == expected(range(1, 107))
 
 
+def test_a_full_disk_that_stopped_a_seal_gives_back_what_is_held_in_both_forms() -> None:
+    disk = new_disk()
+    segments = {"fresh_segment_bytes": 4096, "sealed_segment_bytes": 4096}
+    journal = opened(disk, seal_frames=50, flush_frames_max=50, buffer_frames_max=100, lease_seqs=2_000, **segments)
+    rows = [(START_US, number, random.Random(number).randbytes(60)) for number in range(1, 801)]
+    journal.record_many(FrameColumns.from_rows(rows[:600]), START_US)
+    disk.faults.capacity_bytes = disk._used_bytes + 12_000
+    with pytest.raises(DiskFull):
+        journal.seal_all(START_US)
+    assert journal.sealed.durable_end > journal.fresh.segments[0].index.end_offset
+    for row in rows[600:]:
+        journal.record(*row, START_US)
+    assert journal.durable_head > 600, "there was room for more than memory takes"
+    assert journal.statistics().forced_lost == ()
+    assert held(journal) == list(enumerate(rows[: journal.durable_head], 1))
+
+
 def test_a_disk_that_is_full_in_the_middle_of_a_flush_doubles_nothing() -> None:
     for call in count(1):
         disk = new_disk(call)

@@ -21,6 +21,7 @@ JJ4  A power cut loses what was recorded since the last flush: at most a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Unpack
 
 from tidelog.blocks.block import Block, MadeBlock
@@ -252,10 +253,8 @@ class Journal:
         if limit is not None and self.size_bytes() > limit:
             self._sweep_due_us = now_us
         if self._leased_end - self._next_seq < self.options.lease_seqs // 2:
-            try:
+            with suppress(DiskFull):  # there is still half a lease; `record` insists once it is used up
                 self._lease()
-            except DiskFull:
-                pass  # there is still half a lease; `record` insists once it is used up
 
     def _write(self, now_us: int) -> None:
         """Write and sync the waiting control records and frames; forgets those that went in, even if not all did."""
@@ -367,13 +366,12 @@ class Journal:
     def sweep_retention(self, now_us: int) -> None:
         """Apply retention below the acked cursor, then the disk limit wherever it must (JJ3)."""
         if self._acks != self._acks_saved:
-            try:
+            with suppress(DiskFull):  # retention is what makes room
                 # Otherwise a power cut would make acked seqs that retention removed look lost.
                 self._save_meta(leased_end=self._leased_end)
-            except DiskFull:
-                pass  # retention is what makes room
         self.sealed.set_floor("acked", sealing.needed_offset(self.sealed, self._acks))
         self.sealed.sweep_retention(now_us)
+        self._sealer.drop_sealed(now_us)
         while self.options.is_outlived(self.sealed.segments[0].index, now_us) and self._force_out_oldest(now_us):
             pass  # no cloud is there to ack it
         limit = self.options.disk_bytes_max
@@ -386,9 +384,10 @@ class Journal:
                 break
 
     def _make_room(self, now_us: int) -> bool:
-        """The disk is full: drop what the cluster holds; drop what it does not hold only when memory is full too."""
+        """The disk is full: drop what is held twice or by the cluster, and others only when memory is full too."""
         self.sealed.set_floor("acked", sealing.needed_offset(self.sealed, self._acks))
-        if self.sealed.trim(self.sealed.segments[0].index.end_offset, now_us).segments:
+        oldest_end = self.sealed.segments[0].index.end_offset
+        if self._sealer.drop_sealed(now_us) or self.sealed.trim(oldest_end, now_us).segments:
             return True
         return self._buffered() >= self.options.buffer_frames_max and self._force_out_oldest(now_us)
 

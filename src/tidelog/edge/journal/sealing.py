@@ -52,9 +52,13 @@ class Sealer:
         sealed.commit(now_us)
         if everything:
             fresh.roll(now_us)
-        fresh.trim(sealed.durable_end, now_us)
+        self.drop_sealed(now_us)
         self._upkeep.done(Work.SEAL)
         return written
+
+    def drop_sealed(self, now_us: int) -> bool:
+        """Remove fresh segments whose sealed form is durable. A full disk may have stopped `seal` before that."""
+        return bool(self.fresh.trim(self.sealed.durable_end, now_us).segments)
 
     def _is_old(self, offset: int, now_us: int) -> bool:
         if self._unsealed_since is None or self._unsealed_since[0] != offset:
