@@ -69,7 +69,7 @@ def blocks() -> tuple[Block, ...]:
 
 @pytest.mark.parametrize(
     ("work", "kind"),
-    [(SweepLog(channel_id=1, life=1, floor=RECORDS), "io"), (DeleteLog(channel_id=1, life=1), "full")],
+    [(SweepLog(channel_id=1, generation=1, floor=RECORDS), "io"), (DeleteLog(channel_id=1, generation=1), "full")],
     ids=["sweep", "delete"],
 )
 async def test_files_that_cannot_be_removed_are_said_once_and_again_when_they_can(
@@ -78,8 +78,8 @@ async def test_files_that_cannot_be_removed_are_said_once_and_again_when_they_ca
     world = World()
     await world.open()
     await world.order(
-        OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
-        AppendBlocks(channel_id=1, life=1, blocks=blocks()),
+        OpenLog(channel_id=1, generation=1, name="spray", config=CONFIG),
+        AppendBlocks(channel_id=1, generation=1, blocks=blocks()),
     )
     assert world.look() == []
     world.disk.faults.fail_kind = kind  # type: ignore[assignment]
@@ -102,8 +102,8 @@ async def test_a_segment_that_cannot_be_written_is_said_until_it_can() -> None:
     world = World()
     await world.open()
     await world.order(
-        OpenLog(channel_id=1, life=1, name="spray", config=CONFIG),
-        AppendBlocks(channel_id=1, life=1, blocks=blocks()),
+        OpenLog(channel_id=1, generation=1, name="spray", config=CONFIG),
+        AppendBlocks(channel_id=1, generation=1, blocks=blocks()),
     )
     store = world.storage.logs._store
 

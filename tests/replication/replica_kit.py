@@ -20,6 +20,7 @@ from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import decode_messages, encode_values
 from tidelog.cluster.metadata.channel_controller import ChannelController
 from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.replication.lag import statistics_of
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.replication.replicas import ProduceOutcome, Replicas
 from tidelog.cluster.replication.storage import ReplicaStorage
@@ -129,7 +130,7 @@ class KitNode:
     def committed(self, channel_id: int = 1) -> list[bytes]:
         """What a reader here gets."""
         replica = self.replica(channel_id)
-        assert replica.serves, f"{self.name} does not serve: {replica.statistics()}"
+        assert replica.serves, f"{self.name} does not serve: {statistics_of(replica)}"
         return self.values(channel_id, end=replica.committed_end)
 
     def bytes_of(self, channel_id: int = 1) -> bytes:

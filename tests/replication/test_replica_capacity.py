@@ -6,7 +6,7 @@ import pytest
 
 from tests.replication.replica_kit import Kit
 from tidelog.cluster.replication.orders import SweepLog
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import ChannelRetention, UnderCapacity
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, SyncResponse, Withdraw
 from tidelog.core.replication.options import ReplicationOptions

@@ -167,7 +167,9 @@ def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:
     end = replica.log_end
     assert end > state.log_end
     begin = len(kit.sent)
-    kit["c"].core.storage_done(LogReady(channel_id=1, life=replica.life, state=state, swept=True), kit.now_ms)
+    kit["c"].core.storage_done(
+        LogReady(channel_id=1, generation=replica.generation, state=state, swept=True), kit.now_ms
+    )
     kit.run()
     assert replica.log_end == end, "what is on its way to the disk stays"
     asked = [one for _, sender, one in kit.sent[begin:] if isinstance(one, SyncRequest) and sender == "c"]

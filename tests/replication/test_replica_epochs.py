@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.replication.replica_kit import Kit
 from tidelog.cluster.replication.orders import BlocksRead, LogReady, ReadBlocks
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import ChannelRetention, FsyncPolicy, PauseChannel, ResumeChannel
 from tidelog.core.replication.messages import (
     LeaderSilent,
@@ -211,7 +211,15 @@ def test_a_read_that_a_truncation_overtook_is_not_sent() -> None:
     kit.produce(b"gone too")
     kit.run()
     stale = kit["a"].storage.read(
-        ReadBlocks(channel_id=1, life=kit["a"].replica().life, peer="c", request_id=1, offset=2, bytes_max=999, end=3)
+        ReadBlocks(
+            channel_id=1,
+            generation=kit["a"].replica().generation,
+            peer="c",
+            request_id=1,
+            offset=2,
+            bytes_max=999,
+            end=3,
+        )
     )
     assert isinstance(stale, BlocksRead)
     assert stale.blocks

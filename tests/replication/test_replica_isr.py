@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.catalog_kit import registration
 from tests.replication.replica_kit import TO_METADATA, Kit
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import (
     AddGrant,
     ExpandIsr,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.replication.replica_kit import Kit
+from tidelog.cluster.replication.lag import statistics_of
 from tidelog.core.catalog import ChannelRetention, DeleteChannel, UnderCapacity
 from tidelog.core.replication.messages import SyncError, SyncNack, SyncResponse
 from tidelog.core.replication.metrics import Lag
@@ -125,7 +126,7 @@ def test_row_1_a_replica_whose_leaders_budget_is_used_up_lags_and_catches_up_whe
     kit.write(*(b"%02d" % number * 500 for number in range(30)))
     kit["c"].start()
     kit.run(3_000, step_ms=50)
-    assert kit["c"].replica().statistics().lag_records > 20
+    assert statistics_of(kit["c"].replica()).lag_records > 20
     assert kit.delivered(SyncNack, to="c")[-1].error is SyncError.BACKPRESSURE
     kit.alter(replication_budget_ppm=1_000_000)
     kit.run_until(kit.is_whole, ms=30_000)

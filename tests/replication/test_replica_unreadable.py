@@ -8,7 +8,6 @@ from tests.replication.replica_kit import Kit
 from tests.replication.test_replica_damage import numbered
 from tidelog.cluster.replication.fold import ReplicaFold
 from tidelog.cluster.replication.orders import BlocksRead, Folded, FoldLog, ReadBlocks
-from tidelog.cluster.replication.trouble import compare_damage
 from tidelog.core.replication.messages import Resign, SyncRequest
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.errors import DamagedRange, DiskError, LogClosed, LogError
@@ -20,7 +19,7 @@ UNREADABLE = DiskError(operation="read_into", path="channels/1/0.seg", reason="I
 def fold_fails(kit: Kit, error: LogError = UNREADABLE) -> None:
     """What the writer says when the leader's log could not be folded."""
     leader = kit.leader()
-    result = Folded(channel_id=1, life=leader.replica().life, fold=None, error=error)
+    result = Folded(channel_id=1, generation=leader.replica().generation, fold=None, error=error)
     leader.core.storage_done(result, kit.now_ms)
     kit.run(100)
 
@@ -51,7 +50,7 @@ def test_a_leader_that_cannot_read_for_a_follower_hands_over() -> None:
     peer = next(name for name in ("a", "b", "c") if name != first.name)
     result = BlocksRead(
         channel_id=1,
-        life=first.replica().life,
+        generation=first.replica().generation,
         peer=peer,
         request_id=1,
         offset=first.replica().log_start,
@@ -156,7 +155,7 @@ def read_for(kit: Kit, name: str, peer: str, offset: int) -> BlocksRead:
     node = kit[name]
     order = ReadBlocks(
         channel_id=1,
-        life=node.replica().life,
+        generation=node.replica().generation,
         peer=peer,
         request_id=1,
         offset=offset,
@@ -219,12 +218,12 @@ def test_damage_that_the_scrubber_found_in_a_replica_is_not_reported_as_held() -
         log.read(2, bytes_max=1)  # as the scrubber reads: no replica hears of it
     assert replica.damaged == ()
     begin = len(kit.sent)
-    assert compare_damage(replica, log.damaged())
+    assert replica.compare_damage(log.damaged())
     kit.run(20)
     assert replica.damaged == (range(2, 3),)
     asked = [one for _, sender, one in kit.sent[begin:] if isinstance(one, SyncRequest) and sender == "b"]
     assert asked[0].held_end == 2
-    assert not compare_damage(replica, log.damaged())
+    assert not replica.compare_damage(log.damaged())
 
 
 def test_a_damaged_leader_that_nobody_can_follow_up_yields_only_a_few_times() -> None:
@@ -247,7 +246,7 @@ def test_a_snapshot_that_rotted_costs_the_fold_time_and_not_the_channel() -> Non
     kit.create(factor=1)
     kit.write(*numbered(4))
     rot(kit, "a", 2)
-    order = FoldLog(channel_id=1, life=kit["a"].replica().life, hint=2)
+    order = FoldLog(channel_id=1, generation=kit["a"].replica().generation, hint=2)
     (result,) = kit["a"].storage.carry_out([order], kit.now_us)
     assert isinstance(result, Folded)
     assert result.error is None
@@ -262,7 +261,7 @@ def folds(kit: Kit) -> None:
     replica = kit.leader().replica()
     fold = ReplicaFold()
     fold.end = replica.log_end
-    kit.leader().core.storage_done(Folded(channel_id=1, life=replica.life, fold=fold), kit.now_ms)
+    kit.leader().core.storage_done(Folded(channel_id=1, generation=replica.generation, fold=fold), kit.now_ms)
     kit.run(20)
 
 
@@ -288,7 +287,9 @@ def test_only_a_read_of_the_same_place_or_for_the_same_replica_ends_the_trouble(
     # (Nobody else is there, so it leads on.)
     kit.stop("b")
     kit.stop("c")
-    failed = BlocksRead(channel_id=1, life=replica.life, peer="b", request_id=1, offset=1, blocks=(), error=UNREADABLE)
+    failed = BlocksRead(
+        channel_id=1, generation=replica.generation, peer="b", request_id=1, offset=1, blocks=(), error=UNREADABLE
+    )
     for _ in range(3):
         kit["a"].core.storage_done(failed, kit.now_ms)
         assert read_for(kit, "a", "c", 0).blocks

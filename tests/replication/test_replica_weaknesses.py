@@ -11,6 +11,7 @@ import random
 import pytest
 
 from tests.replication.replica_kit import Kit
+from tidelog.cluster.replication.lag import statistics_of
 from tidelog.core.catalog import (
     ChangeLeader,
     FsyncPolicy,
@@ -613,11 +614,11 @@ def test_w24_every_replica_tells_the_same_committed_end() -> None:
     kit.create()
     kit.write(*numbered(3))
     kit.run(10)
-    told = {kit[name].replica().statistics().committed_end for name in "abc"}
+    told = {statistics_of(kit[name].replica()).committed_end for name in "abc"}
     assert told == {4}
     kit.take(RaiseChannelEpoch(channel_id=1, expected_channel_epoch=kit.record().channel_epoch))
     kit.run(10)
-    assert {kit[name].replica().statistics().committed_end for name in "abc"} == {4}
+    assert {statistics_of(kit[name].replica()).committed_end for name in "abc"} == {4}
 
 
 def test_w22g_extra_replicas_leave_though_one_that_was_removed_stands_before_them() -> None:

@@ -55,11 +55,14 @@ class FakeStorage:
         if self.error is not None:
             raise self.error
         where = "loop" if threading.current_thread() is threading.main_thread() else "thread"
-        self.done += [(where, order.life) for order in orders]
+        self.done += [(where, order.generation) for order in orders]
         self.logs.syncs += 1
         self.now_us += self.takes_us
         appends = [order for order in orders if isinstance(order, AppendBlocks)]
-        return [Appended(channel_id=1, life=one.life, held_end=one.life, log_end=one.life) for one in appends]
+        return [
+            Appended(channel_id=1, generation=one.generation, held_end=one.generation, log_end=one.generation)
+            for one in appends
+        ]
 
 
 def block(size: int) -> Block:
@@ -71,7 +74,7 @@ SMALL, LARGE = block(64), block(8_192)
 
 
 def append(number: int, one: Block = SMALL) -> AppendBlocks:
-    return AppendBlocks(channel_id=1, life=number, blocks=(one,))
+    return AppendBlocks(channel_id=1, generation=number, blocks=(one,))
 
 
 class World:
@@ -87,7 +90,7 @@ class World:
         self.writer = ReplicaWriter(storage, on_results=self._take, on_failed=self._fail)
 
     def _take(self, results: Sequence[StorageResult]) -> None:
-        self.results += [result.life for result in results]
+        self.results += [result.generation for result in results]
         self._moved.set()
 
     def _fail(self, error: Exception) -> None:
@@ -177,7 +180,7 @@ def test_what_may_take_long_is_the_threads(case: str, monkeypatch: pytest.Monkey
         number = await world.warm_up()
         world.storage.logs.is_ready = case != "full"
         if case == "other":
-            world.writer.put([append(number), CloseLog(channel_id=1, life=number + 1)])
+            world.writer.put([append(number), CloseLog(channel_id=1, generation=number + 1)])
             await world.until(lambda: number in world.results)
             assert world.storage.done[-2:] == [("thread", number), ("thread", number + 1)]
         elif case == "many":

@@ -14,8 +14,8 @@ from tidelog.cluster.metadata import elections as channel_elections
 from tidelog.cluster.metadata.elections import Elections, is_compared
 from tidelog.cluster.node.node_file import NodeFile
 from tidelog.cluster.replication import leading as replica_leading
-from tidelog.cluster.replication import trouble as replica_trouble
 from tidelog.cluster.replication.following import Following
+from tidelog.cluster.replication.state import ReplicaState
 from tidelog.errors import NotElectable
 from tidelog.sim.cluster import lies as cluster_lies
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
@@ -115,7 +115,7 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
     ),
     "damage that a read finds is not heard of": (
         cluster_lies.rot_that_a_leader_finds,
-        (Edit(replica_trouble, "look_at_log", "if replica.storage is Storage.READY:", "if False:"),),
+        (Edit(ReplicaState, "look_at_log", "if self.storage is Storage.READY:", "if False:"),),
     ),
     "lost session taken for an older copy of the disk": (
         cluster_lies.session_lost_beside_damage,

@@ -15,6 +15,7 @@ from tidelog.cluster.replication.fold import ReplicaFold
 from tidelog.cluster.replication.following import Following
 from tidelog.cluster.replication.leading import Leading
 from tidelog.cluster.replication.replica import ChannelReplica
+from tidelog.cluster.replication.state import ReplicaState
 from tidelog.core.catalog import election_rules
 from tidelog.core.catalog.state import State
 from tidelog.core.replication.witnesses import Witnesses
@@ -41,7 +42,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "epoch begins one too late": (
         "",
-        (Edit(ChannelReplica, "append", "leader_epoch, self.log_end)", "leader_epoch, self.log_end + 1)"),),
+        (Edit(ReplicaState, "append", "leader_epoch, self.log_end)", "leader_epoch, self.log_end + 1)"),),
     ),
     "commit without the joiner": (
         "5:",
@@ -49,7 +50,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "ack before the sync": (
         "5:",
-        (Edit(ChannelReplica, "append", "self.host.tail_grew(self)", "self.held_end = self.log_end"),),
+        (Edit(ReplicaState, "append", "self.out.tail_grew()", "self.held_end = self.log_end"),),
     ),
     "leader counts itself before its sync": (
         "5:",
@@ -90,7 +91,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     ),
     "fold kept after a truncation": (
         "",
-        (Edit(ChannelReplica, "_take_state", "self.fold = None", "pass"),),
+        (Edit(ReplicaState, "take_log", "self.fold = None", "pass"),),
     ),
     "new leader serves before its epoch is committed": (
         "4:",
@@ -102,8 +103,8 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
             Edit(
                 Leading,
                 "_advance",
-                "if member.node != self._host.node]",
-                "if member.node != self._host.node and now_ms - self._behind_since_ms(member.node, now_ms) < 900]",
+                "if member.node != self._around.node]",
+                "if member.node != self._around.node and now_ms - self._behind_since_ms(member.node, now_ms) < 900]",
             ),
         ),
     ),
@@ -183,7 +184,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
                 Leading,
                 "produce",
                 "self._await(order, repeated.first_offset, repeated.end_offset, in_order=False)",
-                "self._host.produced(order.token, repeated.first_offset, None)",
+                "self._out.produced(order.token, repeated.first_offset, None)",
             ),
         ),
     ),

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tidelog.cluster.replication.lag import ReplicaStatistics, channel_tag, statistics_of
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import ReplicaStatistics, channel_tag
 from tidelog.cluster.status.chain_holders import find_chain_holders, holds_chain
 from tidelog.codecs.client_codec import ALTER
 from tidelog.core.catalog import ChannelRecord
@@ -116,7 +116,7 @@ class ReplicationCoordinator:
     def statistics(self) -> ReplicaStatistics:
         replica = self._replica
         if replica is not None:
-            return replica.statistics()
+            return statistics_of(replica)
         record = self.record
         return ReplicaStatistics(
             channel_id=self.channel_id,
@@ -180,7 +180,7 @@ class ReplicationCoordinator:
         check_transition(self.channel, before, role, cause)
         replica = self._replica
         if replica is not None and cause is Cause.GRACEFUL_RELINQUISH:
-            relinquish(replica, "stepped down by hand", self._node.now_ms())
+            replica.relinquish("stepped down by hand", self._node.now_ms())
         elif replica is not None and cause is Cause.ELECTION_CALLED:
             await self._elect_here()
         elif replica is not None and before is not Role.LEADER and cause is WITHDRAWAL.get(before):
@@ -210,7 +210,7 @@ class ReplicationCoordinator:
         if not [holder for holder in self.find_chain_holders() if holder != self._node.core.node]:
             return
         epoch = replica.record.leader_epoch
-        relinquish(replica, "the file was closed", self._node.now_ms())
+        replica.relinquish("the file was closed", self._node.now_ms())
         self._node.driver.pump_soon()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
@@ -218,16 +218,3 @@ class ReplicationCoordinator:
             if loop.time() >= deadline_s:
                 return  # it goes on by itself
             await asyncio.sleep(_LOOK_MS / 1000)
-
-
-def relinquish(replica: ChannelReplica, reason: str, now_ms: int) -> None:
-    """A leader steps down: Idle first (seed 001), and at once a replica again, since the catalog still has its copy.
-
-    In the epoch that it gave up it never leads again (R1); it reports that until another epoch has begun.
-    """
-    assert replica.leading is not None, "only a leader steps down"
-    replica.leading.end()
-    replica.leading = None
-    replica.turn(Role.IDLE, Cause.GRACEFUL_RELINQUISH)
-    replica.problem = reason
-    replica.update(replica.record, now_ms)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.client_messages import AckPolicy
 from tidelog.core.replication.config import FileConfig
 from tidelog.embedded.chain_reader import ChainReader
@@ -127,7 +127,7 @@ class ReplicatedFile(LogFile):
         self._check_open()
         replica = self._own_replica()
         deadline_ms = steady_clock_ms() + _SWEEP_MS
-        while not replica.need_fold():
+        while not replica.order_fold():
             self._node.driver.pump_soon()
             if steady_clock_ms() >= deadline_ms:
                 raise WaitTimedOut(waiting_for="the log to be read", deadline_s=_SWEEP_MS / 1000)

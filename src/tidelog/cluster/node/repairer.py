@@ -19,8 +19,7 @@ from tidelog.blocks.block import Block, iterate_blocks
 from tidelog.cluster.node.driver import NodeDriver
 from tidelog.cluster.replication.orders import LogReady
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
-from tidelog.cluster.replication.trouble import compare_damage
+from tidelog.cluster.replication.state import Storage
 from tidelog.codecs.client_codec import FETCH, decode_fetched, encode_fetch
 from tidelog.core.client_messages import Fetch
 from tidelog.errors import BadBlock, LogError, WaitTimedOut
@@ -53,7 +52,7 @@ class ReplicaRepairer:
             if replica is None or replica.storage is not Storage.READY:
                 continue
             gaps = driver.channel_logs.log(channel_id).damaged()
-            if compare_damage(replica, gaps):
+            if replica.compare_damage(gaps):
                 driver.pump_soon()
             for gap in gaps[:budget]:
                 budget -= 1
@@ -87,13 +86,15 @@ class ReplicaRepairer:
         """In the writer's thread, in line with everything else."""
         driver, loop = self._driver, asyncio.get_running_loop()
         future: asyncio.Future[LogReady | LogError] = loop.create_future()
-        logs, channel_id, life = driver.channel_logs, replica.channel_id, replica.life
+        logs, channel_id, generation = driver.channel_logs, replica.channel_id, replica.generation
 
         def act(_: int) -> None:
             outcome: LogReady | LogError
             try:
                 logs.log(channel_id).replace(blocks)
-                outcome = LogReady(channel_id=channel_id, life=life, state=logs.state(channel_id), swept=True)
+                outcome = LogReady(
+                    channel_id=channel_id, generation=generation, state=logs.state(channel_id), swept=True
+                )
             except LogError as error:
                 outcome = error
             loop.call_soon_threadsafe(settle, outcome)

@@ -23,7 +23,6 @@ from tidelog.cluster.node.requests import NodeRequests
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
 from tidelog.cluster.replication.fold import CURSORS_MAX
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.trouble import others, readable, unreadable
 from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
 from tidelog.core.client_messages import Fetch, Fetched, Produce, Produced
 from tidelog.core.liveness import ProximityGraph
@@ -313,13 +312,13 @@ class ReplicaChannels:
                 lambda: logs.read(replica.channel_id, offset, bytes_max=bytes_max, end=end),
             )
         except (DamagedRange, DiskError) as error:
-            unreadable(replica, error, offset)
+            replica.read_failed(error, offset)
             self._driver.pump_soon()
-            if isinstance(error, DiskError) and others(replica):
+            if isinstance(error, DiskError) and replica.others():
                 raise replica.not_leader() from error  # another replica has them
             raise
         if blocks:
-            readable(replica, range(blocks[0].leader.base_offset, blocks[-1].end))
+            replica.read_succeeded(range(blocks[0].leader.base_offset, blocks[-1].end))
         return blocks
 
     def log(self, channel_id: int) -> Log:
@@ -398,7 +397,7 @@ class ReplicaChannels:
             replica = self.replica(channel_id)
             if replica.leading is None:
                 raise replica.not_leader()
-            if replica.need_fold():
+            if replica.order_fold():
                 return replica
             self._driver.pump_soon()
             if not await self.wait_moved(channel_id, deadline_ms):

@@ -16,7 +16,7 @@ from typing import Final, Self
 from tidelog.cluster.replication.orders import StorageResult
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.replication.replicas import Replicas
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.cluster.replication.writer import ReplicaWriter
 from tidelog.errors import DiskError, LogError

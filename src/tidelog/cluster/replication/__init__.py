@@ -2,12 +2,11 @@
 
 Modules:
 
-    cursors          How far named cursors (pipelines, groups) hold back what retention removes (R12)
+    effects          What the parts of a replica want done
     first_requests   First requests to leaders, paced
     fold             What a replica remembers of the records it holds
     following        A follower of one leader in one epoch
     history          A leader compares a follower's log with its own
-    host             What one replica needs of the node it lives on
     lag              What a node says of its replicas
     leading          The leader of a channel in one epoch
     orders           What a replica asks of its node's storage, and what comes back
@@ -15,8 +14,9 @@ Modules:
     producer_expiry  Producers that nobody uses any more
     replica          One channel on one node
     replicas         All channels of a node
-    statistics       Where one replica stands, at one moment
+    state            What one replica knows of its channel and its log
     storage          Carrying out what replicas order of storage
+    surroundings     What a replica asks about the node that it lives on
     tail             The newest blocks of a channel in memory
     transport        How a node's messages reach its peers
     trouble          What a replica does about a log that it cannot read

@@ -18,9 +18,10 @@ FW7  Damage before the leader's log start counts for nothing: retention has remo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.blocks.block import Block, iterate_blocks
+from tidelog.cluster.replication.state import ReplicaState
 from tidelog.core.catalog import UnderCapacity
 from tidelog.core.replication.messages import LeaderSilent, SyncError, SyncNack, SyncRequest, SyncResponse
 from tidelog.core.replication.progress import Uncommitted
@@ -28,17 +29,15 @@ from tidelog.core.replication.roles import Cause, Role
 from tidelog.errors import BadBlock, BlockCorrupt, DiskFull, LogError, MemoryLogFull
 from tidelog.units import KIB
 
-if TYPE_CHECKING:
-    from tidelog.cluster.replication.replica import ChannelReplica
-
 UNHELD_BYTES: Final = 64 * KIB
 """So much, or four chunks, may be on its way to the disk when more is asked for."""
 
 
 class Following:
-    def __init__(self, replica: ChannelReplica, *, leader: str, epoch: int, now_ms: int) -> None:
+    def __init__(self, replica: ReplicaState, *, leader: str, epoch: int, now_ms: int) -> None:
         self._replica = replica
-        self._host = replica.host
+        self._around = replica.around
+        self._out = replica.out
         self.leader = leader
         self.epoch = epoch
         self.is_in_contact = False
@@ -70,18 +69,18 @@ class Following:
     def ask(self, now_ms: int, *, again: bool = True) -> None:
         """Say what this replica holds and wants. Without `again` what is on its way stays welcome."""
         replica = self._replica
-        if replica.storage.value != "ready" or self._host.incarnation == 0 or self._evicts:
+        if replica.storage.value != "ready" or self._around.incarnation == 0 or self._evicts:
             return
-        if self.is_in_contact and self._unheld.bytes > max(UNHELD_BYTES, 4 * self._host.options.chunk_bytes_max):
+        if self.is_in_contact and self._unheld.bytes > max(UNHELD_BYTES, 4 * self._around.options.chunk_bytes_max):
             return  # FW5
         if not self.is_in_contact and not self._may_ask(now_ms):
             return
         self._request_id = replica.next_request_id()
-        self._incarnation, self._channel_epoch = self._host.incarnation, replica.record.channel_epoch
+        self._incarnation, self._channel_epoch = self._around.incarnation, replica.record.channel_epoch
         self._asked_ms = now_ms
         self._retry_ms = None
         end = replica.log_end
-        self._host.send(
+        self._out.send(
             self.leader,
             SyncRequest(
                 channel_id=replica.channel_id,
@@ -91,19 +90,19 @@ class Following:
                 last_epoch=replica.last_epoch(end),
                 held_end=min(replica.held_end, replica.sound_end),
                 committed_end=replica.committed_end,
-                incarnation=self._host.incarnation,
+                incarnation=self._around.incarnation,
                 channel_epoch=replica.record.channel_epoch,
-                chunk_bytes_max=self._host.options.chunk_bytes_max,
+                chunk_bytes_max=self._around.options.chunk_bytes_max,
                 again=again,
             ),
         )
         if not self.is_in_contact:
-            self._retry_paced(self._host.options.repeat_ms, now_ms)
+            self._retry_paced(self._around.options.repeat_ms, now_ms)
 
     def _may_ask(self, now_ms: int) -> bool:
         """Whether it is this channel's turn (RFR1). A leader that was not asked yet is not silent because it did not
         answer."""
-        is_turn = self._host.may_ask(self._replica, self.leader)
+        is_turn = self._around.first_requests.may_ask(self.leader, self._replica.channel_id)
         if is_turn and self._is_queued:
             self._is_queued, self._since_ms = False, now_ms
         elif not is_turn and not self._request_id:
@@ -112,12 +111,12 @@ class Following:
 
     def _retry_paced(self, wait_ms: int, now_ms: int) -> None:
         """Less often while very many channels are without contact: a node that opens them needs its time (RFR3)."""
-        options = self._host.options
-        self._retry(self._host.paced_ms(wait_ms, options.replica_max_leader_timeout_ms), now_ms)
+        options = self._around.options
+        self._retry(self._around.first_requests.paced_ms(wait_ms, options.replica_max_leader_timeout_ms), now_ms)
 
     def _retry(self, wait_ms: int, now_ms: int) -> None:
         self._retry_ms = now_ms + wait_ms
-        self._host.watch(self._replica, self._retry_ms)
+        self._out.wake_at(self._retry_ms)
 
     def held(self, now_ms: int) -> None:
         """More is durable here: that is what the leader waits for."""
@@ -128,8 +127,8 @@ class Following:
     def registered(self, now_ms: int) -> None:
         """The catalog's record was read again. If this node registered meanwhile, its leader must hear as what; and who
         wants to join must speak in the channel's present epoch."""
-        record, incarnation = self._replica.record, self._host.incarnation
-        member = record.member(self._host.node)
+        record, incarnation = self._replica.record, self._around.incarnation
+        member = record.member(self._around.node)
         is_in = member is not None and member.incarnation == incarnation
         if self._incarnation != incarnation or (not is_in and self._channel_epoch != record.channel_epoch):
             self.ask(now_ms)
@@ -138,19 +137,19 @@ class Following:
     def _mend(self, now_ms: int) -> None:
         """What was lost to damage, and not put back in its place for a while, is fetched again with all that follows
         it, once nobody counts on this copy (B4, RP5)."""
-        replica, record, node = self._replica, self._replica.record, self._host.node
+        replica, record, node = self._replica, self._replica.record, self._around.node
         counts = record.member(node) or record.eligible_member(node)
         if replica.sound_end >= replica.log_end or counts or not self.is_in_contact or replica.storage.value != "ready":
             self._mend_at_ms = None
             return
         if self._mend_at_ms is None:
-            self._mend_at_ms = now_ms + self._host.options.withdrawn_retry_ms
+            self._mend_at_ms = now_ms + self._around.options.withdrawn_retry_ms
         if now_ms < self._mend_at_ms:
-            self._host.watch(replica, self._mend_at_ms)
+            self._out.wake_at(self._mend_at_ms)
             return
-        if self.leader_end < replica.witness.protected_end:
+        if self.leader_end < replica.protected_end:
             return  # its leader could not give back what is committed (FW6)
-        self._host.say("fetches again", channel=replica.name, had=replica.log_end, from_offset=replica.sound_end)
+        self._out.say("fetches again", channel=replica.name, had=replica.log_end, from_offset=replica.sound_end)
         replica.truncate(replica.sound_end)
 
     def log_changed(self, now_ms: int) -> None:
@@ -181,8 +180,8 @@ class Following:
             blocks = self._checked(response)
         except BadBlock as error:
             self._bad_blocks += 1
-            self._host.say("bad blocks received", channel=replica.name, leader=peer, error=str(error))
-            self._retry(self._host.options.retry_ms * min(self._bad_blocks, 50), now_ms)
+            self._out.say("bad blocks received", channel=replica.name, leader=peer, error=str(error))
+            self._retry(self._around.options.retry_ms * min(self._bad_blocks, 50), now_ms)
             return
         self._bad_blocks = 0
         replica.append(blocks)
@@ -224,15 +223,15 @@ class Following:
         self._retry_ms = None
         if not self.is_in_contact:
             self.is_in_contact = True
-            self._host.in_contact(self._replica)
-            self._replica.witness.memory.in_contact(self.epoch)
-            self._host.moved(self._replica)
+            self._around.first_requests.in_contact(self._replica.channel_id)
+            self._replica.memory.in_contact(self.epoch)
+            self._out.moved()
         if self._replica.role is Role.CANDIDATE:
-            self._replica.turn(Role.REPLICA, Cause.LEADER_HEARD)
+            self._out.turn(Role.REPLICA, Cause.LEADER_HEARD)
 
     def _note_committed(self, committed_end: int) -> None:
         self._committed_end = max(self._committed_end, committed_end)
-        self._replica.witness.memory.committed(committed_end)
+        self._replica.memory.committed(committed_end)
         self._update_committed()
 
     def _update_committed(self) -> None:
@@ -242,7 +241,7 @@ class Following:
     # --- refusals --------------------------------------------------------------------------------------------
 
     def on_nack(self, peer: str, nack: SyncNack, now_ms: int) -> None:
-        replica, options = self._replica, self._host.options
+        replica, options = self._replica, self._around.options
         if peer != self.leader or nack.request_id != self._request_id:
             return
         if nack.error is SyncError.NOT_LEADER or nack.leader_epoch != self.epoch:
@@ -250,11 +249,11 @@ class Following:
             if self.is_in_contact:
                 self.is_in_contact = False
                 self._since_ms = now_ms
-            self._host.answered(replica)
+            self._around.first_requests.answered(replica.channel_id)
             self._retry_paced(options.retry_ms, now_ms)
             return
         if nack.error is SyncError.CHANNEL_CLOSED:
-            self._host.answered(replica)
+            self._around.first_requests.answered(replica.channel_id)
             self._retry_paced(options.repeat_ms, now_ms)
             return
         self._in_contact(now_ms)
@@ -267,13 +266,13 @@ class Following:
                 if self._must_keep(nack.log_start, now_ms):
                     return
                 replica.counts.skip_ahead += 1
-                self._host.say("begins anew", channel=replica.name, had=replica.log_end, at=nack.log_start)
+                self._out.say("begins anew", channel=replica.name, had=replica.log_end, at=nack.log_start)
                 self._let_committed_go(nack.log_start)
                 replica.reset(nack.log_start)
 
     def _must_keep(self, end: int, now_ms: int) -> bool:
         """FW6: whether cutting at `end` would take what is known to be committed; then nothing is cut."""
-        replica, kept_end = self._replica, self._replica.witness.protected_end
+        replica, kept_end = self._replica, self._replica.protected_end
         if end >= kept_end:
             return False
         self._refuses = True
@@ -281,10 +280,10 @@ class Following:
             f"{self.leader} leads and lacks records {end} to {kept_end}, which were committed and are held here; "
             f"nothing is cut. To have the log of {self.leader} count: tidelog channel elect {replica.name} "
             f"{self.leader} --unclean; to have this one count: stop {self.leader}, then tidelog channel elect "
-            f"{replica.name} {self._host.node} --unclean"
+            f"{replica.name} {self._around.node} --unclean"
         )
-        self._host.say("keeps committed records", channel=replica.name, leader=self.leader, at=end, end=kept_end)
-        self._retry(self._host.options.replica_max_lag_ms, now_ms)
+        self._out.say("keeps committed records", channel=replica.name, leader=self.leader, at=end, end=kept_end)
+        self._retry(self._around.options.replica_max_lag_ms, now_ms)
         return True
 
     def _cut(self, nack: SyncNack, now_ms: int) -> None:
@@ -302,22 +301,22 @@ class Following:
             self._let_committed_go(nack.log_start)
             replica.reset(nack.log_start)
             return
-        self._host.say("truncates", channel=replica.name, had=replica.log_end, to=target, epoch=nack.epoch)
+        self._out.say("truncates", channel=replica.name, had=replica.log_end, to=target, epoch=nack.epoch)
         self._let_committed_go(target)
         replica.truncate(target)
 
     def _let_committed_go(self, end: int) -> None:
         """After an unclean election even committed records may have to go; the catalog has it on record."""
         if end < self._replica.committed_end:
-            self._host.say("committed records are cut", channel=self._replica.name, to=end)
+            self._out.say("committed records are cut", channel=self._replica.name, to=end)
             self._replica.committed_end = end
 
-    def append_failed(self, error: LogError, now_ms: int) -> None:
+    def append_failed(self, error: LogError) -> None:
         """Under capacity, as seed 001 has it. The log is being settled; what follows happens after that."""
         replica = self._replica
         policy = replica.record.config.on_under_capacity
         if policy is UnderCapacity.WITHDRAW or not _is_want_of_space(error):
-            replica.withdraw(error, now_ms)
+            self._out.withdraw(error)
             return
         self._evicts = True
 
@@ -332,18 +331,18 @@ class Following:
             assert replica.fold is not None
             self._evicts = False
             replica.sweep(replica.fold.floor_below(replica.committed_end))
-        self._retry(self._host.options.retry_ms, now_ms)
+        self._retry(self._around.options.retry_ms, now_ms)
 
     # --- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
         if self._retry_ms is not None and now_ms >= self._retry_ms:
             if not self.is_in_contact:
-                self._host.answered(self._replica)  # no answer came: others go first (RFR2)
+                self._around.first_requests.answered(self._replica.channel_id)  # no answer came: others go first (RFR2)
             self.log_changed(now_ms)
         elif self._retry_ms is not None:
-            self._host.watch(self._replica, self._retry_ms)
-        elif now_ms - self._asked_ms >= self._host.options.replica_max_idle_wait_ms:
+            self._out.wake_at(self._retry_ms)
+        elif now_ms - self._asked_ms >= self._around.options.replica_max_idle_wait_ms:
             self.ask(now_ms)
         self.check_silence(now_ms)
         self._mend(now_ms)
@@ -351,9 +350,9 @@ class Following:
     def silence_ms(self, now_ms: int) -> int:
         """FW4."""
         if self.is_in_contact:
-            return min(now_ms - self._heard_ms, self._host.silence_ms(self.leader, now_ms))
+            return min(now_ms - self._heard_ms, self._around.silence_ms(self.leader, now_ms))
         if self._is_queued:
-            return self._host.silence_ms(self.leader, now_ms)
+            return self._around.silence_ms(self.leader, now_ms)
         return now_ms - self._since_ms
 
     def check_silence(self, now_ms: int) -> None:
@@ -363,20 +362,20 @@ class Following:
         silent_ms = self.silence_ms(now_ms)
         if silent_ms < limit_ms:
             if not self.is_in_contact and not self._is_queued:  # else `leader_fell_silent` tells
-                self._host.watch(replica, now_ms + limit_ms - silent_ms)
+                self._out.wake_at(now_ms + limit_ms - silent_ms)
             elif replica.role is Role.CANDIDATE:
-                replica.turn(Role.REPLICA, Cause.LEADER_HEARD)
+                self._out.turn(Role.REPLICA, Cause.LEADER_HEARD)
             return
         if replica.role is Role.REPLICA:
-            replica.turn(Role.CANDIDATE, Cause.MISSED_HEARTBEATS)
+            self._out.turn(Role.CANDIDATE, Cause.MISSED_HEARTBEATS)
             self._reported_ms = None
         # A report counts for a while (WI2): very many of them are repeated no more often than that needs.
-        again_ms = self._host.paced_ms(
-            replica.record.config.heartbeat_ms, self._host.options.replica_max_leader_timeout_ms // 2
+        again_ms = self._around.first_requests.paced_ms(
+            replica.record.config.heartbeat_ms, self._around.options.replica_max_leader_timeout_ms // 2
         )
         if self._reported_ms is None or now_ms - self._reported_ms >= again_ms:
             self._reported_ms = now_ms
-            self._host.tell_metadata(
+            self._out.tell_metadata(
                 LeaderSilent(
                     channel_id=replica.channel_id,
                     leader=self.leader,
@@ -384,7 +383,7 @@ class Following:
                     channel_epoch=replica.record.channel_epoch,
                 )
             )
-        self._host.watch(replica, now_ms + again_ms)
+        self._out.wake_at(now_ms + again_ms)
 
 
 def _is_want_of_space(error: LogError) -> bool:

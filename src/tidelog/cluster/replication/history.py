@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tidelog.cluster.replication.state import ReplicaState
 from tidelog.core.catalog import ShrinkIsr, ShrinkReason
 from tidelog.core.replication.messages import SyncError, SyncNack, SyncRequest
 
-if TYPE_CHECKING:
-    from tidelog.cluster.replication.replica import ChannelReplica
 
-
-def history_problem(replica: ChannelReplica, leader_epoch: int, request: SyncRequest) -> SyncNack | None:
+def history_problem(replica: ReplicaState, leader_epoch: int, request: SyncRequest) -> SyncNack | None:
     """RLE3: where the sender's log parts from this one, or begins before it."""
     start, last_epoch = request.fetch_from, request.last_epoch
     error, epoch, end = None, 0, 0
@@ -37,7 +33,7 @@ def history_problem(replica: ChannelReplica, leader_epoch: int, request: SyncReq
     )
 
 
-def lacks_committed(replica: ChannelReplica, leader_epoch: int, peer: str, request: SyncRequest, nack: SyncNack) -> str:
+def lacks_committed(replica: ReplicaState, leader_epoch: int, peer: str, request: SyncRequest, nack: SyncNack) -> str:
     """RLE4: why another should lead, in words: the sender would have to cut what it knows to be committed. Empty if
     not.
 
@@ -50,13 +46,13 @@ def lacks_committed(replica: ChannelReplica, leader_epoch: int, peer: str, reque
     return f"it lacks records {agreed} to {request.committed_end}, which {peer} knows to be committed"
 
 
-def short_member(replica: ChannelReplica, peer: str, request: SyncRequest) -> ShrinkIsr | None:
+def short_member(replica: ReplicaState, peer: str, request: SyncRequest) -> ShrinkIsr | None:
     """RLE4: who was in sync held all that is committed. If it does not, its disk has lost a part: it leaves the ISR, is
     not eligible either, catches up and joins again."""
     record = replica.record
     if record.member(peer) is None or request.fetch_from >= replica.committed_end:
         return None
-    replica.host.say(
+    replica.out.say(
         "member lost records", channel=replica.name, node=peer, ends=request.fetch_from, was=replica.committed_end
     )
     return ShrinkIsr(

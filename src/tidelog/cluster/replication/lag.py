@@ -1,11 +1,12 @@
-"""What a node says of its replicas: how far they are behind, for the metrics; what it holds, for the placement."""
+"""What a node reports of its replicas: where each stands, how far it is behind, and which chains are held here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.replication.messages import NodeLoadReport
 from tidelog.core.replication.roles import Role
 
@@ -44,3 +45,51 @@ def load_report_of(
     return NodeLoadReport(
         incarnation=incarnation, free_bytes=free_bytes, capacity_bytes=capacity_bytes, chains=tuple(sorted(held))
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatistics:
+    """Where a replica on this node stands."""
+
+    channel_id: int
+    name: str
+    role: Role
+    storage: str
+    leader: str | None
+    leader_epoch: int
+    log_start: int
+    log_end: int
+    held_end: int
+    committed_end: int
+    serves: bool
+    """Whether it may tell what is committed."""
+    lag_records: int
+    problem: str
+
+
+def statistics_of(replica: ChannelReplica) -> ReplicaStatistics:
+    lag = 0
+    if replica.leading is not None:
+        lag = replica.leading.lag_records()
+    elif replica.following is not None:
+        lag = max(0, replica.following.leader_end - replica.held_end)
+    return ReplicaStatistics(
+        channel_id=replica.channel_id,
+        name=replica.name,
+        role=replica.role,
+        storage=replica.storage.value,
+        leader=replica.record.leader,
+        leader_epoch=replica.record.leader_epoch,
+        log_start=replica.log_start,
+        log_end=replica.log_end,
+        held_end=replica.held_end,
+        committed_end=replica.committed_end,
+        serves=replica.serves,
+        lag_records=lag,
+        problem=replica.problem,
+    )
+
+
+def channel_tag(channel_id: int) -> str:
+    """How a node advertises that it holds a channel (seed 001)."""
+    return f"causal:{channel_id:016x}"

@@ -17,14 +17,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import ChannelSnapshot, ControlRecord, EpochStarted, encode_control
 from tidelog.cluster.produce_order import ProduceOrder, as_sent
-from tidelog.cluster.replication.cursors import end_of_last
 from tidelog.cluster.replication.history import history_problem, lacks_committed, short_member
 from tidelog.cluster.replication.orders import BlocksRead, ReadBlocks
+from tidelog.cluster.replication.state import ReplicaState
 from tidelog.cluster.replication.trouble import readable, unreadable
 from tidelog.core.catalog import ExpandIsr, RaiseChannelEpoch, ShrinkIsr, ShrinkReason
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
@@ -41,14 +41,12 @@ from tidelog.errors import (
 )
 from tidelog.units import KIB
 
-if TYPE_CHECKING:
-    from tidelog.cluster.replication.replica import ChannelReplica
-
 
 class Leading:
-    def __init__(self, replica: ChannelReplica, *, epoch: int, now_ms: int) -> None:
+    def __init__(self, replica: ReplicaState, *, epoch: int, now_ms: int) -> None:
         self._replica = replica
-        self._host = replica.host
+        self._around = replica.around
+        self._out = replica.out
         self.epoch = epoch
         self._progress: dict[str, ReplicaProgress] = {}
         self._members = set(replica.record.isr_nodes)
@@ -80,11 +78,11 @@ class Leading:
             # Nothing was ever written, so nothing is committed: its first record can wait for the first writer's.
             self.serves = True
         else:
-            self._append_control([EpochStarted(epoch=self.epoch, node=self._host.node)], now_ms)
+            self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
         replica.need_fold()
         self._advance(now_ms)
-        self._host.watch(replica, now_ms + self._host.options.repeat_ms)
+        self._out.wake_at(now_ms + self._around.options.repeat_ms)
 
     def end(self) -> None:
         """This epoch is over for this node: whoever waits does not know what became of its records."""
@@ -92,11 +90,11 @@ class Leading:
         lost = LeadershipLost(channel=self._replica.name, leader_epoch=self.epoch)
         for waiting in (self._acks, self._own_acks):
             for _, _, token in waiting:
-                self._host.produced(token, 0, lost)
+                self._out.produced(token, 0, lost)
             waiting.clear()
 
     def _follow_replicas(self, now_ms: int) -> None:
-        others = [node for node in self._replica.record.replicas if node != self._host.node]
+        others = [node for node in self._replica.record.replicas if node != self._around.node]
         self._progress = {node: self._progress.get(node) or ReplicaProgress(now_ms) for node in others}
 
     def updated(self, now_ms: int) -> None:
@@ -106,7 +104,7 @@ class Leading:
         members = set(replica.record.isr_nodes)
         for node, progress in self._progress.items():
             left = node in self._members - members and progress.channel_epoch < replica.record.channel_epoch
-            if progress.is_known and (left or progress.incarnation < (self._host.active_incarnation(node) or 0)):
+            if progress.is_known and (left or progress.incarnation < (self._around.active_incarnation(node) or 0)):
                 # Said before it knew that it had left, so it may have let its copy go since; or by a process that is
                 # gone, and whose disk may have lost it (RLE4).
                 progress.is_known, progress.since_ms = False, now_ms
@@ -117,7 +115,7 @@ class Leading:
         self._advance(now_ms)
         for node, progress in self._progress.items():
             self._consider_expansion(node, progress, now_ms)
-        self._host.serve_soon(replica)
+        self._out.serve_soon()
 
     # --- appending -----------------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class Leading:
         min_isr = record.config.effective_min_isr
         if len(record.isr) < min_isr:
             raise NotEnoughReplicas(channel=replica.name, isr=len(record.isr), min_isr=min_isr)
-        waiting_bytes, bytes_max = self._uncommitted.bytes, self._host.options.uncommitted_bytes_max
+        waiting_bytes, bytes_max = self._uncommitted.bytes, self._around.options.uncommitted_bytes_max
         if waiting_bytes > bytes_max:
             raise TooManyInFlight(waiting_bytes=waiting_bytes, bytes_max=bytes_max)
         if not replica.need_fold():
@@ -141,13 +139,13 @@ class Leading:
             self._await(order, repeated.first_offset, repeated.end_offset, in_order=False)
             return
         if self._started_end is None:
-            self._append_control([EpochStarted(epoch=self.epoch, node=self._host.node)], now_ms)
+            self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
         if order.expected_offset not in (ANY_OFFSET, replica.log_end):
             raise OffsetConflict(channel=replica.name, expected=order.expected_offset, actual=replica.log_end)
         block = self._stamp(order.made, order.path, order.windows)
         if not block.counted:
-            self._host.produced(order.token, replica.log_end, None)
+            self._out.produced(order.token, replica.log_end, None)
             return
         self._append(block, now_ms)
         self._await(order, block.leader.base_offset, replica.log_end, in_order=True)
@@ -158,7 +156,7 @@ class Leading:
             base_offset=replica.log_end,
             channel_id=replica.channel_id,
             leader_epoch=self.epoch,
-            append_time_us=self._host.wall_us(),
+            append_time_us=self._around.wall_us(),
             durable_end=replica.held_end,
             path=path,
             windows=windows,
@@ -172,20 +170,20 @@ class Leading:
         self._uncommitted.grew(replica.log_end, block.size)
         if self._own_stuck_ms is None:
             self._own_stuck_ms = now_ms
-        self._host.serve_soon(replica)
-        self._host.watch(replica, now_ms + self._host.options.repeat_ms)
+        self._out.serve_soon()
+        self._out.wake_at(now_ms + self._around.options.repeat_ms)
 
     def _append_control(self, records: list[ControlRecord], now_ms: int) -> None:
-        self._append(self._stamp(encode_control(records, time_us=self._host.wall_us())), now_ms)
+        self._append(self._stamp(encode_control(records, time_us=self._around.wall_us())), now_ms)
 
     def _await(self, order: ProduceOrder, first: int, end: int, *, in_order: bool) -> None:
         replica = self._replica
         if order.ack is AckPolicy.NONE:
-            self._host.produced(order.token, first, None)
+            self._out.produced(order.token, first, None)
             return
         reached = replica.committed_end if order.ack is AckPolicy.ALL else replica.held_end
         if end <= reached:
-            self._host.produced(order.token, first, None)
+            self._out.produced(order.token, first, None)
             return
         waiting = self._acks if order.ack is AckPolicy.ALL else self._own_acks
         if in_order or not waiting or waiting[-1][0] <= end:
@@ -197,19 +195,19 @@ class Leading:
         """Blocks were refused. If none of them has left this node, they never were; else this epoch is over (RP2)."""
         replica = self._replica
         sent_end = max((progress.sent_end for progress in self._progress.values()), default=0)
-        others = [node for node in replica.record.isr_nodes if node != self._host.node]
+        others = [node for node in replica.record.isr_nodes if node != self._around.node]
         if sent_end > log_end or others:
-            replica.resign(f"an append was refused: {error}"[:200])
+            self._out.resign(f"an append was refused: {error}"[:200])
             return
         for waiting in (self._acks, self._own_acks):
             while waiting and waiting[-1][0] > log_end:
                 _, _, token = waiting.pop()
-                self._host.produced(token, 0, error)
+                self._out.produced(token, 0, error)
         if self._started_end is not None and self._started_end > log_end:
             self._started_end = None
         self._uncommitted.cut(log_end)
         self._own_stuck_ms = None
-        self._host.watch(replica, now_ms + self._host.options.repeat_ms)
+        self._out.wake_at(now_ms + self._around.options.repeat_ms)
 
     # --- what is committed ---------------------------------------------------------------------------------
 
@@ -219,7 +217,7 @@ class Leading:
         self._own_stuck_ms = None if held_end >= self._replica.log_end else now_ms
         while self._own_acks and self._own_acks[0][0] <= held_end:
             _, first, token = self._own_acks.popleft()
-            self._host.produced(token, first, None)
+            self._out.produced(token, first, None)
         self._advance(now_ms)
 
     def _advance(self, now_ms: int) -> None:
@@ -228,7 +226,7 @@ class Leading:
         current, held, min_isr = replica.committed_end, replica.held_end, record.config.effective_min_isr
         if held <= current:
             return
-        counted = [self._progress[member.node] for member in record.isr if member.node != self._host.node]
+        counted = [self._progress[member.node] for member in record.isr if member.node != self._around.node]
         counted += [self._progress[node] for node in self._joining]
         end = committed_end(current=current, own_end=held, counted=counted, isr_count=len(record.isr), min_isr=min_isr)
         if end <= current:
@@ -238,10 +236,10 @@ class Leading:
                 return  # R2: records of earlier epochs count once this epoch's first one does
             self.serves = True
         replica.set_committed(end)
-        replica.witness.memory.committed(end)
+        replica.memory.committed(end)
         self._lags.forget_before(end)
         self._uncommitted.settled(end)
-        acks, produced = self._acks, self._host.produced
+        acks, produced = self._acks, self._out.produced
         while acks and acks[0][0] <= end:
             _, first, token = acks.popleft()
             produced(token, first, None)
@@ -252,12 +250,16 @@ class Leading:
     def _notice_soon(self, now_ms: int) -> None:
         """Followers hear of the committed end with the next records, or after a moment without them."""
         if self._notice_at_ms is None:
-            self._notice_at_ms = now_ms + self._host.options.commit_notice_ms
-            self._host.watch(self._replica, self._notice_at_ms)
+            self._notice_at_ms = now_ms + self._around.options.commit_notice_ms
+            self._out.wake_at(self._notice_at_ms)
 
     def _snapshot_if_due(self, now_ms: int) -> None:
         fold = self._replica.fold
-        if fold is not None and fold.needs_snapshot and fold.bytes_since_snapshot >= self._host.options.snapshot_bytes:
+        if (
+            fold is not None
+            and fold.needs_snapshot
+            and fold.bytes_since_snapshot >= self._around.options.snapshot_bytes
+        ):
             self.snapshot(now_ms)
 
     def snapshot(self, now_ms: int) -> None:
@@ -271,47 +273,33 @@ class Leading:
         fold, kept = self._replica.fold, self._replica.record.config.retention
         assert fold is not None
         enough = 256 * KIB if kept.max_bytes is None else max(4 * KIB, kept.max_bytes // 8)
-        enough = min(enough, self._host.options.snapshot_bytes)
+        enough = min(enough, self._around.options.snapshot_bytes)
         if fold.needs_snapshot and fold.bytes_since_snapshot >= enough and self.serves:
             self.snapshot(now_ms)
 
     def folded(self, now_ms: int) -> None:
-        self._host.moved(self._replica)
+        self._out.moved()
 
     # --- followers -----------------------------------------------------------------------------------------
-
-    @staticmethod
-    def refuse(replica: ChannelReplica, peer: str, request: SyncRequest) -> None:
-        """A request to a node that does not lead."""
-        gone = replica.record.paused or peer not in replica.record.replicas
-        replica.host.send(
-            peer,
-            SyncNack(
-                channel_id=request.channel_id,
-                leader_epoch=replica.record.leader_epoch,
-                request_id=request.request_id,
-                error=SyncError.CHANNEL_CLOSED if gone else SyncError.NOT_LEADER,
-            ),
-        )
 
     def on_request(self, peer: str, request: SyncRequest, now_ms: int) -> None:
         replica = self._replica
         progress = self._progress.get(peer)
         if request.leader_epoch != self.epoch or progress is None:
-            self.refuse(replica, peer, request)
+            refuse(replica, peer, request)
             return
         if progress.is_known and request.incarnation == progress.incarnation:
             if request.request_id <= progress.request_id:
                 return  # overtaken by a newer one
-        elif request.incarnation < max(progress.incarnation, self._host.active_incarnation(peer) or 0):
+        elif request.incarnation < max(progress.incarnation, self._around.active_incarnation(peer) or 0):
             return  # of a process that is gone (R3)
         nack = history_problem(replica, self.epoch, request)
         if nack is not None:
             progress.is_known = False  # RLE3
-            self._host.send(peer, nack)
-            self._host.watch(replica, now_ms + self._host.options.repeat_ms)
+            self._out.send(peer, nack)
+            self._out.wake_at(now_ms + self._around.options.repeat_ms)
             if not self.serves and (lacks := lacks_committed(replica, self.epoch, peer, request, nack)):
-                replica.resign(lacks)  # RLE4
+                self._out.resign(lacks)  # RLE4
             return
         first = not progress.is_known or request.incarnation != progress.incarnation
         progress.is_known = True
@@ -320,11 +308,11 @@ class Leading:
         progress.held_end = min(request.held_end, request.fetch_from)
         progress.committed_told = -1 if first else max(progress.committed_told, request.committed_end)
         progress.seen_ms = progress.notified_ms = now_ms
-        replica.witness.memory.held(peer, progress.held_end)
-        may_shrink = first or now_ms - progress.shrunk_ms >= self._host.options.repeat_ms
+        replica.memory.held(peer, progress.held_end)
+        may_shrink = first or now_ms - progress.shrunk_ms >= self._around.options.repeat_ms
         if may_shrink and self._pending_epoch is None and (shrunk := short_member(replica, peer, request)):
             progress.shrunk_ms = now_ms
-            self._host.propose(shrunk)  # RLE4
+            self._out.propose(shrunk)  # RLE4
         if first or request.again or request.fetch_from >= progress.fetch_from:
             progress.fetch_from = request.fetch_from
             progress.sent_end = max(progress.sent_end, request.fetch_from)
@@ -332,7 +320,7 @@ class Leading:
         self._advance(now_ms)
         self._consider_expansion(peer, progress, now_ms)
         if progress.stands and progress.fetch_from < replica.log_end:
-            self._host.serve_soon(replica)
+            self._out.serve_soon()
         elif first or request.again:
             self._tell(peer, progress)  # whoever asks again has not heard the last answer, or wants a sign of life
         elif progress.committed_told < replica.committed_end and progress.held_end >= replica.committed_end:
@@ -341,7 +329,7 @@ class Leading:
     def serve(self, now_ms: int) -> None:
         """Send what is new to every follower whose request stands."""
         replica = self._replica
-        options = self._host.options
+        options = self._around.options
         for peer, progress in self._progress.items():
             if not progress.stands or progress.reading or progress.fetch_from >= replica.log_end:
                 continue
@@ -350,10 +338,10 @@ class Leading:
             blocks = replica.tail.take(progress.fetch_from, bytes_max=options.chunk_bytes_max, end=replica.log_end)
             if blocks is None or blocks[0].leader.base_offset != progress.fetch_from:
                 progress.reading = True
-                self._host.order(
+                self._out.order(
                     ReadBlocks(
                         channel_id=replica.channel_id,
-                        life=replica.life,
+                        generation=replica.generation,
                         peer=peer,
                         request_id=progress.request_id,
                         offset=progress.fetch_from,
@@ -368,11 +356,11 @@ class Leading:
         replica = self._replica
         size = sum(block.size for block in blocks)
         if not self._is_live(peer):
-            wait_ms = self._host.catch_up_wait_ms(replica, peer, size, now_ms)
+            wait_ms = self._around.catch_up_wait_ms(replica.record, peer, size, now_ms)
             if wait_ms:
                 progress.wait_until_ms = now_ms + wait_ms
                 progress.stands = False
-                self._host.send(
+                self._out.send(
                     peer,
                     SyncNack(
                         channel_id=replica.channel_id,
@@ -384,7 +372,7 @@ class Leading:
                 )
                 return
         data = as_sent(blocks, size)
-        self._host.send(
+        self._out.send(
             peer,
             SyncResponse(
                 channel_id=replica.channel_id,
@@ -420,13 +408,13 @@ class Leading:
         if result.error is not None or not blocks:
             if result.error is not None and result.offset >= self._replica.log_start:
                 unreadable(self._replica, result.error, result.offset, result.peer)
-            progress.wait_until_ms = now_ms + self._host.options.retry_ms
-            self._host.watch(self._replica, progress.wait_until_ms)
+            progress.wait_until_ms = now_ms + self._around.options.retry_ms
+            self._out.wake_at(progress.wait_until_ms)
             return
         readable(self._replica, range(blocks[0].leader.base_offset, blocks[-1].end), result.peer)
         stands = progress.stands and progress.request_id >= result.request_id
         if not stands or progress.fetch_from != blocks[0].leader.base_offset or not self._are_ours(blocks):
-            self._host.serve_soon(self._replica)
+            self._out.serve_soon()
             return
         self._send_blocks(result.peer, progress, blocks, now_ms)
 
@@ -442,7 +430,7 @@ class Leading:
         replica = self._replica
         told = replica.committed_end if self.serves else 0
         progress.committed_told = max(progress.committed_told, told)
-        self._host.send(
+        self._out.send(
             peer,
             SyncResponse(
                 channel_id=replica.channel_id,
@@ -472,7 +460,7 @@ class Leading:
         started = self._started_end or 0
         if progress.held_end < max(replica.committed_end, started):
             return
-        if self._host.active_incarnation(node) != progress.incarnation:
+        if self._around.active_incarnation(node) != progress.incarnation:
             return
         self._joining.add(node)
         self._propose(now_ms)
@@ -485,16 +473,16 @@ class Leading:
 
     def _repeat_proposal(self, now_ms: int) -> None:
         """Send the pending change. One that stays undecided is fenced by raising the channel epoch instead."""
-        replica, options = self._replica, self._host.options
+        replica, options = self._replica, self._around.options
         assert self._pending_epoch is not None
         self._pending_sent_ms = now_ms
-        self._host.watch(replica, now_ms + options.repeat_ms)
+        self._out.wake_at(now_ms + options.repeat_ms)
         late = now_ms - self._pending_since_ms >= 4 * options.repeat_ms
         for node in self._joining:
             incarnation = self._progress[node].incarnation if node in self._progress else 0
-            if late or self._host.active_incarnation(node) != incarnation:
+            if late or self._around.active_incarnation(node) != incarnation:
                 break
-            self._host.propose(
+            self._out.propose(
                 ExpandIsr(
                     channel_id=replica.channel_id,
                     expected_channel_epoch=self._pending_epoch,
@@ -503,21 +491,21 @@ class Leading:
                 )
             )
             return
-        self._host.propose(RaiseChannelEpoch(channel_id=replica.channel_id, expected_channel_epoch=self._pending_epoch))
+        self._out.propose(RaiseChannelEpoch(channel_id=replica.channel_id, expected_channel_epoch=self._pending_epoch))
 
     def _shrink_if_lagging(self, now_ms: int) -> None:
         """Go on without members that are behind for too long."""
-        replica, record, options = self._replica, self._replica.record, self._host.options
+        replica, record, options = self._replica, self._replica.record, self._around.options
         if self._pending_epoch is not None:
             return
         lagging = [
             node
             for node in record.isr_nodes
-            if node != self._host.node and now_ms - self._behind_since_ms(node, now_ms) > options.replica_max_lag_ms
+            if node != self._around.node and now_ms - self._behind_since_ms(node, now_ms) > options.replica_max_lag_ms
         ]
         if lagging:
-            self._host.say("isr shrinks", channel=replica.name, lagging=",".join(lagging))
-            self._host.propose(
+            self._out.say("isr shrinks", channel=replica.name, lagging=",".join(lagging))
+            self._out.propose(
                 ShrinkIsr(
                     channel_id=replica.channel_id,
                     expected_channel_epoch=record.channel_epoch,
@@ -536,7 +524,7 @@ class Leading:
     # --- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
-        replica, options = self._replica, self._host.options
+        replica, options = self._replica, self._around.options
         if self._notice_at_ms is not None and now_ms >= self._notice_at_ms:
             self._notice_at_ms = None
             for peer, progress in self._progress.items():
@@ -546,33 +534,33 @@ class Leading:
             self._repeat_proposal(now_ms)
         self._shrink_if_lagging(now_ms)
         if self._own_stuck_ms is not None and now_ms - self._own_stuck_ms > options.replica_max_lag_ms:
-            replica.resign("its own disk has not answered for too long")
+            self._out.resign("its own disk has not answered for too long")
             return
         if not self.serves and self._started_end is None and replica.storage.value == "ready":
             # The epoch's first record was refused; readers wait for it.
-            self._append_control([EpochStarted(epoch=self.epoch, node=self._host.node)], now_ms)
+            self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
         busy = self._wake_followers(now_ms)
         if busy or self._pending_epoch is not None or replica.held_end < replica.log_end:
-            self._host.watch(replica, now_ms + options.repeat_ms // 2)
+            self._out.wake_at(now_ms + options.repeat_ms // 2)
         if self._notice_at_ms is not None:
-            self._host.watch(replica, self._notice_at_ms)
+            self._out.wake_at(self._notice_at_ms)
 
     def _wake_followers(self, now_ms: int) -> bool:
         """Remind those that should have asked; whether anybody is behind."""
-        replica, options = self._replica, self._host.options
+        replica, options = self._replica, self._around.options
         busy = False
         for peer, progress in self._progress.items():
             if progress.is_known and progress.held_end >= replica.log_end:
                 continue
-            if self._host.active_incarnation(peer) is None:
+            if self._around.active_incarnation(peer) is None:
                 continue
             busy = True
             if progress.stands and progress.is_known and progress.fetch_from < replica.log_end:
-                self._host.serve_soon(replica)
+                self._out.serve_soon()
             elif now_ms - progress.notified_ms >= options.repeat_ms and now_ms >= progress.wait_until_ms:
                 progress.notified_ms = now_ms
-                self._host.send(peer, Notify(channel_id=replica.channel_id, leader_epoch=self.epoch))
+                self._out.send(peer, Notify(channel_id=replica.channel_id, leader_epoch=self.epoch))
         return busy
 
     def lag_records(self) -> int:
@@ -586,4 +574,18 @@ class Leading:
     def slowest_end(self, behind_bytes_max: int) -> int:
         """What retention leaves for replicas that are behind, but not by more than they may be (R11)."""
         ends = [progress.held_end for progress in self._progress.values() if progress.is_known]
-        return max(min([self._replica.committed_end, *ends]), end_of_last(self._replica, behind_bytes_max))
+        return max(min([self._replica.committed_end, *ends]), self._replica.end_of_last(behind_bytes_max))
+
+
+def refuse(replica: ReplicaState, peer: str, request: SyncRequest) -> None:
+    """Answer a request to a node that does not lead."""
+    gone = replica.record.paused or peer not in replica.record.replicas
+    replica.out.send(
+        peer,
+        SyncNack(
+            channel_id=request.channel_id,
+            leader_epoch=replica.record.leader_epoch,
+            request_id=request.request_id,
+            error=SyncError.CHANNEL_CLOSED if gone else SyncError.NOT_LEADER,
+        ),
+    )

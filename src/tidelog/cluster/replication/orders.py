@@ -1,7 +1,7 @@
 """What a replica asks of its node's storage, and what comes back. The writer's thread carries orders out, in order.
 
-Every order names the life of the replica that gave it: a replica that was closed and opened again is another life, and
-what comes back for an earlier one is dropped.
+Every order names the log generation that it is for: a log that was closed and opened again is another generation, and
+results of an earlier one are dropped.
 
 What a caller must keep: orders of one channel are carried out in the order they were given; reads may overtake.
 """
@@ -22,7 +22,7 @@ from tidelog.storage.store.channel_logs import LogState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLog:
     channel_id: int
-    life: int
+    generation: int
     name: str
     config: ChannelConfig
 
@@ -32,7 +32,7 @@ class AppendBlocks:
     """Stamped blocks that continue the log."""
 
     channel_id: int
-    life: int
+    generation: int
     blocks: Sequence[Block]
 
 
@@ -41,7 +41,7 @@ class TruncateLog:
     """Cut everything at or after `offset`; with nothing there to cut it only tells the state."""
 
     channel_id: int
-    life: int
+    generation: int
     offset: int
 
 
@@ -50,7 +50,7 @@ class ResetLog:
     """Throw everything away and go on, empty, at `base_offset`."""
 
     channel_id: int
-    life: int
+    generation: int
     base_offset: int
 
 
@@ -59,7 +59,7 @@ class SweepLog:
     """Apply retention, never at or above `floor`."""
 
     channel_id: int
-    life: int
+    generation: int
     floor: int
 
 
@@ -68,7 +68,7 @@ class LookAtLog:
     """Only tell the state: a read may have found damage."""
 
     channel_id: int
-    life: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class FoldLog:
     """Read the log from its last snapshot on and fold it; `hint` may know where that is."""
 
     channel_id: int
-    life: int
+    generation: int
     hint: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterLog:
     channel_id: int
-    life: int
+    generation: int
     name: str
     config: ChannelConfig
 
@@ -91,7 +91,7 @@ class AlterLog:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseLog:
     channel_id: int
-    life: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class DeleteLog:
     """The channel was deleted, or has no replica here any more."""
 
     channel_id: int
-    life: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class ReadBlocks:
     """Old blocks for a replica that is behind; by any thread."""
 
     channel_id: int
-    life: int
+    generation: int
     peer: str
     request_id: int
     offset: int
@@ -135,7 +135,7 @@ class LogReady:
     """The log was opened, truncated, reset, swept or looked at: this is what it is now."""
 
     channel_id: int
-    life: int
+    generation: int
     state: LogState | None
     error: LogError | None = None
     swept: bool = False
@@ -148,7 +148,7 @@ class Appended:
     """How far the log is durable now, or why blocks were refused and where the log ends instead."""
 
     channel_id: int
-    life: int
+    generation: int
     held_end: int
     log_end: int
     error: LogError | None = None
@@ -157,7 +157,7 @@ class Appended:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     channel_id: int
-    life: int
+    generation: int
     fold: ReplicaFold | None
     error: LogError | None = None
 
@@ -165,7 +165,7 @@ class Folded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksRead:
     channel_id: int
-    life: int
+    generation: int
     peer: str
     request_id: int
     offset: int

@@ -19,94 +19,99 @@ RP5  A copy that the catalog counts on is not let go: who withdraws, or is pause
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from tidelog.blocks.block import Block
 from tidelog.cluster.produce_order import ProduceOrder
-from tidelog.cluster.replication.cursors import cursor_floor
-from tidelog.cluster.replication.fold import ReplicaFold
+from tidelog.cluster.replication.effects import Effect, ResignLeading, RoleEffect, TurnRole, WithdrawReplica, settles
 from tidelog.cluster.replication.following import Following
-from tidelog.cluster.replication.host import ReplicaHost
-from tidelog.cluster.replication.leading import Leading
+from tidelog.cluster.replication.leading import Leading, refuse
 from tidelog.cluster.replication.orders import (
     AlterLog,
-    AppendBlocks,
     Appended,
     BlocksRead,
     CloseLog,
     DeleteLog,
     Folded,
-    FoldLog,
     LogReady,
     OpenLog,
-    ResetLog,
-    SweepLog,
-    TruncateLog,
 )
-from tidelog.cluster.replication.statistics import ReplicaStatistics, Storage, statistics_of
-from tidelog.cluster.replication.tail import BlockTail
-from tidelog.cluster.replication.trouble import Unread, found_damaged, readable, unreadable, yields_for_damage
+from tidelog.cluster.replication.state import ReplicaState, Storage
+from tidelog.cluster.replication.surroundings import Surroundings
+from tidelog.cluster.replication.trouble import compare_damage, found_damaged, readable, unreadable, yields_for_damage
 from tidelog.cluster.replication.witness import ReplicaWitness
-from tidelog.core.catalog import ChannelRecord, Keeps
-from tidelog.core.replication.messages import Notify, Resign, SyncNack, SyncRequest, SyncResponse, Withdraw
+from tidelog.core.catalog import ChannelRecord
+from tidelog.core.replication.messages import AskLog, Notify, Resign, SyncNack, SyncRequest, SyncResponse, Withdraw
+from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.roles import WITHDRAWAL, Cause, Role, check_transition
-from tidelog.errors import LogError, NotChannelLeader
-from tidelog.storage.log.epochs import EpochHistory
-from tidelog.storage.store.channel_logs import LogState
+from tidelog.errors import LogError
 
 
-class ChannelReplica:
+class ReplicaHost(Surroundings, Protocol):
+    """The node, which carries effects out."""
+
+    @property
+    def metrics(self) -> ReplicationMetricsRegistry: ...
+
+    def carry_out(self, replica: ChannelReplica, effects: Sequence[Effect]) -> None: ...
+
+
+class ChannelReplica(ReplicaState):
+    leading: Leading | None
+
     def __init__(self, host: ReplicaHost, record: ChannelRecord, now_ms: int) -> None:
-        self.host = host
-        self.record = record
-        self.channel_id = record.channel_id
-        self.name = record.name
-        self.counts = host.metrics.channel(record.name)
-        self.role = Role.IDLE
-        self.storage = Storage.CLOSED
-        self.life = 0
-        self.leading: Leading | None = None
+        super().__init__(host, record, host.metrics.channel(record.name))
+        self._host = host
+        self.leading = None
         self.following: Following | None = None
-        self.problem = ""
-        """Why it does not do what the catalog wants of it."""
-        self.unread: Unread | None = None
-        """The last read that failed, until one succeeds."""
-        # --- the log, as far as this node knows it
-        self.log_start = self.log_end = self.held_end = 0
-        self.committed_end = 0
-        self.log_bytes = 0
-        self.damaged: tuple[range, ...] = ()
-        self.leader_start = 0  # where the log of its leader began, by the last answer
-        self.epochs = EpochHistory()
         self.witness = ReplicaWitness(self)
-        self.tail = BlockTail(bytes_max=host.options.tail_bytes_max)
-        self.fold: ReplicaFold | None = None
-        """None until somebody needs it: it costs reading the log."""
-        self.fold_hint: int | None = None
-        self._folding = False
         self._withdrawn_until_ms: int | None = None
         self._withdrawn_epoch = 0
         self._retry_open_ms: int | None = None
         self._led_epoch = 0
-        self.yielded = 0
-        """How often it let another one lead because of the damage it has now."""
         self._elected_ms: int | None = None
         """Since when the catalog wants this node to lead, and it does not yet."""
-        self._request_id = host.new_life() << 32
         self._now_ms = now_ms
+
+    # --- effects ---------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Carry out what the last input brought about: changes of the role here, everything else by the host."""
+        others: list[Effect] = []
+        for effect in self.out.take():
+            if isinstance(effect, (TurnRole, ResignLeading, WithdrawReplica)):
+                self._host.carry_out(self, others)
+                others = []
+                self._change_role(effect)
+                self.settle()
+            else:
+                others.append(effect)
+        self._host.carry_out(self, others)
+
+    def _change_role(self, effect: RoleEffect) -> None:
+        match effect:
+            case TurnRole(role, cause):
+                self.turn(role, cause)
+            case ResignLeading(reason):
+                self.resign(reason)
+            case WithdrawReplica(error):
+                self.withdraw(error, self._now_ms)
 
     # --- what the catalog wants ----------------------------------------------------------------------
 
+    @settles
     def update(self, record: ChannelRecord, now_ms: int) -> None:
         """The catalog's record of this channel, new or again; also whenever this node's registration changed."""
         self._now_ms = now_ms
         before, self.record = self.record, record
         self.witness.updated(record)
         if record.config != before.config and self.storage not in (Storage.CLOSED, Storage.FAILED):
-            self.host.order(AlterLog(channel_id=self.channel_id, life=self.life, name=self.name, config=record.config))
-        if self.host.node not in record.replicas:
+            self.out.order(
+                AlterLog(channel_id=self.channel_id, generation=self.generation, name=self.name, config=record.config)
+            )
+        if self.around.node not in record.replicas:
             # Before it is registered a node may be reading the catalog's past, in which it had left and not yet come
             # back: then nothing is deleted (RRE2). What is to go is found by `forget_strays` later.
-            self._leave(Cause.PLACEMENT_DESELECTED, delete=self.host.incarnation != 0)
+            self._leave(Cause.PLACEMENT_DESELECTED, delete=self.around.incarnation != 0)
             return
         if record.paused:
             self._leave(Cause.CHANNEL_CLOSE, keep=not record.config.persistent)
@@ -136,8 +141,8 @@ class ChannelReplica:
     @property
     def is_elected(self) -> bool:
         """Whether the catalog wants this node to lead, as what it is now (R1)."""
-        record, incarnation = self.record, self.host.incarnation
-        return record.leader == self.host.node and incarnation != 0 and record.leader_incarnation == incarnation
+        record, incarnation = self.record, self.around.incarnation
+        return record.leader == self.around.node and incarnation != 0 and record.leader_incarnation == incarnation
 
     def _take_part(self, now_ms: int) -> None:
         """Lead, follow or wait, as the record says."""
@@ -162,9 +167,9 @@ class ChannelReplica:
             following.registered(now_ms)
             return
         self.following = None
-        if self.role is Role.CANDIDATE and record.leader not in (None, self.host.node):
+        if self.role is Role.CANDIDATE and record.leader not in (None, self.around.node):
             self.turn(Role.REPLICA, Cause.ELECTION_LOST)
-        if record.leader is not None and record.leader != self.host.node:
+        if record.leader is not None and record.leader != self.around.node:
             self.problem = ""
             self.following = Following(self, leader=record.leader, epoch=record.leader_epoch, now_ms=now_ms)
             self.following.ask(now_ms)
@@ -184,7 +189,7 @@ class ChannelReplica:
             self.turn(Role.CANDIDATE, Cause.ELECTION_CALLED)
         self.turn(Role.LEADER, Cause.ELECTION_WON)
         self.problem = ""
-        self.witness.memory.in_contact(record.leader_epoch)
+        self.memory.in_contact(record.leader_epoch)
         self.leading = Leading(self, epoch=record.leader_epoch, now_ms=now_ms)
         self.leading.begin(now_ms)
 
@@ -209,22 +214,17 @@ class ChannelReplica:
             return
         if self.storage is not Storage.CLOSED or delete:
             order = DeleteLog if delete else CloseLog
-            self.host.order(order(channel_id=self.channel_id, life=self.life))
-        self._forget_log()
+            self.out.order(order(channel_id=self.channel_id, generation=self.generation))
+        self.forget_log()
 
-    def _forget_log(self) -> None:
-        self.storage = Storage.CLOSED
-        self.life = self.host.new_life()
-        self.tail.clear()
-        self.fold = None
-        self._folding = False
-
+    @settles
     def close(self, *, delete: bool) -> None:
         """The channel is gone, or the node stops."""
         self._leave(Cause.CHANNEL_CLOSE, delete=delete)
 
     # --- roles -----------------------------------------------------------------------------------------
 
+    @settles
     def turn(self, role: Role, cause: Cause) -> None:
         """Change the role, if the table allows it."""
         check_transition(self.name, self.role, role, cause)
@@ -233,9 +233,10 @@ class ChannelReplica:
             self.counts.leader_changes += 1
         if cause is Cause.MISSED_HEARTBEATS:
             self.counts.election_thrash += 1
-        self.host.say("role", channel=self.name, was=before.name.lower(), now=role.name.lower(), cause=cause.value)
-        self.host.moved(self)
+        self.out.say("role", channel=self.name, was=before.name.lower(), now=role.name.lower(), cause=cause.value)
+        self.out.moved()
 
+    @settles
     def resign(self, reason: str) -> None:
         """This node cannot lead the channel: the metadata leader elects another, or this one anew (R10)."""
         self.problem = reason
@@ -245,16 +246,29 @@ class ChannelReplica:
 
     def _tell_resignation(self, now_ms: int) -> None:
         record = self.record
-        self.host.tell_metadata(
+        self.out.tell_metadata(
             Resign(
                 channel_id=self.channel_id,
                 leader_epoch=record.leader_epoch,
-                incarnation=self.host.incarnation,
+                incarnation=self.around.incarnation,
                 reason=self.problem,
             )
         )
-        self.host.watch(self, now_ms + self.host.options.repeat_ms)
+        self.out.wake_at(now_ms + self.around.options.repeat_ms)
 
+    @settles
+    def relinquish(self, reason: str, now_ms: int) -> None:
+        """A leader steps down: Idle first (seed 001), then a replica again, since the catalog still counts its copy.
+
+        It never leads again in the epoch that it gave up (R1), and reports that until another epoch has begun.
+        """
+        assert self.leading is not None, "only a leader steps down"
+        self._end_leading()
+        self.turn(Role.IDLE, Cause.GRACEFUL_RELINQUISH)
+        self.problem = reason
+        self.update(self.record, now_ms)
+
+    @settles
     def withdraw(self, error: LogError, now_ms: int) -> None:
         """Under capacity: give the copy up, so that another node may take its place (seed 001)."""
         self.problem = str(error)
@@ -262,67 +276,41 @@ class ChannelReplica:
         self._end_leading()
         self.following = None
         self.turn(Role.IDLE, cause)
-        self._withdrawn_until_ms = now_ms + self.host.options.withdrawn_retry_ms
+        self._withdrawn_until_ms = now_ms + self.around.options.withdrawn_retry_ms
         self._withdrawn_epoch = self.record.channel_epoch
         self._tell_withdrawal(now_ms)
         self._let_copy_go()
 
     def _tell_withdrawal(self, now_ms: int) -> None:
-        self.host.tell_metadata(
+        self.out.tell_metadata(
             Withdraw(
                 channel_id=self.channel_id,
                 channel_epoch=self.record.channel_epoch,
-                incarnation=self.host.incarnation,
+                incarnation=self.around.incarnation,
                 reason=self.problem[:200],
             )
         )
-        self.host.watch(self, now_ms + self.host.options.repeat_ms)
+        self.out.wake_at(now_ms + self.around.options.repeat_ms)
 
     def _let_copy_go(self) -> None:
         """Of a withdrawn replica, once nobody can be led by it any more (RP5)."""
-        node, record = self.host.node, self.record
+        node, record = self.around.node, self.record
         if record.member(node) or record.eligible_member(node) or self.storage is Storage.CLOSED:
             return
         if record.channel_epoch <= self._withdrawn_epoch and not record.config.persistent:
             return  # what it said before may yet bring it into the ISR; on disk a closed log would still hold it all
-        self.host.order(CloseLog(channel_id=self.channel_id, life=self.life))
-        self._forget_log()
+        self.out.order(CloseLog(channel_id=self.channel_id, generation=self.generation))
+        self.forget_log()
 
     # --- storage ---------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.life = self.host.new_life()
+        self.generation = self.around.new_generation()
         self.storage = Storage.OPENING
         self._retry_open_ms = None
-        self.host.order(OpenLog(channel_id=self.channel_id, life=self.life, name=self.name, config=self.record.config))
-
-    def append(self, blocks: Sequence[Block]) -> None:
-        """Blocks that continue the log, stamped by whoever leads. Ahead of the disk (RP2)."""
-        for block in blocks:
-            assert block.leader.base_offset == self.log_end, "L2: blocks continue each other"
-            self.epochs.note(block.leader.leader_epoch, self.log_end)
-            self.log_end = block.end
-            self.log_bytes += block.size
-            self.tail.push(block)
-            if self.fold is not None:
-                self.fold.note(block)
-        self.host.tail_grew(self)
-        self.host.order(AppendBlocks(channel_id=self.channel_id, life=self.life, blocks=blocks))
-
-    def truncate(self, offset: int) -> None:
-        """Cut what is not the leader's history; nothing is appended until it is done."""
-        self.storage = Storage.CHANGING
-        self.witness.cut(offset)
-        self.host.order(TruncateLog(channel_id=self.channel_id, life=self.life, offset=offset))
-
-    def reset(self, base_offset: int) -> None:
-        """Begin anew at the leader's log start."""
-        self.storage = Storage.CHANGING
-        self.witness.cut(base_offset)
-        self.host.order(ResetLog(channel_id=self.channel_id, life=self.life, base_offset=base_offset))
-
-    def sweep(self, floor: int) -> None:
-        self.host.order(SweepLog(channel_id=self.channel_id, life=self.life, floor=floor))
+        self.out.order(
+            OpenLog(channel_id=self.channel_id, generation=self.generation, name=self.name, config=self.record.config)
+        )
 
     def retention_floor(self) -> int | None:
         """Retention stays below it; None while that is not known, because the log has not been folded (F3, R12)."""
@@ -331,11 +319,23 @@ class ChannelReplica:
         assert self.fold is not None
         floor = self.fold.floor_below(self.committed_end)
         if self.fold.cursors:
-            floor = min(floor, cursor_floor(self, min(self.fold.cursors.values())))
+            floor = min(floor, self._cursor_floor(min(self.fold.cursors.values())))
         if self.leading is not None:
             floor = min(floor, self.leading.slowest_end(self.record.config.skip_threshold_bytes))
         return max(0, floor)
 
+    def _cursor_floor(self, cursor: int) -> int:
+        """A named cursor holds retention back within a bound; the log says so before the bound is reached (R12)."""
+        bound = self.around.options.cursor_hold_bytes_max
+        held_bytes = (self.log_end - cursor) * self.record_bytes
+        if held_bytes <= bound:
+            if held_bytes > bound * 8 // 10:
+                self.out.say("a cursor is near its bound", channel=self.name, cursor=cursor, held_bytes=held_bytes)
+            return cursor
+        self.out.say("a cursor is past its bound", channel=self.name, cursor=cursor, held_bytes=held_bytes)
+        return self.end_of_last(bound)
+
+    @settles
     def apply_retention(self, now_ms: int) -> None:
         """Trim what the settings no longer keep. Then the leader writes a snapshot for the next time: one that is not
         committed yet protects nothing, and written first it would hold retention back for as long as records come."""
@@ -348,18 +348,7 @@ class ChannelReplica:
         if self.leading is not None and self.fold is not None:
             self.leading.snapshot_for_retention(now_ms)
 
-    def need_fold(self) -> bool:
-        """Whether the fold is here; if not, it is ordered."""
-        if self.fold is not None:
-            return True
-        if not self._folding and self.storage is Storage.READY:
-            if self.log_end == self.log_start == 0:
-                self.fold = ReplicaFold()
-                return True
-            self._folding = True
-            self.host.order(FoldLog(channel_id=self.channel_id, life=self.life, hint=self.fold_hint))
-        return False
-
+    @settles
     def opened(self, result: LogReady, now_ms: int) -> None:
         """The log was opened, truncated, reset or swept."""
         self._now_ms = now_ms
@@ -370,16 +359,16 @@ class ChannelReplica:
         if result.swept:
             self.log_start, self.log_bytes = state.log_start, state.bytes
             self.epochs.trim(state.log_start)
-            self.host.moved(self)
-            if self._note_damage(state.damaged):
+            self.out.moved()
+            if self.note_damage(state.damaged):
                 if self.following is not None:
                     self.following.held(now_ms)
                 found_damaged(self)
             return
         was_opening = self.storage is Storage.OPENING
-        self._take_state(state)
+        self.take_log(state)
         if was_opening:
-            committed_end, self.fold_hint = self.witness.opened(self.host.watermark(self.channel_id))
+            committed_end, self.fold_hint = self.witness.opened(self.around.watermark(self.channel_id))
             self.set_committed(min(committed_end, self.held_end))
             self.problem = ""
         self.storage = Storage.READY
@@ -388,41 +377,21 @@ class ChannelReplica:
             self.following.log_changed(now_ms)
         self._take_part(now_ms)
 
-    def _take_state(self, state: LogState) -> None:
-        self.log_start, self.log_end = state.log_start, state.log_end
-        # Under a weaker promise than "synced" everything that is there is held (CL1).
-        synced = self.record.config.keeps is Keeps.SYNCED
-        self.held_end = state.durable_end if synced else state.log_end
-        self.log_bytes = state.bytes
-        self._note_damage(state.damaged)
-        self.epochs = EpochHistory(state.epochs, floor=state.newest_epoch)
-        self.tail.clear()
-        self.fold = None
-        self._folding = False
-        self.committed_end = max(min(self.committed_end, self.log_end), self.log_start)
-        self.host.moved(self)
-
-    def _note_damage(self, damaged: tuple[range, ...]) -> bool:
-        """Whether it is news."""
-        before, self.damaged = self.damaged, damaged
-        if not damaged:
-            self.yielded = 0
-        return damaged != before
-
     def _storage_failed(self, error: LogError | None, now_ms: int) -> None:
         """The log cannot be used. Others go on; this replica tries again, and says why."""
         if self.problem != str(error):  # it is tried every second, and said once
             self.problem = str(error)
-            self.host.say("channel log failed", channel=self.name, error=self.problem)
-        self.host.order(CloseLog(channel_id=self.channel_id, life=self.life))
-        if self.leading is not None or self.record.leader == self.host.node:
+            self.out.say("channel log failed", channel=self.name, error=self.problem)
+        self.out.order(CloseLog(channel_id=self.channel_id, generation=self.generation))
+        if self.leading is not None or self.record.leader == self.around.node:
             self.resign(self.problem)
         self.following = None
-        self._forget_log()
+        self.forget_log()
         self.storage = Storage.FAILED
-        self._retry_open_ms = now_ms + 10 * self.host.options.retry_ms
-        self.host.watch(self, self._retry_open_ms)
+        self._retry_open_ms = now_ms + 10 * self.around.options.retry_ms
+        self.out.wake_at(self._retry_open_ms)
 
+    @settles
     def appended(self, result: Appended, now_ms: int) -> None:
         self._now_ms = now_ms
         if self.storage is not Storage.READY:
@@ -440,16 +409,17 @@ class ChannelReplica:
     def _append_failed(self, error: LogError, log_end: int, now_ms: int) -> None:
         """RP2. Queued appends behind the failed one fail too; cutting at the log's true end settles all of them."""
         self.counts.under_capacity += 1
-        self.host.say("append refused", channel=self.name, role=self.role.name.lower(), error=str(error))
+        self.out.say("append refused", channel=self.name, role=self.role.name.lower(), error=str(error))
         leading, following = self.leading, self.following
         self.truncate(log_end)
         if leading is not None:
             leading.append_failed(error, log_end, now_ms)
         elif following is not None:
-            following.append_failed(error, now_ms)
+            following.append_failed(error)
 
+    @settles
     def folded(self, result: Folded, now_ms: int) -> None:
-        self._folding = False
+        self.folding = False
         fold = result.fold
         if result.error is None:
             readable(self, None)
@@ -461,7 +431,7 @@ class ChannelReplica:
             # Blocks came meanwhile. Those in memory bring it up to date; else it is ordered again.
             missing = self.tail.take(fold.end, bytes_max=1 << 62, end=self.log_end)
             if missing is None or missing[0].offsets.start != fold.end:
-                self.host.watch(self, now_ms + self.host.options.retry_ms)
+                self.out.wake_at(now_ms + self.around.options.retry_ms)
                 return
             for block in missing:
                 fold.note(block)
@@ -471,71 +441,90 @@ class ChannelReplica:
         elif self.following is not None:
             self.following.folded(now_ms)
 
+    @settles
     def blocks_read(self, result: BlocksRead, now_ms: int) -> None:
         if self.leading is not None:
             self.leading.blocks_read(result, now_ms)
 
+    @settles
     def on_request(self, peer: str, request: SyncRequest, now_ms: int) -> None:
         self._now_ms = now_ms
         if self.leading is None:
-            Leading.refuse(self, peer, request)
+            refuse(self, peer, request)
             return
         self.leading.on_request(peer, request, now_ms)
 
+    @settles
     def on_response(self, peer: str, response: SyncResponse, now_ms: int) -> None:
         self._now_ms = now_ms
         if self.following is not None and self.storage is Storage.READY:
             self.following.on_response(peer, response, now_ms)
 
+    @settles
     def on_nack(self, peer: str, nack: SyncNack, now_ms: int) -> None:
         self._now_ms = now_ms
         if self.following is not None and self.storage is Storage.READY:
             self.following.on_nack(peer, nack, now_ms)
 
+    @settles
+    def on_ask_log(self, peer: str, question: AskLog) -> None:
+        self.witness.on_ask_log(peer, question)
+
+    @settles
+    def ask_leader(self, now_ms: int) -> None:
+        """Send the request again: its turn has come, or the link to the leader is new."""
+        if self.following is not None:
+            self.following.ask(now_ms)
+
+    @settles
+    def ask_again(self, now_ms: int) -> None:
+        """Messages on their way may be lost: a follower asks again, a leader reminds its followers to."""
+        if self.following is not None:
+            self.following.ask(now_ms)
+        elif self.leading is not None:
+            reminder = Notify(channel_id=self.channel_id, leader_epoch=self.leading.epoch)
+            for peer in self.record.replicas:
+                if peer != self.around.node:
+                    self.out.send(peer, reminder)
+
+    @settles
+    def read_succeeded(self, read: range) -> None:
+        readable(self, read)
+
+    @settles
+    def read_failed(self, error: LogError, offset: int) -> None:
+        unreadable(self, error, offset)
+
+    @settles
+    def compare_damage(self, damaged: Sequence[range]) -> bool:
+        """Whether storage knows damage that is new here; then its state is asked for."""
+        return compare_damage(self, damaged)
+
+    @settles
+    def order_fold(self) -> bool:
+        """Whether the fold is here; if not, it is ordered."""
+        return self.need_fold()
+
+    @settles
     def on_notify(self, peer: str, notify: Notify, now_ms: int) -> None:
         following = self.following
         if following is not None and (peer, notify.leader_epoch) == (following.leader, following.epoch):
             following.ask(now_ms)
 
-    @property
-    def sound_end(self) -> int:
-        """Where the first record lies that was lost to damage; beyond every offset if none was (B4, FW7)."""
-        return next((part.start for part in self.damaged if part.stop > self.leader_start), 1 << 62)
-
-    def last_epoch(self, end: int) -> int:
-        """Of the record before `end`, also if retention has removed it; 0 if this log knows none there."""
-        if end > self.log_start:
-            return self.epochs.epoch_at(end - 1)
-        return self.epochs.newest if self.log_end == self.log_start else 0
-
-    def next_request_id(self) -> int:
-        """Rises for as long as the process lives, whatever happens to the role or to the log."""
-        self._request_id += 1
-        return self._request_id
-
     # --- producing and serving ---------------------------------------------------------------------------
 
+    @settles
     def produce(self, order: ProduceOrder, now_ms: int) -> None:
         """Append as the leader; raises what stands against it. The outcome comes through `host.produced`."""
         if self.leading is None:
             raise self.not_leader()
         self.leading.produce(order, now_ms)
 
-    def not_leader(self) -> NotChannelLeader:
-        leader = self.record.leader
-        if leader == self.host.node:
-            leader = None  # elected, and not ready yet
-        return NotChannelLeader(channel=self.name, leader=leader, leader_epoch=self.record.leader_epoch)
-
+    @settles
     def serve(self, now_ms: int) -> None:
         """Answer the followers whose requests stand; not while blocks in memory may have been refused by the disk."""
         if self.leading is not None and self.storage is Storage.READY:
             self.leading.serve(now_ms)
-
-    def set_committed(self, committed_end: int) -> None:
-        if committed_end > self.committed_end:
-            self.committed_end = committed_end
-            self.host.moved(self)
 
     @property
     def serves(self) -> bool:
@@ -547,6 +536,7 @@ class ChannelReplica:
 
     # --- time --------------------------------------------------------------------------------------------
 
+    @settles
     def wake(self, now_ms: int) -> None:
         self._now_ms = now_ms
         if self._withdrawn_until_ms is not None:
@@ -554,6 +544,7 @@ class ChannelReplica:
         self._watch_storage(now_ms)
         if self.leading is not None:
             self.leading.wake(now_ms)
+            self.settle()  # it may have resigned
         elif self.following is not None:
             self.following.wake(now_ms)
         elif self.role is not Role.IDLE and self.is_elected:
@@ -561,7 +552,7 @@ class ChannelReplica:
                 self._tell_resignation(now_ms)  # elected, and unable: until somebody else is
             else:
                 self._await_storage(now_ms)
-        if not self._folding and self.fold is None and self.leading is not None:
+        if not self.folding and self.fold is None and self.leading is not None:
             self.need_fold()
 
     def _wake_withdrawn(self, until_ms: int, now_ms: int) -> None:
@@ -571,17 +562,17 @@ class ChannelReplica:
         elif self.storage is not Storage.CLOSED:
             self._tell_withdrawal(now_ms)
         else:
-            self.host.watch(self, until_ms)
+            self.out.wake_at(until_ms)
 
     def _await_storage(self, now_ms: int) -> None:
         """Elected before the log can be used. A node that lives and cannot lead is as silent as a dead one (R7)."""
         if self._elected_ms is None:
             self._elected_ms = now_ms
-        if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms + self.host.storage_patience_ms():
+        if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms + self.around.storage_patience_ms():
             self.problem = self.problem or "its log is not open yet"
             self._tell_resignation(now_ms)
         else:
-            self.host.watch(self, now_ms + self.record.config.heartbeat_ms)
+            self.out.wake_at(now_ms + self.record.config.heartbeat_ms)
 
     def _watch_storage(self, now_ms: int) -> None:
         if self._retry_open_ms is None:
@@ -589,12 +580,10 @@ class ChannelReplica:
         if now_ms >= self._retry_open_ms and self.role is not Role.IDLE:
             self._open()
         elif now_ms < self._retry_open_ms:
-            self.host.watch(self, self._retry_open_ms)
+            self.out.wake_at(self._retry_open_ms)
 
+    @settles
     def leader_fell_silent(self, now_ms: int) -> None:
         """The node that leads this channel has not been heard for a while; whether it is too long is decided here."""
         if self.following is not None:
             self.following.check_silence(now_ms)
-
-    def statistics(self) -> ReplicaStatistics:
-        return statistics_of(self)

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.replication import effects
 from tidelog.cluster.replication.first_requests import ASKS_MAX, FirstRequests
 from tidelog.cluster.replication.lag import load_report_of, observe_lag
 from tidelog.cluster.replication.orders import (
+    AppendBlocks,
     Appended,
     BlocksRead,
     DeleteLog,
@@ -38,8 +40,8 @@ from tidelog.cluster.replication.orders import (
 from tidelog.cluster.replication.pairs import PairBeats
 from tidelog.cluster.replication.producer_expiry import ProducerExpiry
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
-from tidelog.core.catalog import Catalog, Change, NodeState, encode_change
+from tidelog.cluster.replication.state import Storage
+from tidelog.core.catalog import Catalog, Change, ChannelRecord, NodeState, encode_change
 from tidelog.core.replication.budget import LinkBudgets, WaitForBudget
 from tidelog.core.replication.messages import (
     AskLog,
@@ -54,7 +56,7 @@ from tidelog.core.replication.messages import (
 )
 from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.options import ReplicationOptions
-from tidelog.errors import LogError, UnknownChannel
+from tidelog.errors import UnknownChannel
 from tidelog.storage.store.watermarks import Watermark
 
 SILENCE_CHECK_MS: Final = 25
@@ -67,15 +69,6 @@ OPEN_MS: Final = 5
 _NEVER_MS: Final = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceOutcome:
-    """What became of a produced block."""
-
-    token: Any
-    first_offset: int
-    error: LogError | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasOutput:
     messages: tuple[tuple[str, ReplicationMessage], ...]
@@ -83,14 +76,14 @@ class ReplicasOutput:
     to_metadata: tuple[ReplicationMessage, ...]
     """To whoever leads the metadata, this node included."""
     orders: tuple[StorageOrder, ...]
-    produced: tuple[ProduceOutcome, ...]
+    produced: tuple[effects.ProduceOutcome, ...]
     moved: tuple[ChannelReplica, ...]
     """Whose committed end, log start or role changed."""
     lines: tuple[str, ...]
 
 
 class Replicas:
-    """Gives every `ChannelReplica` what it needs (`ReplicaHost`)."""
+    """Answers what replicas ask (`Surroundings`) and carries their effects out."""
 
     def __init__(
         self,
@@ -113,7 +106,7 @@ class Replicas:
         self._metrics = ReplicationMetricsRegistry()
         self._budgets = LinkBudgets()
         self._expiry = ProducerExpiry(options)
-        self._asks = FirstRequests(ASKS_MAX)
+        self.first_requests = FirstRequests(ASKS_MAX)
         self._to_follow: dict[int, None] = {}
         """Channels whose records are looked at in the next turns (RRE3)."""
         self._to_ask: dict[int, None] = {}
@@ -152,15 +145,15 @@ class Replicas:
         self._messages: list[tuple[str, ReplicationMessage]] = []
         self._to_metadata: list[ReplicationMessage] = []
         self._orders: list[StorageOrder] = []
-        self._produced: list[ProduceOutcome] = []
+        self._produced: list[effects.ProduceOutcome] = []
         self._lines: list[str] = []
-        self._life = 0
+        self._generation = 0
         self._now_ms = now_ms
         self._load_due_ms = now_ms
         self.free_bytes = self.capacity_bytes = 0
         """As the shell measured them last."""
 
-    # --- what a replica needs (ReplicaHost) ----------------------------------------------------------------
+    # --- what replicas ask (Surroundings) ----------------------------------------------------------------
 
     @property
     def node(self) -> str:
@@ -191,61 +184,20 @@ class Replicas:
         record = None if self._catalog is None else self._catalog.node(node)
         return record.incarnation if record is not None and record.state is NodeState.ACTIVE else None
 
-    def new_life(self) -> int:
-        self._life += 1
-        return self._life
-
-    def send(self, peer: str, message: ReplicationMessage) -> None:
-        self._messages.append((peer, message))
-
-    def may_ask(self, replica: ChannelReplica, peer: str) -> bool:
-        return self._asks.may_ask(peer, replica.channel_id)
-
-    def answered(self, replica: ChannelReplica) -> None:
-        self._asks.answered(replica.channel_id)
-
-    def in_contact(self, replica: ChannelReplica) -> None:
-        self._asks.in_contact(replica.channel_id)
-
-    def paced_ms(self, wait_ms: int, limit_ms: int) -> int:
-        return self._asks.paced_ms(wait_ms, limit_ms)
+    def new_generation(self) -> int:
+        self._generation += 1
+        return self._generation
 
     def storage_patience_ms(self) -> int:
         return max(0, self._unopened + len(self._to_follow) - WAKES_PER_TURN) * OPEN_MS
 
-    def tell_metadata(self, message: ReplicationMessage) -> None:
-        self._to_metadata.append(message)
-
-    def propose(self, change: Change) -> None:
-        self._to_metadata.append(ProposeChange(change=encode_change(change)))
-
-    def order(self, order: StorageOrder) -> None:
-        self._orders.append(order)
-
-    def produced(self, token: Any, first_offset: int, error: LogError | None) -> None:
-        self._produced.append(ProduceOutcome(token, first_offset, error))
-
-    def moved(self, replica: ChannelReplica) -> None:
-        self._moved[replica.channel_id] = replica
-
-    def serve_soon(self, replica: ChannelReplica) -> None:
-        self._serving[replica.channel_id] = replica
-
-    def watch(self, replica: ChannelReplica, at_ms: int) -> None:
-        due = self._watched.get(replica.channel_id)
-        if due is None or at_ms < due:
-            self._watched[replica.channel_id] = at_ms
-            heapq.heappush(self._agenda, (at_ms, replica.channel_id))
-            if self._agenda[0][0] == at_ms:
-                self.is_due_earlier = True
-
-    def catch_up_wait_ms(self, replica: ChannelReplica, peer: str, byte_count: int, now_ms: int) -> int:
+    def catch_up_wait_ms(self, record: ChannelRecord, peer: str, byte_count: int, now_ms: int) -> int:
         now_us = now_ms * 1000
         budget = self._budgets.link(peer, now_us=now_us)
         budget.set_peak(self._peak_of(peer), now_us=now_us)
-        config = replica.record.config
+        config = record.config
         verdict = budget.spend(
-            replica.channel_id,
+            record.channel_id,
             byte_count,
             fraction_ppm=config.replication_budget_ppm,
             bandwidth_class=config.bandwidth_class,
@@ -253,7 +205,50 @@ class Replicas:
         )
         return verdict.retry_after_ms if isinstance(verdict, WaitForBudget) else 0
 
-    def tail_grew(self, replica: ChannelReplica) -> None:
+    # --- effects of replicas -----------------------------------------------------------------------------
+
+    def carry_out(self, replica: ChannelReplica, wanted: Sequence[effects.Effect]) -> None:
+        """Gather what leaves with the next `poll`, and note when the replica wants to be called."""
+        for effect in wanted:  # the most frequent kinds first
+            if isinstance(effect, effects.SendToNode):
+                self._messages.append((effect.peer, effect.message))
+            elif isinstance(effect, effects.WakeAt):
+                self._watch(replica.channel_id, effect.at_ms)
+            elif isinstance(effect, AppendBlocks):
+                self._orders.append(effect)
+            elif isinstance(effect, effects.ServeSoon):
+                self._serving[replica.channel_id] = replica
+            elif isinstance(effect, effects.TailGrew):
+                self._tail_grew(replica)
+            elif isinstance(effect, effects.ProduceOutcome):
+                self._produced.append(effect)
+            elif isinstance(effect, effects.ReplicaMoved):
+                self._moved[replica.channel_id] = replica
+            elif isinstance(effect, effects.LogLine):
+                self._say(effect.text)
+            elif isinstance(effect, effects.TellMetadata):
+                self._to_metadata.append(effect.message)
+            elif isinstance(effect, effects.ProposeToMetadata):
+                self._propose(effect.change)
+            else:
+                self._orders.append(effect)
+
+    def _propose(self, change: Change) -> None:
+        self._to_metadata.append(ProposeChange(change=encode_change(change)))
+
+    def _watch(self, channel_id: int, at_ms: int) -> None:
+        due = self._watched.get(channel_id)
+        if due is None or at_ms < due:
+            self._watched[channel_id] = at_ms
+            heapq.heappush(self._agenda, (at_ms, channel_id))
+            if self._agenda[0][0] == at_ms:
+                self.is_due_earlier = True
+
+    def _say(self, line: str) -> None:
+        if len(self._lines) < LINES_MAX:
+            self._lines.append(line)
+
+    def _tail_grew(self, replica: ChannelReplica) -> None:
         """All tails together stay within bounds: those that were used longest ago go first."""
         key, tails = replica.channel_id, self._tails
         before = self._tails_bytes.get(key, 0)
@@ -265,10 +260,6 @@ class Replicas:
             oldest, other = tails.popitem(last=False)
             self._tails_total -= self._tails_bytes.pop(oldest)
             other.tail.clear()
-
-    def say(self, what: str, **facts: Any) -> None:
-        if len(self._lines) < LINES_MAX:
-            self._lines.append(" ".join([what, *(f"{name}={value}" for name, value in facts.items())]))
 
     # --- the catalog -----------------------------------------------------------------------------------------
 
@@ -314,8 +305,8 @@ class Replicas:
         for channel_id in list(islice(self._to_ask, WAKES_PER_TURN)):
             del self._to_ask[channel_id]
             replica = self._replicas.get(channel_id)
-            if replica is not None and replica.following is not None:
-                replica.following.ask(now_ms)
+            if replica is not None:
+                replica.ask_leader(now_ms)
 
     def _follow_channel(self, catalog: Catalog, channel_id: int, now_ms: int) -> None:
         record = catalog.channel(channel_id)
@@ -345,7 +336,7 @@ class Replicas:
             heartbeat_ms = replica.record.config.heartbeat_ms
             self._heartbeat_ms[leader] = min(self._heartbeat_ms.get(leader, heartbeat_ms), heartbeat_ms)
         else:
-            self._asks.forget(channel_id)
+            self.first_requests.forget(channel_id)
         if leader == before:
             return
         if before is not None:
@@ -370,7 +361,7 @@ class Replicas:
         self._watched.pop(channel_id, None)
         self._serving.pop(channel_id, None)
         self._expiry.forget(channel_id)
-        self._asks.forget(channel_id)
+        self.first_requests.forget(channel_id)
         self._to_ask.pop(channel_id, None)
         if self._tails.pop(channel_id, None) is not None:
             self._tails_total -= self._tails_bytes.pop(channel_id)
@@ -388,7 +379,7 @@ class Replicas:
             record = catalog.channel(channel_id)
             gone = channel_id in deleted if record is None else self._node not in record.replicas
             if gone and channel_id not in self._replicas:
-                self._orders.append(DeleteLog(channel_id=channel_id, life=0))
+                self._orders.append(DeleteLog(channel_id=channel_id, generation=0))
 
     # --- inputs ------------------------------------------------------------------------------------------------
 
@@ -410,7 +401,7 @@ class Replicas:
             case Notify():
                 replica.on_notify(peer, message, now_ms)
             case AskLog():
-                replica.witness.on_ask_log(peer, message)
+                replica.on_ask_log(peer, message)
             case _:
                 pass
 
@@ -426,7 +417,7 @@ class Replicas:
     def storage_done(self, result: StorageResult, now_ms: int) -> None:
         self._now_ms = now_ms
         replica = self._replicas.get(result.channel_id)
-        if replica is None or replica.life != result.life:
+        if replica is None or replica.generation != result.generation:
             return
         match result:
             case Appended():
@@ -523,9 +514,9 @@ class Replicas:
             self._catalog, replica.channel_id, replica.fold, wall_ms=self._wall_us() // 1000, now_ms=now_ms
         )
         for change in closed:
-            self.propose(change)
+            self._propose(change)
         if closed:
-            self.say("producers expire", channel=replica.name, count=len(closed))
+            self._say(effects.line_of("producers expire", {"channel": replica.name, "count": len(closed)}))
 
     def wake_at_ms(self) -> int:
         return min(self.rounds_at_ms(), self.agenda_at_ms())
@@ -542,7 +533,7 @@ class Replicas:
     # --- outputs -----------------------------------------------------------------------------------------------
 
     def poll(self) -> ReplicasOutput | None:
-        while granted := self._asks.granted():
+        while granted := self.first_requests.granted():
             self._ask_granted(granted)
         while self._serving:
             serving, self._serving = self._serving, {}
@@ -566,10 +557,10 @@ class Replicas:
         """RFR1: who does not ask after all, because its log is being changed, leaves its place to the next."""
         for channel_id in channel_ids:
             replica, sent = self._replicas.get(channel_id), len(self._messages)
-            if replica is not None and replica.following is not None:
-                replica.following.ask(self._now_ms)
+            if replica is not None:
+                replica.ask_leader(self._now_ms)
             if len(self._messages) == sent:
-                self._asks.answered(channel_id)
+                self.first_requests.answered(channel_id)
 
     def apply_retention(self, now_ms: int) -> None:
         """Trim what may go, on every replica by itself: they end up alike, because their settings are."""

@@ -69,10 +69,10 @@ class ReplicaStorage:
         for order in orders:
             if type(order) is AppendBlocks:
                 held = appends.get(order.channel_id)
-                if held is None or held[0] != order.life:
+                if held is None or held[0] != order.generation:
                     if held is not None:
                         self._append(appends, results, now_us)
-                    held = appends[order.channel_id] = (order.life, [])
+                    held = appends[order.channel_id] = (order.generation, [])
                 held[1].extend(order.blocks)
                 continue
             if type(order) is ReadBlocks:
@@ -93,7 +93,7 @@ class ReplicaStorage:
             results.append(
                 Appended(
                     channel_id=outcome.channel_id,
-                    life=appends[outcome.channel_id][0],
+                    generation=appends[outcome.channel_id][0],
                     held_end=outcome.held_end,
                     log_end=outcome.log_end,
                     error=outcome.error,
@@ -120,7 +120,7 @@ class ReplicaStorage:
                 case LookAtLog():
                     state = logs.state(key)
                 case FoldLog():
-                    return Folded(channel_id=key, life=order.life, fold=self._fold(order))
+                    return Folded(channel_id=key, generation=order.generation, fold=self._fold(order))
                 case AlterLog():
                     logs.alter(self.config_of(key, order.name, order.config), now_us)
                     return None
@@ -135,13 +135,15 @@ class ReplicaStorage:
                     raise AssertionError(f"{order} is no order of this kind")
         except LogError as error:
             if isinstance(order, FoldLog):
-                return Folded(channel_id=key, life=order.life, fold=None, error=error)
+                return Folded(channel_id=key, generation=order.generation, fold=None, error=error)
             if isinstance(order, SweepLog | DeleteLog) and isinstance(error, DiskError):
                 self.unkept[key] = error
             if isinstance(order, AlterLog | CloseLog | DeleteLog | SweepLog | LookAtLog):
                 return None  # a log that cannot be used says so with its next append
-            return LogReady(channel_id=key, life=order.life, state=None, error=error)
-        return LogReady(channel_id=key, life=order.life, state=state, swept=isinstance(order, SweepLog | LookAtLog))
+            return LogReady(channel_id=key, generation=order.generation, state=None, error=error)
+        return LogReady(
+            channel_id=key, generation=order.generation, state=state, swept=isinstance(order, SweepLog | LookAtLog)
+        )
 
     def read(self, order: ReadBlocks) -> BlocksRead:
         """By any thread."""
@@ -153,7 +155,7 @@ class ReplicaStorage:
             failure = error
         return BlocksRead(
             channel_id=order.channel_id,
-            life=order.life,
+            generation=order.generation,
             peer=order.peer,
             request_id=order.request_id,
             offset=order.offset,

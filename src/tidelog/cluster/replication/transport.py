@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.codecs.node_codec import encode_node_messages
 from tidelog.core.node_messages import NodeMessage
-from tidelog.core.replication.messages import Notify
 
 if TYPE_CHECKING:
     from tidelog.cluster.replication.replica import ChannelReplica
@@ -78,10 +77,4 @@ def ask_again(replicas: Replicas, now_ms: int) -> None:
     """A way to other nodes came or went, and what was on it is gone: every follower here says again what it holds, and
     every follower of what is led here is told to."""
     for replica in replicas.replicas():
-        if replica.following is not None:
-            replica.following.ask(now_ms)
-        elif replica.leading is not None:
-            reminder = Notify(channel_id=replica.channel_id, leader_epoch=replica.leading.epoch)
-            for peer in replica.record.replicas:
-                if peer != replicas.node:
-                    replicas.send(peer, reminder)
+        replica.ask_again(now_ms)

@@ -9,61 +9,48 @@ WS2  Below `protected_end` nothing is cut (FW6).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import ReplicaState, Storage
 from tidelog.core.catalog import ChannelRecord
-from tidelog.core.replication.memory import ReplicaMemory
 from tidelog.core.replication.messages import AskLog, LogFacts, LogMemory
 from tidelog.storage.store.watermarks import Watermark
-
-if TYPE_CHECKING:
-    from tidelog.cluster.replication.replica import ChannelReplica
 
 SNAPSHOT_HINT = "snapshot"
 
 
 class ReplicaWitness:
-    def __init__(self, replica: ChannelReplica) -> None:
+    def __init__(self, replica: ReplicaState) -> None:
         self._replica = replica
-        self.memory = ReplicaMemory()
         self._question: tuple[str, AskLog] | None = None
         """Who asked, and what, and has no answer yet."""
 
     # --- what it remembers -------------------------------------------------------------------------------------
 
     def opened(self, mark: Watermark | None) -> tuple[int, int | None]:
-        """The log was opened. (committed end, where a snapshot lies), as an earlier life left them (R9)."""
+        """The log was opened. Returns the saved committed end and the place of a snapshot (R9)."""
         if mark is None:
             return 0, None
-        self.memory.load(mark.hints, mark.committed_end)
+        self._replica.memory.load(mark.hints, mark.committed_end)
         self.updated(self._replica.record)
         # What an unclean election has voided is not exposed as committed either.
-        committed_end = min(mark.committed_end, self.memory.committed_end) if self.memory.epoch else mark.committed_end
+        memory, committed_end = self._replica.memory, mark.committed_end
+        if memory.epoch:
+            committed_end = min(committed_end, memory.committed_end)
         return committed_end, mark.hints.get(SNAPSHOT_HINT)
 
     def watermark(self) -> Watermark:
         """To be saved."""
         replica = self._replica
-        self.memory.held(replica.host.node, self._sound_end())
+        replica.memory.held(replica.around.node, self._sound_end())
         snapshot = replica.fold_hint if replica.fold is None else replica.fold.snapshot_at
         hints = {} if snapshot is None else {SNAPSHOT_HINT: snapshot}
-        return Watermark(committed_end=replica.committed_end, hints=hints | self.memory.hints())
+        return Watermark(committed_end=replica.committed_end, hints=hints | self._replica.memory.hints())
 
     def updated(self, record: ChannelRecord) -> None:
         """The catalog's record, new or again."""
-        if record.unclean and self.memory.elected_with_loss(record.unclean[-1].leader_epoch):
+        if record.unclean and self._replica.memory.elected_with_loss(record.unclean[-1].leader_epoch):
             # Until the new leader says what is committed, nothing is exposed that it may not hold.
             self._replica.committed_end = min(self._replica.committed_end, self._replica.log_start)
         self.answer()
-
-    def cut(self, end: int) -> None:
-        self.memory.cut(self._replica.host.node, end)
-
-    @property
-    def protected_end(self) -> int:
-        """The end of what it holds and knows to be committed."""
-        return min(self.memory.committed_end, self._replica.log_end)
 
     # --- what it is asked ----------------------------------------------------------------------------------------
 
@@ -73,27 +60,27 @@ class ReplicaWitness:
 
     def answer(self) -> None:
         """WS1."""
-        replica, host = self._replica, self._replica.host
-        if self._question is None or replica.storage is not Storage.READY or host.incarnation == 0:
+        replica, around = self._replica, self._replica.around
+        if self._question is None or replica.storage is not Storage.READY or around.incarnation == 0:
             return
         peer, question = self._question
         if replica.record.channel_epoch < question.channel_epoch:
             return
         self._question = None
         end = self._sound_end()
-        self.memory.held(host.node, end)
+        replica.memory.held(around.node, end)
         facts = LogFacts(
             channel_id=replica.channel_id,
             channel_epoch=question.channel_epoch,
-            incarnation=host.incarnation,
+            incarnation=around.incarnation,
             last_epoch=replica.last_epoch(end),
             log_end=end,
-            memory=self.memory.told() if question.with_memory else LogMemory(),
+            memory=self._replica.memory.told() if question.with_memory else LogMemory(),
         )
-        if peer == host.node:
-            host.tell_metadata(facts)  # no link leads from a node to itself
+        if peer == around.node:
+            replica.out.tell_metadata(facts)  # no link leads from a node to itself
         else:
-            host.send(peer, facts)
+            replica.out.send(peer, facts)
 
     def _sound_end(self) -> int:
         return min(self._replica.held_end, self._replica.sound_end)

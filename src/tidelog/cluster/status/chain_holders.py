@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tidelog.cluster.node.core import NodeCore
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import NodeState
 from tidelog.core.replication.roles import Role
 
@@ -23,7 +23,7 @@ def holds_chain(replica: ChannelReplica) -> bool:
     """Whether this node advertises the channel's tag."""
     if replica.role is Role.IDLE or replica.storage is not Storage.READY or replica.damaged:
         return False
-    return replica.role is Role.LEADER or replica.record.member(replica.host.node) is not None
+    return replica.role is Role.LEADER or replica.record.member(replica.around.node) is not None
 
 
 def advertised_chains(core: NodeCore) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from tidelog.cluster.node.core import NodeCore
+from tidelog.cluster.replication.lag import channel_tag, statistics_of
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.statistics import channel_tag
 from tidelog.cluster.status.chain_holders import find_chain_holders, holds_chain
 from tidelog.codecs.client_codec import channel_json
 from tidelog.core.catalog import Catalog, ChannelRecord
@@ -107,7 +107,7 @@ def channel_detail(core: NodeCore, name: str, *, now_ms: int) -> dict[str, Any] 
 
 
 def _here(replica: ChannelReplica, now_ms: int) -> dict[str, Any]:
-    found = replica.statistics()
+    found = statistics_of(replica)
     silence_ms = None if replica.following is None else replica.following.silence_ms(now_ms)
     return {
         "role": found.role.name.lower(),

@@ -16,8 +16,8 @@ from tidelog.blocks.header import NO_PRODUCER
 from tidelog.blocks.messages import encode_values
 from tidelog.cluster.node.core import NodeCore
 from tidelog.cluster.produce_order import ProduceOrder
-from tidelog.cluster.replication.replicas import ProduceOutcome
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.effects import ProduceOutcome
+from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
 from tidelog.errors import LogError, OffsetConflict, OutOfSequence, ProducerFenced

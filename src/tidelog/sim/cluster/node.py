@@ -29,10 +29,9 @@ from tidelog.cluster.replication.orders import (
 )
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.replication.replicas import ReplicasOutput
-from tidelog.cluster.replication.statistics import Storage
+from tidelog.cluster.replication.state import Storage
 from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.cluster.replication.transport import ask_again
-from tidelog.cluster.replication.trouble import compare_damage
 from tidelog.codecs.nats_replication_codec import NATS_MESSAGES
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
@@ -453,7 +452,7 @@ class ClusterNode(SimNode):
             if replica is None or replica.storage is not Storage.READY:
                 continue
             log = self.logs.log(channel_id)
-            compare_damage(replica, log.damaged())
+            replica.compare_damage(log.damaged())
             for gap in log.damaged()[:2]:
                 blocks = self._fetch(replica, gap)
                 if not blocks:
@@ -463,7 +462,7 @@ class ClusterNode(SimNode):
                     state = self.logs.state(channel_id)
                     self.world.counters["mended"] += 1
                     self.world.model.mended(self.name, channel_id, self.entries(channel_id, state), state)
-                    ready = LogReady(channel_id=channel_id, life=replica.life, state=state, swept=True)
+                    ready = LogReady(channel_id=channel_id, generation=replica.generation, state=state, swept=True)
                     core.channels.replicas.storage_done(ready, self.clock_ms())
 
     def _fetch(self, replica: ChannelReplica, gap: range) -> list[Block]:
