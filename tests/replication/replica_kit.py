@@ -20,9 +20,10 @@ from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import decode_messages, encode_values
 from tidelog.cluster.metadata.channel_controller import ChannelController
 from tidelog.cluster.produce_order import ProduceOrder
+from tidelog.cluster.replication.effects import ProduceOutcome
 from tidelog.cluster.replication.lag import statistics_of
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.cluster.replication.replicas import ProduceOutcome, Replicas
+from tidelog.cluster.replication.replicas import Replicas
 from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.core.catalog import (
     AdmitNode,
