@@ -13,7 +13,6 @@ from tidelog.cluster.status.channel_status import channel_detail, channel_state,
 from tidelog.core.catalog import Catalog, PauseChannel
 from tidelog.core.replication.metrics import Lag
 from tidelog.core.replication.roles import Cause, Role
-from tidelog.embedded.coordinator import relinquish
 from tidelog.errors import WithdrawnByHand
 
 
@@ -251,7 +250,7 @@ def test_a_leader_that_steps_down_is_idle_then_a_replica_and_never_leads_in_that
     kit = whole("a", "b", "c")
     leader = kit.leader()
     epoch = kit.record().leader_epoch
-    relinquish(leader.replica(), "by hand", kit.now_ms)
+    leader.replica().relinquish("by hand", kit.now_ms)
     assert leader.replica().role is Role.REPLICA
     kit.run_until(lambda: kit.record().leader_epoch > epoch and bool(kit.leading()), ms=5_000)
     lines = [line for line in leader.lines if "role channel=spray" in line]
@@ -265,7 +264,7 @@ def test_a_leader_that_steps_down_is_idle_then_a_replica_and_never_leads_in_that
 def test_a_leader_without_anybody_else_leads_again_in_an_epoch_of_its_own() -> None:
     kit = whole("a", factor=1)
     epoch = kit.record().leader_epoch
-    relinquish(kit["a"].replica(), "by hand", kit.now_ms)
+    kit["a"].replica().relinquish("by hand", kit.now_ms)
     kit.run_until(lambda: kit.record().leader_epoch > epoch and kit.leading() == ["a"], ms=5_000)
     kit.write(b"three")
     assert kit["a"].committed() == [b"one", b"two", b"three"]

@@ -30,7 +30,7 @@ class CountingKit(Kit):
         asked = Counter(to for to, _, message in list(self.queue)[before:] if isinstance(message, SyncRequest))
         self._note("requests", max(asked.values(), default=0))
         self._note("wakes", node.core.turn_wakes)
-        self._note("asking", node.core._asks.asking)
+        self._note("asking", node.core.first_requests.asking)
         return moved
 
     def carry_out(self, node: KitNode, orders: list[object]) -> None:
@@ -47,7 +47,7 @@ class CountingKit(Kit):
 @pytest.fixture
 def kit(monkeypatch: pytest.MonkeyPatch) -> CountingKit:
     monkeypatch.setattr(replicas, "WAKES_PER_TURN", BOUND)
-    monkeypatch.setattr(replicas, "ASKS_MAX", BOUND)
+    monkeypatch.setattr(replicas, "REQUESTS_MAX", BOUND)
     monkeypatch.setattr(channel_controller, "DUE_PER_TURN", BOUND)
     kit = CountingKit("a", "b", "c")
     for number in range(CHANNELS):
@@ -72,8 +72,8 @@ def test_a_node_that_restarts_opens_and_asks_a_few_at_a_time(kit: CountingKit) -
     kit.run_until(kit.are_whole)
     assert_bounded(kit)
     assert kit.most["opens"] > 0
-    kit.run_until(lambda: kit["b"].core._asks.apart == 0, ms=5_000)
-    assert kit["b"].core._asks.asking == kit["b"].core._asks.waiting == 0
+    kit.run_until(lambda: kit["b"].core.first_requests.apart == 0, ms=5_000)
+    assert kit["b"].core.first_requests.asking == kit["b"].core.first_requests.waiting == 0
 
 
 def test_all_nodes_restart_and_every_channel_is_whole_again(kit: CountingKit) -> None:
@@ -98,10 +98,10 @@ def test_lost_requests_give_their_places_back(kit: CountingKit) -> None:
     kit["b"].start()
     kit.run(3_000)
     assert kit.most["asking"] <= 2 * BOUND, "of two leaders' nodes"
-    assert kit["b"].core._asks.waiting > 0
+    assert kit["b"].core.first_requests.waiting > 0
     kit.lose = lambda to, sender, message: False
     kit.run_until(kit.are_whole, ms=20_000)
-    kit.run_until(lambda: kit["b"].core._asks.apart == 0, ms=5_000)
+    kit.run_until(lambda: kit["b"].core.first_requests.apart == 0, ms=5_000)
 
 
 def test_followers_that_wait_for_their_turn_still_depose_a_dead_leader(kit: CountingKit) -> None:
@@ -163,6 +163,6 @@ def test_the_controller_comes_to_every_channel_however_many_are_due(kit: Countin
 def test_requests_without_a_bound_are_caught(kit: CountingKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: everybody asks at once (RFR1). Where requests are answered at once, no bound is needed; where they
     are lost, it shows."""
-    monkeypatch.setattr(replicas, "ASKS_MAX", CHANNELS * 1_000)  # of nodes that start from here on
+    monkeypatch.setattr(replicas, "REQUESTS_MAX", CHANNELS * 1_000)  # of nodes that start from here on
     with pytest.raises(AssertionError):
         test_lost_requests_give_their_places_back(kit)

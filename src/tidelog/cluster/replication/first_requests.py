@@ -9,11 +9,11 @@ What a caller must keep: `answered` whenever a request was answered or is about 
 channel needs to ask no more, `forget` when it follows nobody; `granted` after every input, and `answered` for those of
 its channels that did not ask after all.
 
-RFR1  At most `asks_max` channels of one leader's node have an unanswered first request. A node that is dead or slow
+RFR1  At most `requests_max` channels of one leader's node have an unanswered first request. A node that is dead or slow
      keeps nobody from asking another one.
 RFR2  Who waits is served in the order in which it came, also before who asks again; what is answered or forgotten holds
      no place.
-RFR3  While no more than `asks_max` channels are without contact, nothing waits and nothing takes longer.
+RFR3  While no more than `requests_max` channels are without contact, nothing waits and nothing takes longer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-ASKS_MAX: Final = 256
+REQUESTS_MAX: Final = 256
 
 
 class FirstRequests:
     """Of one node's followers."""
 
-    def __init__(self, asks_max: int) -> None:
-        self._asks_max = asks_max
+    def __init__(self, requests_max: int) -> None:
+        self._requests_max = requests_max
         self._apart: set[int] = set()
         """Channels that want to ask, or asked, and are not in contact."""
         self._asking: dict[int, str] = {}
@@ -47,7 +47,7 @@ class FirstRequests:
         if self._waits_for.get(channel_id) == peer:
             return False
         self._drop(channel_id)
-        if self._counts[peer] < self._asks_max and not self._waiting.get(peer):
+        if self._counts[peer] < self._requests_max and not self._waiting.get(peer):
             self._take(peer, channel_id)
             return True
         self._waiting.setdefault(peer, {})[channel_id] = None
@@ -80,7 +80,7 @@ class FirstRequests:
         """Channels that waited and have a place now."""
         found: list[int] = []
         for peer, waiting in self._waiting.items():
-            room = self._asks_max - self._counts[peer]
+            room = self._requests_max - self._counts[peer]
             for channel_id in list(islice(waiting, max(0, room))):
                 del waiting[channel_id], self._waits_for[channel_id]
                 self._take(peer, channel_id)
@@ -89,8 +89,8 @@ class FirstRequests:
 
     def paced_ms(self, wait_ms: int, limit_ms: int) -> int:
         """How long to wait before something is said again that takes `wait_ms` where few channels are without contact:
-        all of them together say it no more often than `asks_max` do, but each at least every `limit_ms`."""
-        crowd = -(-len(self._apart) // self._asks_max)
+        all of them together say it no more often than `requests_max` do, but each at least every `limit_ms`."""
+        crowd = -(-len(self._apart) // self._requests_max)
         return wait_ms if crowd <= 1 else max(wait_ms, min(wait_ms * crowd, limit_ms))
 
     @property

@@ -25,7 +25,7 @@ from typing import Final
 
 from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication import effects
-from tidelog.cluster.replication.first_requests import ASKS_MAX, FirstRequests
+from tidelog.cluster.replication.first_requests import REQUESTS_MAX, FirstRequests
 from tidelog.cluster.replication.lag import load_report_of, observe_lag
 from tidelog.cluster.replication.orders import (
     AppendBlocks,
@@ -106,7 +106,7 @@ class Replicas:
         self._metrics = ReplicationMetricsRegistry()
         self._budgets = LinkBudgets()
         self._expiry = ProducerExpiry(options)
-        self.first_requests = FirstRequests(ASKS_MAX)
+        self.first_requests = FirstRequests(REQUESTS_MAX)
         self._to_follow: dict[int, None] = {}
         """Channels whose records are looked at in the next turns (RRE3)."""
         self._to_ask: dict[int, None] = {}
