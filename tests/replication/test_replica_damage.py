@@ -10,7 +10,6 @@ from tests.replication.replica_kit import Kit
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster.node.repairer import fitting
 from tidelog.cluster.replication.orders import LogReady
-from tidelog.cluster.replication.trouble import look_at_log
 from tidelog.core.catalog import ChannelRetention
 from tidelog.core.replication.messages import SyncRequest
 from tidelog.core.replication.options import ReplicationOptions
@@ -125,7 +124,8 @@ def test_fw7_damage_before_the_leaders_log_start_keeps_nothing_from_being_commit
     damaged(kit, "b")
     with pytest.raises(DamagedRange):
         kit["b"].storage.logs.read(1, 6)
-    look_at_log(kit["b"].replica())
+    kit["b"].replica().look_at_log()
+    kit["b"].replica().settle()
     kit.run(10)
     lost = kit["b"].replica().damaged
     assert lost[-1].stop <= kit["a"].replica().log_start
