@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 
 class WorldViolation(AssertionError):
@@ -27,6 +28,10 @@ class WorldViolation(AssertionError):
         self.problem = problem
 
 
+class WorldBroken(Exception):
+    """A promise was broken, without the seed. Each world has its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldResult:
     seed: int
@@ -35,6 +40,47 @@ class WorldResult:
     counters: Counter[str]
     simulated_ms: int | None = None
     """None for a world without a clock."""
+
+
+class World(Protocol):
+    """What is read off a world after its run."""
+
+    counters: Counter[str]
+
+    @property
+    def events(self) -> int: ...
+
+    @property
+    def checks(self) -> int: ...
+
+    @property
+    def last_event(self) -> str: ...
+
+
+def run_world(
+    seed: int,
+    world: World,
+    run: Callable[[], None],
+    *,
+    violation: type[WorldViolation],
+    clock_ms: Callable[[], int] | None = None,
+) -> WorldResult:
+    """Run one seed. A broken promise, or an unhandled error, is raised as the world's kind of violation."""
+    try:
+        run()
+    except WorldBroken as error:
+        problem = f"{error} (after {world.events} events, the last was {world.last_event})"
+        raise violation(seed, problem) from error
+    except Exception as error:
+        problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
+        raise violation(seed, problem) from error
+    return WorldResult(
+        seed=seed,
+        events=world.events,
+        checks=world.checks,
+        simulated_ms=None if clock_ms is None else clock_ms(),
+        counters=world.counters,
+    )
 
 
 @contextmanager
@@ -51,6 +97,17 @@ def _garbage_kept() -> Iterator[None]:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
+
+
+def seeds_runner(live: Callable[..., WorldResult], sometimes: Sequence[str], **usual: Any) -> Callable[..., Any]:
+    """`run_seeds` for one world. Its callers may say how long a run takes, in the world's own terms."""
+
+    def run(first: int, count: int, *, progress: Callable[[int], None] | None = None, **length: Any) -> dict[str, Any]:
+        return run_seeds(
+            first, count, live=partial(live, **{**usual, **length}), sometimes=sometimes, progress=progress
+        )
+
+    return run
 
 
 def run_seeds(

@@ -95,7 +95,7 @@ class ClusterBoats:
         self.world.scheduler.after(1 + int(rng.random() * 2 * self.mishap_ms), self._mishap)
         boat = rng.choice(self.boats)
         (what,) = rng.choices(tuple(MISHAPS), [weight for weight, _ in MISHAPS.values()])
-        self.world.last_fault = f"{what} at {self.world.scheduler.now_ms} ms"
+        self.world.last_event = f"{what} at {self.world.scheduler.now_ms} ms"
         MISHAPS[what][1](self, boat)
         return True
 

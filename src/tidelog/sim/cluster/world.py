@@ -38,8 +38,8 @@ from tidelog.sim.cluster.nats_server import NATS_FAULTS, NATS_SOMETIMES, SimNats
 from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.metadata.model import ClusterBroken
 from tidelog.sim.metadata.node import SimNode
-from tidelog.sim.metadata.world import MetadataWorld, live_through, random_options
-from tidelog.sim.seeds import WorldResult, run_seeds
+from tidelog.sim.metadata.world import MetadataWorld, random_options
+from tidelog.sim.seeds import WorldResult, seeds_runner
 from tidelog.sim.uplink.model import UplinkBroken as BrokenUplink
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.store.parts import StoreOptions
@@ -116,43 +116,19 @@ SOMETIMES: Final = (
 
 def run_cluster_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """Live through one seed; raises `ClusterViolation` when a promise is broken."""
-    return live_through(ClusterWorld(seed), seed, duration_ms=duration_ms, violation=ClusterViolation)
-
-
-def run_cluster_seeds(
-    first: int, count: int, *, duration_ms: int = DURATION_MS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_cluster_world(seed, duration_ms=duration_ms)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
-
-
-def run_short_cluster_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short lives."""
-    return run_cluster_seeds(first, count, duration_ms=SHORT_MS)
+    return ClusterWorld(seed).run_seed(duration_ms, ClusterViolation)
 
 
 def run_nats_cluster_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """As `run_cluster_world`, with replication over a NATS server that has faults of its own."""
-    world = ClusterWorld(seed, transport="nats")
-    return live_through(world, seed, duration_ms=duration_ms, violation=NatsClusterViolation)
+    return ClusterWorld(seed, transport="nats").run_seed(duration_ms, NatsClusterViolation)
 
 
-def run_nats_cluster_seeds(first: int, count: int, *, duration_ms: int = DURATION_MS) -> dict[str, Any]:
-    """Many seeds over NATS."""
-
-    def live(seed: int) -> WorldResult:
-        return run_nats_cluster_world(seed, duration_ms=duration_ms)
-
-    return run_seeds(first, count, live=live, sometimes=(*SOMETIMES, *NATS_SOMETIMES))
-
-
-def run_short_nats_cluster_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short lives over NATS."""
-    return run_nats_cluster_seeds(first, count, duration_ms=SHORT_MS)
+_NATS_TOO: Final = (*SOMETIMES, *NATS_SOMETIMES)
+run_cluster_seeds: Final = seeds_runner(run_cluster_world, SOMETIMES)
+run_short_cluster_seeds: Final = seeds_runner(run_cluster_world, SOMETIMES, duration_ms=SHORT_MS)
+run_nats_cluster_seeds: Final = seeds_runner(run_nats_cluster_world, _NATS_TOO)
+run_short_nats_cluster_seeds: Final = seeds_runner(run_nats_cluster_world, _NATS_TOO, duration_ms=SHORT_MS)
 
 
 class ClusterWorld(MetadataWorld):

@@ -19,7 +19,7 @@ from tidelog.blocks.frames import decode_frames
 from tidelog.blocks.header import BlockKind
 from tidelog.edge.journal.journal import Journal
 from tidelog.errors import DamagedRange
-from tidelog.sim.seeds import WorldViolation
+from tidelog.sim.seeds import WorldBroken, WorldViolation
 
 Frame: TypeAlias = tuple[int, int, bytes]
 """Time, CAN id, payload."""
@@ -33,7 +33,7 @@ class JournalViolation(WorldViolation):
     world = "journal"
 
 
-class JournalBroken(Exception):
+class JournalBroken(WorldBroken):
     """A check failed; the world adds the seed."""
 
 

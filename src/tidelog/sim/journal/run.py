@@ -52,6 +52,10 @@ class JournalRun:
 
     # --- around every event ----------------------------------------------------------------------
 
+    @property
+    def checks(self) -> int:
+        return self.model.checks
+
     def settle(self) -> None:
         """Take over the journal's statistics."""
         self.model.note_durable(self.journal)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
@@ -25,7 +25,7 @@ from tidelog.sim.disk import FailKind
 from tidelog.sim.journal.model import Frame, JournalBroken, JournalViolation
 from tidelog.sim.journal.run import FOLDER, SECOND_US, JournalRun
 from tidelog.sim.power import PowerCut
-from tidelog.sim.seeds import WorldResult, run_seeds
+from tidelog.sim.seeds import WorldResult, run_world, seeds_runner
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, SEGMENT_SUFFIX
 
 STEPS: Final = 60
@@ -66,26 +66,10 @@ SOMETIMES: Final = (
 def run_journal_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Run one seed; raises `JournalViolation` when the journal breaks a promise."""
     world = _World(seed)
-    try:
-        world.run(steps)
-    except JournalBroken as error:
-        problem = f"{error} (after {world.events} events, the last was {world.last_event})"
-        raise JournalViolation(seed, problem) from error
-    except (LogError, AssertionError, LookupError, ValueError, TypeError, OverflowError) as error:
-        problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
-        raise JournalViolation(seed, problem) from error
-    return WorldResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
+    return run_world(seed, world, lambda: world.run(steps), violation=JournalViolation)
 
 
-def run_journal_seeds(
-    first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_journal_world(seed, steps=steps)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
+run_journal_seeds: Final = seeds_runner(run_journal_world, SOMETIMES)
 
 
 class _World(JournalRun):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
 from tidelog.errors import DamagedRange
-from tidelog.sim.seeds import WorldViolation
+from tidelog.sim.seeds import WorldBroken, WorldViolation
 from tidelog.storage.log.log import Log
 
 
@@ -26,7 +26,7 @@ class Violation(WorldViolation):
     world = "log"
 
 
-class LogBroken(Exception):
+class LogBroken(WorldBroken):
     """A check failed; the world adds the seed."""
 
 

@@ -58,6 +58,10 @@ class LogRun:
 
     # --- trying ----------------------------------------------------------------------------------------
 
+    @property
+    def checks(self) -> int:
+        return self.model.checks
+
     def watch(self) -> None:
         """Checked after every event; a caller that acks by `durable_end` has acked this."""
         log, model = self.log, self.model

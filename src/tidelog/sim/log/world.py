@@ -12,7 +12,7 @@ did fails instead of promising too much.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from tidelog.blocks.block import Block
 from tidelog.errors import (
@@ -24,9 +24,9 @@ from tidelog.errors import (
     ReplacementRefused,
     StaleEpoch,
 )
-from tidelog.sim.log.model import LogBroken, LogModel, Violation
+from tidelog.sim.log.model import LogModel, Violation
 from tidelog.sim.log.run import LogRun
-from tidelog.sim.seeds import WorldResult, run_seeds
+from tidelog.sim.seeds import WorldResult, run_world, seeds_runner
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
 
 STEPS: Final = 100
@@ -61,25 +61,10 @@ _CAPACITY: Final = 1 << 40
 def run_log_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Run one seed; raises `Violation` when the log breaks a promise."""
     world = _World(seed)
-    try:
-        world.run(steps)
-    except LogBroken as error:
-        raise Violation(seed, f"{error} (after {world.events} events, the last was {world.last_event})") from error
-    except Exception as error:
-        problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
-        raise Violation(seed, problem) from error
-    return WorldResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
+    return run_world(seed, world, lambda: world.run(steps), violation=Violation)
 
 
-def run_log_seeds(
-    first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_log_world(seed, steps=steps)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
+run_log_seeds: Final = seeds_runner(run_log_world, SOMETIMES)
 
 
 class _World(LogRun):

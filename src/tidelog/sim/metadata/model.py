@@ -43,7 +43,7 @@ from tidelog.core.raft import (
     VoteRequest,
 )
 from tidelog.sim.metadata.raft_storage_run import StoredState, state_after_compaction, states_of_write
-from tidelog.sim.seeds import WorldViolation
+from tidelog.sim.seeds import WorldBroken, WorldViolation
 from tidelog.storage.raft.storage import RaftStorage, gathered
 
 
@@ -53,7 +53,7 @@ class MetadataViolation(WorldViolation):
     world = "metadata"
 
 
-class ClusterBroken(Exception):
+class ClusterBroken(WorldBroken):
     """A check failed; the world adds the seed."""
 
 

@@ -24,14 +24,13 @@ from tidelog.core.catalog import SCOPES, AddGrant, Change, NodeState
 from tidelog.core.membership import member_name
 from tidelog.core.node_messages import ForMember
 from tidelog.core.raft import Members, RaftConfig, SnapshotChunk
-from tidelog.errors import LogError
 from tidelog.sim.metadata.clients import OPEN_MAX, Clients
 from tidelog.sim.metadata.faults import FAULTS
 from tidelog.sim.metadata.lies import LIES
 from tidelog.sim.metadata.model import ClusterBroken, MetadataModel, MetadataViolation
 from tidelog.sim.metadata.node import SimNode
 from tidelog.sim.network import Scheduler
-from tidelog.sim.seeds import WorldResult, run_seeds
+from tidelog.sim.seeds import WorldResult, WorldViolation, run_world, seeds_runner
 
 DURATION_MS: Final = 27_000
 SHORT_MS: Final = 6_000
@@ -88,45 +87,12 @@ SOMETIMES: Final = (
 
 
 def run_metadata_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
-    """Run one seed; raises `MetadataViolation` when a promise is broken."""
-    return live_through(MetadataWorld(seed), seed, duration_ms=duration_ms, violation=MetadataViolation)
+    """Live through one seed; raises `MetadataViolation` when a promise is broken."""
+    return MetadataWorld(seed).run_seed(duration_ms, MetadataViolation)
 
 
-def live_through(
-    world: MetadataWorld, seed: int, *, duration_ms: int, violation: Callable[[int, str], Exception]
-) -> WorldResult:
-    """One run of a world; a broken promise, or an unhandled error, is raised as a `violation`."""
-    try:
-        world.run(duration_ms)
-    except ClusterBroken as error:
-        problem = f"{error} (after {world.scheduler.events} events, the last fault was {world.last_fault})"
-        raise violation(seed, problem) from error
-    except (LogError, AssertionError, LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
-        problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
-        raise violation(seed, problem) from error
-    return WorldResult(
-        seed=seed,
-        events=world.scheduler.events,
-        checks=world.model.checks,
-        simulated_ms=world.scheduler.now_ms,
-        counters=world.counters,
-    )
-
-
-def run_metadata_seeds(
-    first: int, count: int, *, duration_ms: int = DURATION_MS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_metadata_world(seed, duration_ms=duration_ms)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
-
-
-def run_short_metadata_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short runs."""
-    return run_metadata_seeds(first, count, duration_ms=SHORT_MS)
+run_metadata_seeds: Final = seeds_runner(run_metadata_world, SOMETIMES)
+run_short_metadata_seeds: Final = seeds_runner(run_metadata_world, SOMETIMES, duration_ms=SHORT_MS)
 
 
 @dataclass(slots=True)
@@ -151,13 +117,14 @@ class MetadataWorld:
         self, seed: int, *, nodes: int | None = None, quiet: bool = False, options: NodeOptions | None = None
     ) -> None:
         """`quiet` has even clocks, fast disks and nothing random but the elections: for directed schedules."""
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler()
         self.counters: Counter[str] = Counter()
         self.model = self._make_model()
         self.model.on_fence = self._on_fence
         self.clients = Clients(self)
-        self.last_fault = "none"
+        self.last_event = "none"
         self.healed = quiet
         self._after_rest = False
         """The change that was proposed in the stable state went through."""
@@ -177,6 +144,23 @@ class MetadataWorld:
             self.add_node(name, names)
         if not quiet:
             self.weather = MetadataWeather(jitter_ms=rng.choice((2, 10, 40)))
+
+    @property
+    def events(self) -> int:
+        return self.scheduler.events
+
+    @property
+    def checks(self) -> int:
+        return self.model.checks
+
+    def run_seed(self, duration_ms: int, violation: type[WorldViolation]) -> WorldResult:
+        return run_world(
+            self.seed,
+            self,
+            lambda: self.run(duration_ms),
+            violation=violation,
+            clock_ms=lambda: self.scheduler.now_ms,
+        )
 
     def _make_model(self) -> MetadataModel:
         return MetadataModel(self.counters)
@@ -309,7 +293,7 @@ class MetadataWorld:
         while self.scheduler.now_ms < duration_ms:
             self.scheduler.run_until(self.scheduler.now_ms + 1 + int(self.rng.random() * 2 * pause_ms))
             fault = self.rng.choices(names, weights)[0]
-            self.last_fault = f"{fault} at {self.scheduler.now_ms} ms"
+            self.last_event = f"{fault} at {self.scheduler.now_ms} ms"
             self.counters["faults"] += 1
             faults[fault][1](self, self.rng.choice(list(self.nodes.values())))
         self.heal()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tidelog.blocks.block import Block
 from tidelog.errors import DamagedRange, LogError
+from tidelog.sim.seeds import WorldBroken
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES
@@ -18,7 +19,7 @@ from tidelog.storage.log.writer import Append
 from tidelog.storage.store.store import Store
 
 
-class StoreBroken(Exception):
+class StoreBroken(WorldBroken):
     """A check failed; the world adds the seed."""
 
 

@@ -27,10 +27,10 @@ from tidelog.blocks.block import MadeBlock, make_block
 from tidelog.blocks.header import BlockKind
 from tidelog.errors import ChannelExists, DiskError, DiskFull, LogError, LogPoisoned, SyncFailed, UnknownChannel
 from tidelog.sim.disk import SimDisk
-from tidelog.sim.seeds import WorldResult, WorldViolation, run_seeds
+from tidelog.sim.seeds import WorldResult, WorldViolation, run_world, seeds_runner
 from tidelog.sim.store.broken_folder import BrokenFolder
 from tidelog.sim.store.lies import stop_and_lie
-from tidelog.sim.store.model import Intent, StoreBroken, StoreChannelModel, StoreModel, stopped
+from tidelog.sim.store.model import Intent, StoreChannelModel, StoreModel, stopped
 from tidelog.storage.atomic import COPY_SUFFIX
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions, Retention
@@ -92,26 +92,10 @@ class StoreViolation(WorldViolation):
 def run_store_world(seed: int, *, steps: int = STEPS) -> WorldResult:
     """Run one seed; raises `StoreViolation` when the store breaks a promise."""
     world = _World(seed)
-    try:
-        world.run(steps)
-    except StoreBroken as error:
-        problem = f"{error} (after {world.events} events, the last was {world.last_event})"
-        raise StoreViolation(seed, problem) from error
-    except (LogError, AssertionError, LookupError, ValueError, TypeError) as error:
-        problem = f"{world.last_event} raised {type(error).__name__}: {error} (after {world.events} events)"
-        raise StoreViolation(seed, problem) from error
-    return WorldResult(seed=seed, events=world.events, checks=world.model.checks, counters=world.counters)
+    return run_world(seed, world, lambda: world.run(steps), violation=StoreViolation)
 
 
-def run_store_seeds(
-    first: int, count: int, *, steps: int = STEPS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_store_world(seed, steps=steps)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
+run_store_seeds: Final = seeds_runner(run_store_world, SOMETIMES)
 
 
 class _World:
@@ -129,6 +113,10 @@ class _World:
         self.uncertain = False
         """A fault is armed: what an event did is known only after the next opening."""
         self.store = open_store(self.disk, now_us=self.now_us, options=self.options)
+
+    @property
+    def checks(self) -> int:
+        return self.model.checks
 
     def run(self, steps: int) -> None:
         self.model.opened(self.store, self.now_us, 1)

@@ -24,7 +24,7 @@ from tidelog.blocks.frames import FrameForm
 from tidelog.blocks.header import BlockKind
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.edge.journal.declared import Declared
-from tidelog.sim.seeds import WorldViolation
+from tidelog.sim.seeds import WorldBroken, WorldViolation
 
 Frame: TypeAlias = tuple[int, int, bytes]
 """Time, CAN id, payload."""
@@ -36,7 +36,7 @@ class UplinkViolation(WorldViolation):
     world = "uplink"
 
 
-class UplinkBroken(Exception):
+class UplinkBroken(WorldBroken):
     """A check failed; the world adds the seed."""
 
 

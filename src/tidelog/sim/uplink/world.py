@@ -16,12 +16,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from tidelog.errors import LogError
 from tidelog.sim.network import Connection, Scheduler, SimLink, Way, Weather
 from tidelog.sim.power import PluggedDisk
-from tidelog.sim.seeds import WorldResult, run_seeds
+from tidelog.sim.seeds import WorldResult, run_world, seeds_runner
 from tidelog.sim.uplink.boat import FOLDER, SimBoat
 from tidelog.sim.uplink.choices import random_journal, random_protocol
 from tidelog.sim.uplink.cloud import SimCloud
@@ -101,37 +100,13 @@ SOMETIMES: Final = (
 def run_uplink_world(seed: int, *, duration_ms: int = DURATION_MS) -> WorldResult:
     """Run one seed; raises `UplinkViolation` when a promise is broken."""
     world = _World(seed)
-    try:
-        world.run(duration_ms)
-    except UplinkBroken as error:
-        problem = f"{error} (after {world.scheduler.events} events, the last fault was {world.last_fault})"
-        raise UplinkViolation(seed, problem) from error
-    except (LogError, AssertionError, LookupError, ValueError, TypeError, OverflowError) as error:
-        problem = f"{type(error).__name__}: {error} (after {world.scheduler.events} events)"
-        raise UplinkViolation(seed, problem) from error
-    return WorldResult(
-        seed=seed,
-        events=world.scheduler.events,
-        checks=sum(model.checks for model in world.models.values()) + (world.fed.model.checks if world.fed else 0),
-        simulated_ms=world.scheduler.now_ms,
-        counters=world.counters,
+    return run_world(
+        seed, world, lambda: world.run(duration_ms), violation=UplinkViolation, clock_ms=lambda: world.scheduler.now_ms
     )
 
 
-def run_uplink_seeds(
-    first: int, count: int, *, duration_ms: int = DURATION_MS, progress: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """Many seeds, as `seeds.run_seeds` reports them."""
-
-    def live(seed: int) -> WorldResult:
-        return run_uplink_world(seed, duration_ms=duration_ms)
-
-    return run_seeds(first, count, live=live, sometimes=SOMETIMES, progress=progress)
-
-
-def run_short_uplink_seeds(first: int, count: int) -> dict[str, Any]:
-    """Many short runs."""
-    return run_uplink_seeds(first, count, duration_ms=SHORT_MS)
+run_uplink_seeds: Final = seeds_runner(run_uplink_world, SOMETIMES)
+run_short_uplink_seeds: Final = seeds_runner(run_uplink_world, SOMETIMES, duration_ms=SHORT_MS)
 
 
 class _World:
@@ -140,7 +115,7 @@ class _World:
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler()
         self.counters: Counter[str] = Counter()
-        self.last_fault = "none"
+        self.last_event = "none"
         self.healed = False
         self.sender_config, limits = random_protocol(rng)
         names = [f"boat-{number}" for number in range(1, rng.choice((1, 1, 1, 2, 3)) + 1)]
@@ -165,6 +140,14 @@ class _World:
         self.lplex = self._lplex(lplex_model) if has_lplex else None
         self.fed: FedBoat | None = fed_boat(seed, self.scheduler, self.counters)
         """A Tidelog boat with an lplex cloud; nothing that happens to the others touches it."""
+
+    @property
+    def events(self) -> int:
+        return self.scheduler.events
+
+    @property
+    def checks(self) -> int:
+        return sum(model.checks for model in self.models.values()) + (self.fed.model.checks if self.fed else 0)
 
     def _link(self) -> SimLink:
         rng = self.rng
@@ -225,10 +208,10 @@ class _World:
         pause_ms = SHORT_MS // self.rng.randrange(4, 24)
         while self.scheduler.now_ms < duration_ms:
             self.scheduler.run_until(self.scheduler.now_ms + 1 + int(self.rng.random() * 2 * pause_ms))
-            self.last_fault = f"{self.rng.choices(names, weights)[0]} at {self.scheduler.now_ms} ms"
+            self.last_event = f"{self.rng.choices(names, weights)[0]} at {self.scheduler.now_ms} ms"
             self.counters["faults"] += 1
             boat = self.rng.choice(self.boats)
-            _FAULTS[self.last_fault.split(" at ")[0]][1](self, boat)
+            _FAULTS[self.last_event.split(" at ")[0]][1](self, boat)
         self.heal()
         began_ms = self.scheduler.now_ms
         if not self.scheduler.run_until(began_ms + REST_MS, self.at_rest):
