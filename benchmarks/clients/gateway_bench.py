@@ -72,7 +72,7 @@ class GatewayPartyFailed(RuntimeError):
     """A client's process did not do its part."""
 
 
-def bench_doors(*, quick: bool = False, folder: str | None = None, sizes: GatewaySizes | None = None) -> Results:
+def bench_gateway(*, quick: bool = False, folder: str | None = None, sizes: GatewaySizes | None = None) -> Results:
     """Measure everything; one flat object."""
     sizes = sizes or (QUICK if quick else FULL)
     began = time.perf_counter()
@@ -81,8 +81,8 @@ def bench_doors(*, quick: bool = False, folder: str | None = None, sizes: Gatewa
         results["quick"] = quick
         place = Path(scratch)
         with ClusterKit(place / "cluster", nodes=NODES) as kit:
-            doors = _start(kit)
-            results |= asyncio.run(_measure(kit, doors, sizes))
+            gateways = _start(kit)
+            results |= asyncio.run(_measure(kit, gateways, sizes))
         with ClusterKit(place / "link", nodes=NODES) as linked, NatsPeer(place / "nats", nodes=1) as peer:
             peer.start_all()
             (server,) = peer.nodes.values()
@@ -99,7 +99,7 @@ def bench_doors(*, quick: bool = False, folder: str | None = None, sizes: Gatewa
     return results
 
 
-run = bench_doors
+run = bench_gateway
 
 
 def _start(kit: ClusterKit) -> dict[str, int]:
@@ -107,14 +107,14 @@ def _start(kit: ClusterKit) -> dict[str, int]:
     place = kit.folder / "certificates"
     taken = {node.port for node in kit.nodes.values()}
     rng = random.Random()
-    doors: dict[str, int] = {}
+    gateways: dict[str, int] = {}
     for name in kit.names:
-        doors[name] = free_port(rng, taken=taken | set(doors.values()))
-        settings = ["-liftbridge-listen", f"{HOST}:{doors[name]}"]
+        gateways[name] = free_port(rng, taken=taken | set(gateways.values()))
+        settings = ["-liftbridge-listen", f"{HOST}:{gateways[name]}"]
         settings += ["-liftbridge-link-cert", str(place / f"{OPERATOR}.crt")]
         settings += ["-liftbridge-link-key", str(place / f"{OPERATOR}.key")]
         kit.start(name, *settings)
-    return doors
+    return gateways
 
 
 # --- the gateway ----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ _NATIVE: Final = _Case(key="native_publish", kind="native", policy=pb.ALL)
 _CASES: Final = (_LEADER_1, _LEADER_4, _ALL_1, _ALL_4, _KEYED, _SPREAD, _GRPCIO, _NATIVE)
 
 
-async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: GatewaySizes) -> Results:
+async def _measure(kit: ClusterKit, gateways: dict[str, int], sizes: GatewaySizes) -> Results:
     async with kit.caller() as caller:
         await kit.wait_formed(caller)
     rates: dict[str, list[float]] = {case.key: [] for case in _CASES}
@@ -153,12 +153,12 @@ async def _measure(kit: ClusterKit, doors: dict[str, int], sizes: GatewaySizes) 
     filled = await _filled(kit, sizes)
     for _ in range(sizes.rounds):
         for case in _CASES:
-            rates[case.key].append(await _publish(kit, doors, case, sizes))
-        paced.append(await _paced(kit, doors, sizes))
+            rates[case.key].append(await _publish(kit, gateways, case, sizes))
+        paced.append(await _paced(kit, gateways, sizes))
         for kind, found in echoes.items():
             found.append(await _echo(kit, kind, sizes))
         for kind, found in reads.items():
-            found.append(await _subscribe(kit, doors, filled, kind, sizes))
+            found.append(await _subscribe(kit, gateways, filled, kind, sizes))
         kit.require_alive()
     await delete_channel(kit, filled.name)
     leader, whole = rates[_LEADER_1.key], rates[_ALL_1.key]
@@ -197,13 +197,13 @@ def _median(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return round(statistics.median(_ratios(ours, theirs)), 3)
 
 
-async def _publish(kit: ClusterKit, doors: dict[str, int], case: _Case, sizes: GatewaySizes) -> float:
+async def _publish(kit: ClusterKit, gateways: dict[str, int], case: _Case, sizes: GatewaySizes) -> float:
     """Acknowledged messages per second of all publishers, at the gateway of the leader (DB1)."""
     channels = [channel := await create_channel(kit)]
     for partition in range(1, case.partitions):
         name = channel_of(channel.name, partition)
         channels.append(await create_channel(kit, name, leader_pinned=channel.leader))
-    party = _party(kit, "publish", case.kind, doors[channel.leader], channel, sizes, policy=case.policy)
+    party = _party(kit, "publish", case.kind, gateways[channel.leader], channel, sizes, policy=case.policy)
     party = replace(party, is_keyed=case.is_keyed, partitions=case.partitions)
     measured = await asyncio.to_thread(_carried_out, [party] * case.publishers)
     await _require(kit, channels, sum(found.acked for found in measured))
@@ -212,10 +212,10 @@ async def _publish(kit: ClusterKit, doors: dict[str, int], case: _Case, sizes: G
     return sum(found.records / found.seconds for found in measured)
 
 
-async def _paced(kit: ClusterKit, doors: dict[str, int], sizes: GatewaySizes) -> Measured:
+async def _paced(kit: ClusterKit, gateways: dict[str, int], sizes: GatewaySizes) -> Measured:
     """How long acks of all take for messages that come one by one, at a rate that is no load."""
     channel = await create_channel(kit)
-    party = _party(kit, "publish", "paced", doors[channel.leader], channel, sizes, policy=pb.ALL)
+    party = _party(kit, "publish", "paced", gateways[channel.leader], channel, sizes, policy=pb.ALL)
     (measured,) = await asyncio.to_thread(_carried_out, [party])
     await _require(kit, [channel], measured.acked)
     await delete_channel(kit, channel.name)
@@ -275,11 +275,11 @@ async def _filled(kit: ClusterKit, sizes: GatewaySizes) -> BenchChannel:
 
 
 async def _subscribe(
-    kit: ClusterKit, doors: dict[str, int], channel: BenchChannel, kind: str, sizes: GatewaySizes
+    kit: ClusterKit, gateways: dict[str, int], channel: BenchChannel, kind: str, sizes: GatewaySizes
 ) -> float:
     """Messages per second that one reader takes from the leader."""
     records = sizes.grpcio_records if kind == "grpcio" else sizes.records
-    party = _party(kit, "subscribe", kind, doors[channel.leader], channel, sizes, records=records)
+    party = _party(kit, "subscribe", kind, gateways[channel.leader], channel, sizes, records=records)
     (found,) = await asyncio.to_thread(_carried_out, [party])
     return found.records / found.seconds
 

@@ -55,9 +55,9 @@ class Party:
     name: str = OPERATOR
     """Whose certificate it shows."""
     addresses: tuple[str, ...] = ()
-    """Of the nodes, for native clients."""
+    """The addresses of the nodes, for native clients."""
     port: int = 0
-    """Of the gateway."""
+    """The address of the gateway."""
     stream: str = ""
     policy: int = 0
     warm_up_s: float = 0.0

@@ -36,7 +36,7 @@ from tidelog.units import KIB, MIB
 NODES: Final = 3
 RECORD_BYTES: Final = KIB
 RECORDS: Final = 64
-"""Of one block."""
+"""The records of one block."""
 REQUESTS: Final = 32
 SHRINK_S: Final = 60.0
 CATCH_UP_S: Final = 600.0

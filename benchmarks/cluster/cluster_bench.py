@@ -37,7 +37,7 @@ SINGLE_SIZE: Final = 64
 class ClusterSizes:
     rounds: int = 5
     seconds: float = 2.0
-    """Of each measurement; the peer's ways to take batches have as much each."""
+    """The duration of each measurement; each of the peer's ways to take batches has as much."""
     warm_up_s: float = 0.5
 
 
@@ -132,7 +132,7 @@ async def _measure(kit: ClusterKit, peer: NatsPeer, sizes: ClusterSizes) -> Resu
 async def _pair(
     pairs: Pairs, ours: Callable[[], Awaitable[float]], theirs: Callable[[], Awaitable[float]], ours_first: bool
 ) -> None:
-    """One round of both; whoever is first is second in the next."""
+    """One round of both; the first one is second in the next."""
     cases = [(pairs.ours, ours), (pairs.theirs, theirs)]
     for found, case in cases if ours_first else reversed(cases):
         value = await case()

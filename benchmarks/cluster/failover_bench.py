@@ -49,7 +49,7 @@ _SETTLE_S: Final = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSizes:
     rounds: int = 10
-    """Of each kind of strike, for each channel."""
+    """The number of strikes of each kind, for each channel."""
     nats_rounds: int = 10
 
 

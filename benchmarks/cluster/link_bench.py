@@ -56,7 +56,7 @@ class LinkSizes:
     message_rounds: int = 5
     requests: int = 20_000
     bodies: int = 150
-    """Of 1 MiB, per round. Short rounds and many: the link and the floor then meet the same neighbours."""
+    """Bodies of 1 MiB per round. Many short rounds: the link and the floor then see the same load."""
     bulk_rounds: int = 15
     heartbeat_bodies: int = 2_000
 

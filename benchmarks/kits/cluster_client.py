@@ -192,7 +192,7 @@ class PumpLink:
         return Rate(records=records, seconds=elapsed, acked=pump.acked)
 
     def begin(self, pump: ChannelPump) -> None:
-        """Take answers for this pump, whoever makes it send."""
+        """Take answers for this pump, whichever caller makes it send."""
         self._pump = pump
 
     def require_good(self) -> None:

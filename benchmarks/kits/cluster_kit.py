@@ -77,7 +77,7 @@ class KitNode:
     """It was asked to end, or is expected to."""
     starts: int = 0
     command: tuple[str, ...] = ()
-    """Of the last start."""
+    """The command line of the last start."""
     said_before: int = 0
     """Characters of its log before the last start."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class ClusterKit:
             raise WaitTimedOut(waiting_for=f"the end of {name}", deadline_s=deadline_s) from None
 
     def expect_end(self, name: str) -> None:
-        """From now on it is no failure if this life of the node ends."""
+        """From now on it is no failure if this process of the node ends."""
         self.nodes[name].may_end = True
 
     def wipe(self, name: str) -> None:
@@ -251,7 +251,7 @@ class ClusterKit:
         shutil.rmtree(self.nodes[name].data)
 
     def said(self, name: str) -> str:
-        """All that every life of this node has logged."""
+        """All that every process of this node has logged."""
         log = self.nodes[name].folder / "log"
         return log.read_text(errors="replace") if log.exists() else ""
 

@@ -42,7 +42,7 @@ class _Deaf:
         """Nothing is put off."""
 
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
-        pass  # a node greets whoever calls itself a node
+        pass  # a node greets any process that calls itself a node
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         raise BadMessage(problem="the load of a test answers nothing")
@@ -87,7 +87,7 @@ class ClusterCaller:
         if link is not None and link.is_usable:
             return link
         if self._dials[name].locked():
-            # Whoever dials a node that hangs holds nobody else up.
+            # Dialling a node that hangs delays no other.
             raise PeerUnreachable(address=self._addresses[name], problem="it is being dialled")
         async with self._dials[name]:
             link = await dial_link(self._addresses[name], end=self._end, handler=_Deaf(), expected=name)

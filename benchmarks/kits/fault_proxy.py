@@ -1,15 +1,15 @@
 """A network between the nodes of a `ClusterKit` that can be cut: both ways, one way, and healed.
 
-Every node has a door here and is known to the others by it (`-advertise`). Connections run through the door of the
-node that was dialled; who dialled is found by looking which process holds the other end, so each ordered pair of nodes
-can be treated by itself. Clients of this process are nobody's peer and are left alone.
+Every node has a port here and advertises it to the others (`-advertise`). Connections run through the port of the node
+that was dialled; the dialling node is the process that holds the other end, so each ordered pair of nodes can be
+treated separately. Clients of this process are no peers and are not affected.
 
     with FaultProxy(lambda: {name: process id}) as proxy:
-        door = proxy.open_door("n1", target_port)
+        proxy_port = proxy.open_proxy_port("n1", target_port)
 
 What a caller must keep: Linux; every method may be called from any thread and has taken effect when it returns.
 
-KFP1  A stalled direction loses nothing: bytes wait at the door, as TCP would send them again, and arrive late after
+KFP1  A stalled direction loses nothing: bytes wait in the proxy, as TCP would send them again, and arrive late after
      `heal`. So old messages do come, as they do in a real network.
 KFP2  Memory is bounded: a side that is not read from is not read from here either.
 """
@@ -63,7 +63,7 @@ class FaultProxy:
         self._thread.join(_WAIT_S)
         self._loop.close()
 
-    def open_door(self, node: str, target_port: int) -> int:
+    def open_proxy_port(self, node: str, target_port: int) -> int:
         """The port by which the others reach this node."""
 
         async def listen() -> asyncio.Server:
@@ -109,9 +109,9 @@ class FaultProxy:
     def is_refused(self, pair: frozenset[str]) -> bool:
         return pair in self._refused
 
-    def dialler_of(self, port: int, door: int) -> str | None:
+    def dialler_of(self, port: int, proxy_port: int) -> str | None:
         """The node whose process holds the other end; `NOBODY` if it is none of them, None if it is gone already."""
-        inode = _inode(port, door)
+        inode = _inode(port, proxy_port)
         if inode is None:
             return None
         wanted = f"socket:[{inode}]"
@@ -273,9 +273,9 @@ class _Side(asyncio.Protocol):
         self._transport.abort()
 
 
-def _inode(port: int, door: int) -> str | None:
-    """Of the socket that is bound to `port` and connected to `door`, both on this machine."""
-    local, remote = f"{_LOOPBACK}:{port:04X}", f"{_LOOPBACK}:{door:04X}"
+def _inode(port: int, proxy_port: int) -> str | None:
+    """The inode of the socket that is bound to `port` and connected to `proxy_port`, both on this machine."""
+    local, remote = f"{_LOOPBACK}:{port:04X}", f"{_LOOPBACK}:{proxy_port:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines():
         columns = line.split()
         if columns[1] == local and columns[2] == remote and columns[9] != "0":

@@ -1,6 +1,6 @@
 """What every benchmark needs: fair rounds, a scratch folder on a real disk, facts about the machine.
 
-Absolute numbers move with the machine and with whoever else uses it; a ratio of two things measured
+Absolute numbers move with the machine and with its other load; a ratio of two things measured
 in turn, a little at a time, moves much less. So cases alternate (A, B, A, B, ...), each reports the
 median of its rounds, and a ratio is a ratio of medians. The spread says how far to trust it.
 """

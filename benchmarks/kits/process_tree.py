@@ -28,7 +28,7 @@ def tree_processor_s() -> float:
             with open(f"{_PROCESSES}/{name}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended while we looked; whoever started it counts its time
+            continue  # it ended while we looked; its parent counts its time
         children[int(fields[_PARENT])].append(int(name))
         ticks[int(name)] = sum(map(int, fields[_TIMES]))
     total, waiting = 0, [os.getpid()]

@@ -1,7 +1,7 @@
 """Who takes part in an uplink benchmark: authorities, a cloud process, and a boat on this event loop.
 
 The cloud is the real `tidelog cloud` in a process of its own, with mTLS and its store on disk. The boat is the real
-journal, ring, `BoatUplink` and `UplinkClient`; only the bus is missing, and whoever measures records the frames.
+journal, ring, `BoatUplink` and `UplinkClient`; only the bus is missing, and the benchmark records the frames.
 
 What a caller must keep: one `BenchBoat` per journal folder, opened and closed on the same event loop.
 """

@@ -37,7 +37,7 @@ class JournalSizes:
     seconds: float = 60.0
     frames_per_s: int = 2_000
     kill_after_s: Sequence[float] = (2.1, 2.3, 2.5, 2.7, 2.95)
-    """One life each, killed at another moment between two flushes."""
+    """One run each, killed at another moment between two flushes."""
 
 
 FULL = JournalSizes()

@@ -130,7 +130,7 @@ class JournalBoat:
     def _burst(self) -> None:
         journal = self.journal
         if self._trip.report:
-            # Said before the burst, so whoever kills us knows at least every seq that was given out.
+            # Printed before the burst, so that the killer knows at least every seq that was issued.
             line = f"{now_us()} {journal.head + self._burst_frames}\n"
             os.write(sys.stdout.fileno(), line.encode())
         if self._oldest_us is None:

@@ -71,7 +71,7 @@ class NatsBatched:
 
 @dataclass(frozen=True, slots=True)
 class NatsLatency:
-    """Of one publish at a time, from before it is sent until its ack is read."""
+    """The latency of one publish at a time, from before it is sent until its ack is read."""
 
     p50_ms: float
     p99_ms: float

@@ -29,7 +29,7 @@ from tidelog.units import US_PER_S
 
 _TICK_S: Final = 0.02
 _STRETCH_US: Final = 5 * US_PER_S
-"""Of the voyage that is made at a time."""
+"""The part of the voyage that is computed at a time."""
 _DRAIN_S: Final = 120.0
 
 
@@ -38,7 +38,7 @@ class Sailing:
     """What the process is told to do."""
 
     addresses: Sequence[str]
-    """Of the nodes' uplinks; boats are spread over them."""
+    """The addresses of the nodes' uplinks; boats are spread over them."""
     names: Sequence[str]
     folder: str
     """Holds `<name>.crt`, `<name>.key` and `ca.crt`; the journals are made here."""

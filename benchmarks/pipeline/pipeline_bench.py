@@ -33,7 +33,7 @@ class PipelineSizes:
     boats: int = 4
     rounds: int = 3
     growth_batches: int = 9
-    """Of the run that shows whether cost grows with the table: three in each third."""
+    """Batches of the run that shows whether cost grows with the table: three in each third."""
     decode_rounds: int = 5
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PARQUET: Final[Mapping[str, str]] = {"compression": "zstd", "parquet.compression.codec.zstd.level": "1"}
 BATCH_RECORDS: Final = 20_000_000
-"""Of a batch, as a pipeline has it by default."""
+"""The records of a batch, by a pipeline's default."""
 
 
 class WrongRows(RuntimeError):
@@ -40,7 +40,7 @@ class WrongRows(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one round: by the clock, and processor time of all processes. Also rates of either kind."""
+    """The measurements of one round: elapsed time, and processor time of all processes. Also rates of either kind."""
 
     wall_s: float
     processor_s: float

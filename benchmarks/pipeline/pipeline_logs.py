@@ -29,7 +29,7 @@ PLAIN: Final = "plain"
 DELTA: Final = "delta"
 LIVE: Final = "live"
 BLOCK_FRAMES: Final = 16_384
-"""Of a sealed block, and of a plain one."""
+"""The frames of a sealed block, and of a plain one."""
 LIVE_FRAMES: Final = 20
 """What a live block of a quiet bus holds."""
 _START_US: Final = 1_780_000_000 * US_PER_S
@@ -44,7 +44,7 @@ class BenchLogs:
     folder: Path
     channels: tuple[str, ...]
     frames: int
-    """Of the plain and of the delta log."""
+    """The sizes of the plain and of the delta log."""
     live_frames: int
 
     def path(self, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The doors' benchmark counts acknowledged messages, and its raw client is a client like others."""
+"""The gateways' benchmark counts acknowledged messages, and its raw client is a client like others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from benchmarks.clients import gateway_bench as doors_bench
+from benchmarks.clients import gateway_bench
 from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
 from tests.bench.test_bench import assert_flat_and_finite, number
@@ -34,12 +34,12 @@ KEYS = {
     "spread_vs_plain",
     "nats_transport_vs_link",
 }
-TINY = doors_bench.GatewaySizes(rounds=1, seconds=0.3, warm_up_s=0.1, records=5_000, grpcio_records=1_000)
+TINY = gateway_bench.GatewaySizes(rounds=1, seconds=0.3, warm_up_s=0.1, records=5_000, grpcio_records=1_000)
 
 
 @pytest.mark.slow
-def test_doors_bench_answers_with_every_named_key(tmp_path: Path) -> None:
-    results = doors_bench.bench_doors(folder=str(tmp_path), sizes=TINY)
+def test_gateway_bench_answers_with_every_named_key(tmp_path: Path) -> None:
+    results = gateway_bench.bench_gateway(folder=str(tmp_path), sizes=TINY)
     assert_flat_and_finite(results)
     assert results.keys() >= KEYS
     for key in KEYS:

@@ -144,7 +144,7 @@ def test_refusing_takes_no_memory() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=patient(120))
 
 
-def test_a_body_is_measured_by_the_limits_of_whoever_inflates_it() -> None:
+def test_a_body_is_measured_by_the_limits_of_the_process_that_inflates_it() -> None:
     block = stamped(encode_frames(steady_frames(1000), delta=True, codec=Codec.ZSTD))
     assert block.maker.codec == Codec.ZSTD
     with pytest.raises(BlockTooLarge):

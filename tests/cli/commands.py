@@ -45,7 +45,7 @@ class Result:
 
 
 class Tidelog:
-    """Runs command lines in this process, through the same door as the `tidelog` command."""
+    """Runs command lines in this process, through the same entry point as the `tidelog` command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -235,7 +235,7 @@ def test_link_carries_bytes_both_ways(link: DemoLink) -> None:
         assert boat.recv(100) == b"hello"
 
 
-def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_mended(link: DemoLink) -> None:
+def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_restored(link: DemoLink) -> None:
     with dial(link) as before:
         before.sendall(b"x")
         assert before.recv(1) == b"x"
@@ -243,7 +243,7 @@ def test_cut_link_ends_connections_and_takes_no_new_ones_until_it_is_mended(link
         assert before.recv(1) == b""
     with dial(link) as during:
         assert during.recv(1) == b""
-    link.mend()
+    link.restore()
     with dial(link) as after:
         after.sendall(b"y")
         assert after.recv(1) == b"y"
@@ -349,7 +349,7 @@ def test_the_order_of_backfill_is_watched(turns: list[tuple[range, ...]], failur
 
 
 def audited() -> AuditResult:
-    """Of two boats with 100 and 50 frames, of which Live had saved 4."""
+    """The answers for two boats with 100 and 50 frames, of which Live had saved 4."""
     return AuditResult(
         frames={
             "log": 154,

@@ -45,7 +45,7 @@ def test_records_go_in_and_come_out() -> None:
             found += [record for record in await reader.read() if isinstance(record, Record)]
         assert [record.value for record in found] == [b"%d" % number for number in range(2, 5_000)]
         await reader.close()
-        # The door of the test serves as n1 only; the other replicas cannot be reached.
+        # The test serves n1 only; the other replicas cannot be reached.
         blocks = [block async for block in client.fetch("bus", range(0, 4_000))]
         assert blocks[0].offsets.start == 0
         again = client.producer("bus", name="log")

@@ -100,7 +100,7 @@ async def test_a_member_that_was_expelled_commits_nothing_and_comes_back(tmp_pat
         again = await member.group.read()
         assert again.records == batch.records, "it joined again, and what was not committed comes again"
         assert member.rebalances[-1].expelled
-        assert isinstance(await refusal_of(member.group.commit(batch)), MemberFenced), "that was another life"
+        assert isinstance(await refusal_of(member.group.commit(batch)), MemberFenced), "that was another generation"
         await member.group.commit(again)
         assert await client.cursors("bus/0") == {"group.billing": again.next_offset}
         await member.stop()

@@ -373,7 +373,7 @@ class World:
             self.core.opened(identity(self.opened))
         if self.core.wants_route and self.has_leader:
             if self.dice.random() < 0.5:
-                # Another leader; the link to the old one lives on, and its answers still come.
+                # Another leader; the link to the old one stays open, and its answers still come.
                 self.core.route_lost()
                 self.late += [made for _, made in self.way_out]
                 self.way_out = []

@@ -89,11 +89,11 @@ async def test_a_producer_of_a_deleted_channel_refuses_and_goes_on_once_there_is
 
 async def test_a_producer_of_one_channel_id_never_writes_to_another_of_its_name() -> None:
     async with fake_client("a") as (cluster, client):
-        old = client.producer("a", name="door", channel_id=cluster.log("a").channel_id)
+        old = client.producer("a", name="writer", channel_id=cluster.log("a").channel_id)
         await old.send(b"0")
         new = cluster.recreate("a")
         # The client still knows the old channel: who names the new one's id finds it.
-        fresh = client.producer("a", name="door", channel_id=new.channel_id)
+        fresh = client.producer("a", name="writer", channel_id=new.channel_id)
         assert await fresh.send(b"new") == 0
         assert isinstance(await refusal_of(old.send(b"1")), ChannelRecreated)
         assert await fresh.send(b"not fenced") == 1

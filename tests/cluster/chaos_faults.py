@@ -263,7 +263,7 @@ class Faults:
             self._kit.start(victim)
 
     async def nearly_fill_disk(self) -> None:
-        """A node comes up and finds only the reserve: channels take nothing there, and the node lives (S4)."""
+        """A node comes up and finds only the reserve: channels take nothing there, and the node keeps running (S4)."""
         victim = await self._victim("nearly full disk")
         self._kit.kill(victim)
         self.world.fill(victim, leave_bytes=NEARLY_BYTES)

@@ -126,10 +126,10 @@ class ChaosLoad:
     # --- producers -----------------------------------------------------------------------------------------
 
     async def _produce(self, channel: str, first_stream: str, rng: random.Random) -> None:
-        lives = number = 0
+        restarts = number = 0
         while not self._is_over:
-            lives += 1
-            stream = f"{first_stream}.{lives}"
+            restarts += 1
+            stream = f"{first_stream}.{restarts}"
             producer = self.client.producer(channel, name=stream, timeout_ms=PRODUCE_MS)
             try:
                 while not self._is_over:

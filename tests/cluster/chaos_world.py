@@ -1,4 +1,4 @@
-"""A cluster of real nodes whose network and disks can be broken: every link runs through a door that can be shut, and
+"""A cluster of real nodes whose network and disks can be broken: every link runs through a proxy that can be cut, and
 every data folder is a small file system that can be filled."""
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ class ChaosWorld:
         self.nats = nats
         self.proxy = proxy
         self.disks = disks
-        self.doors = {name: f"{HOST}:{proxy.open_door(name, kit.nodes[name].port)}" for name in kit.names}
+        self.proxy_addresses = {
+            name: f"{HOST}:{proxy.open_proxy_port(name, kit.nodes[name].port)}" for name in kit.names
+        }
 
     @property
     def names(self) -> list[str]:
         return self.kit.names
 
     def start_all(self) -> None:
-        """Every node dials every other at its door, and tells clients to do so too."""
-        peers = self.kit.peers(**self.doors)
+        """Every node dials every other through its proxy, and tells clients to do so too."""
+        peers = self.kit.peers(**self.proxy_addresses)
         for name in self.names:
-            self.kit.start(name, "-advertise", self.doors[name], "-host", name, peers=peers)
+            self.kit.start(name, "-advertise", self.proxy_addresses[name], "-host", name, peers=peers)
 
     async def connect(self) -> Client:
         place = self.kit.folder / "certificates"
         files = {"certificate": f"{OPERATOR}.crt", "key": f"{OPERATOR}.key", "authority": "ca.crt"}
         tls = LinkTlsFiles(**{kind: place / file for kind, file in files.items()})
-        return await connect(list(self.doors.values()), tls=tls)
+        return await connect(list(self.proxy_addresses.values()), tls=tls)
 
     # --- disks ---------------------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class ChaosWorld:
 
     @contextlib.asynccontextmanager
     async def links(self) -> Any:
-        """An operator's link to each node, past the doors."""
+        """An operator's link to each node, past the proxies."""
         found: dict[str, Link] = {}
         try:
             for name in self.names:
@@ -204,7 +206,7 @@ def chaos_world(folder: Path, *, nodes: int, transport: str = "link") -> Iterato
         nats, settings = None, ["-transport", transport]
         if transport == "nats":
             nats = stack.enter_context(NatsServer(folder / NATS))
-            settings += ["-nats-servers", f"nats://{HOST}:{proxy.open_door(NATS, nats.port)}"]
+            settings += ["-nats-servers", f"nats://{HOST}:{proxy.open_proxy_port(NATS, nats.port)}"]
         kit = stack.enter_context(ClusterKit(folder / "kit", nodes=nodes, settings=settings))
         disks = {}
         for name in kit.names:

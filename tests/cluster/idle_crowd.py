@@ -48,13 +48,13 @@ class IdleCrowd:
         self._open: list[socket.socket] = []
         self._links: list[Link] = []
 
-    def silent(self, door: str, count: int) -> int:
+    def silent(self, listener: str, count: int) -> int:
         """Connect and say nothing, not even what TLS begins with."""
-        return self._come(count, lambda: self._connected(door))
+        return self._come(count, lambda: self._connected(listener))
 
-    def greeted(self, door: str, count: int) -> int:
-        """Say what a client of this door says first, and hear the answer."""
-        return self._come(count, lambda: self._greeted(door))
+    def greeted(self, listener: str, count: int) -> int:
+        """Say what a client of this listener says first, and hear the answer."""
+        return self._come(count, lambda: self._greeted(listener))
 
     async def links(self, count: int) -> int:
         """As clients of the cluster do, with their hello."""
@@ -84,19 +84,19 @@ class IdleCrowd:
         self._open += came
         return len(came)
 
-    def _connected(self, door: str) -> socket.socket | None:
+    def _connected(self, listener: str) -> socket.socket | None:
         try:
-            return socket.create_connection((HOST, self._ports[door]), timeout=patient(_ANSWER_S))
+            return socket.create_connection((HOST, self._ports[listener]), timeout=patient(_ANSWER_S))
         except OSError:
             return None
 
-    def _greeted(self, door: str) -> socket.socket | None:
-        connection = self._connected(door)
+    def _greeted(self, listener: str) -> socket.socket | None:
+        connection = self._connected(listener)
         if connection is None:
             return None
         try:
-            connection = self._tls(door).wrap_socket(connection)
-            connection.sendall(_GREETING[door])
+            connection = self._tls(listener).wrap_socket(connection)
+            connection.sendall(_GREETING[listener])
             if connection.recv(4_096):
                 return connection
         except OSError:
@@ -104,13 +104,13 @@ class IdleCrowd:
         connection.close()
         return None
 
-    def _tls(self, door: str) -> ssl.SSLContext:
+    def _tls(self, listener: str) -> ssl.SSLContext:
         place = self._kit.folder / "certificates"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(place / "ca.crt")
         context.load_cert_chain(place / f"{OPERATOR}.crt", place / f"{OPERATOR}.key")
-        context.set_alpn_protocols(["h2" if door == "liftbridge" else "http/1.1"])
+        context.set_alpn_protocols(["h2" if listener == "liftbridge" else "http/1.1"])
         return context
 
 

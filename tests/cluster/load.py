@@ -24,7 +24,7 @@ THINK_S = 0.005
 PROBE = "probe"
 """The channel of `next_ack` alone."""
 FIRST_EPOCH = 2
-"""Of a channel that was created and paused."""
+"""The leader epoch of a channel that was created and paused."""
 _LOST_RACE = "stale_channel_epoch"
 
 

@@ -426,7 +426,7 @@ def test_an_election_with_loss_is_refused_while_somebody_can_lead(desk: Desk) ->
         desk.alter("elect", leader="n2", unclean=True)
 
 
-def test_whoever_leads_is_named_so_that_its_log_counts(desk: Desk) -> None:
+def test_the_leader_is_named_so_that_its_log_counts(desk: Desk) -> None:
     """What a follower that knows more than its leader says first: `elect NAME LEADER --unclean` (FW6)."""
     desk.create(placement="pinned", pinned_nodes=["n1", "n2", "n3"], leader_pinned="n1")
     assert not desk.alter("elect", leader="n1")["changed"], "without --unclean there is nothing to do"
@@ -515,7 +515,7 @@ def test_two_that_open_a_producer_at_once_never_share_an_epoch(desk: Desk) -> No
     assert open_producer(desk)[1] == 3
 
 
-def test_a_producer_belongs_to_whoever_opened_it(desk: Desk) -> None:
+def test_a_producer_belongs_to_the_principal_that_opened_it(desk: Desk) -> None:
     desk.create()
     desk.node.cluster.take(AddGrant(principal=PLOTTER, scope="write:data", channels="bus"))
     open_producer(desk, PLOTTER)

@@ -275,8 +275,8 @@ def hears(connection: socket.socket, *, timeout_s: float) -> bytes:
 @pytest.mark.parametrize("way", [("n1", "n2"), ("n2", "n1")])
 def test_a_stalled_way_keeps_everything_until_it_heals(way: tuple[str, str], echo: int) -> None:
     with FaultProxy(lambda: {"n1": os.getpid()}) as proxy:
-        door = proxy.open_door("n2", echo)
-        with socket.create_connection((HOST, door)) as connection:
+        proxy_port = proxy.open_proxy_port("n2", echo)
+        with socket.create_connection((HOST, proxy_port)) as connection:
             connection.sendall(b"one")
             assert hears(connection, timeout_s=10) == b"one"
             proxy.stall(way)
@@ -288,8 +288,8 @@ def test_a_stalled_way_keeps_everything_until_it_heals(way: tuple[str, str], ech
 
 def test_only_the_pair_that_was_named_is_cut(echo: int) -> None:
     with FaultProxy(lambda: {"n1": os.getpid()}) as proxy:
-        cut_door, good_door = proxy.open_door("n2", echo), proxy.open_door("n3", echo)
-        with socket.create_connection((HOST, cut_door)) as cut, socket.create_connection((HOST, good_door)) as good:
+        cut_port, good_port = proxy.open_proxy_port("n2", echo), proxy.open_proxy_port("n3", echo)
+        with socket.create_connection((HOST, cut_port)) as cut, socket.create_connection((HOST, good_port)) as good:
             for connection in (cut, good):
                 connection.sendall(b"one")
                 assert hears(connection, timeout_s=10) == b"one"
@@ -298,19 +298,19 @@ def test_only_the_pair_that_was_named_is_cut(echo: int) -> None:
             assert hears(good, timeout_s=10) == b"two"
             with pytest.raises(ConnectionError):
                 hears(cut, timeout_s=10)
-            with socket.create_connection((HOST, cut_door)) as again, pytest.raises(ConnectionError):
+            with socket.create_connection((HOST, cut_port)) as again, pytest.raises(ConnectionError):
                 hears(again, timeout_s=10)
             proxy.heal()
-            with socket.create_connection((HOST, cut_door)) as healed:
+            with socket.create_connection((HOST, cut_port)) as healed:
                 healed.sendall(b"three")
                 assert hears(healed, timeout_s=10) == b"three"
 
 
 def test_clients_are_nobodys_peer(echo: int) -> None:
     with FaultProxy(dict) as proxy:
-        door = proxy.open_door("n2", echo)
+        proxy_port = proxy.open_proxy_port("n2", echo)
         proxy.cut(["n1"], ["n2"])
         proxy.stall(("n1", "n2"), ("n2", "n1"))
-        with socket.create_connection((HOST, door)) as connection:
+        with socket.create_connection((HOST, proxy_port)) as connection:
             connection.sendall(b"one")
             assert hears(connection, timeout_s=10) == b"one"

@@ -394,7 +394,7 @@ def test_whatever_stands_against_a_block_is_a_typed_error_that_leaves_no_doubt()
             assert error.definite, case
         assert world.channels.logs == {}
         assert world.service.statistics().in_flight_bytes == 0
-        assert (await client.produce(produce(world.bus))).error is None, "the link lives on"
+        assert (await client.produce(produce(world.bus))).error is None, "the link stays open"
 
     run(work)
 
@@ -657,7 +657,7 @@ def test_what_stands_against_a_fetch_is_a_typed_error() -> None:
     run(work)
 
 
-def test_only_a_node_that_mends_is_given_what_is_not_served_yet() -> None:
+def test_only_a_node_that_repairs_is_given_what_is_not_served_yet() -> None:
     async def work(world: World) -> None:
         for kind in ("operator", "node"):
             client = await world.client(kind=kind)
@@ -823,7 +823,7 @@ def test_a_client_may_nothing_until_it_is_granted() -> None:
     run(work)
 
 
-def test_each_grant_opens_its_own_door() -> None:
+def test_each_grant_permits_its_own_actions() -> None:
     async def work(world: World) -> None:
         world.cluster.create("n1", name="other", config=ChannelConfig(factor=1))
         client = await world.client("client")

@@ -55,7 +55,7 @@ class Faults:
     load: Load
     rng: random.Random
     recoveries_ms: list[float] = field(default_factory=list)
-    """Of the leader's faults, as a client sees them that asks the nodes which were not struck."""
+    """How long clients of the nodes that were not struck waited after each fault of the leader."""
     leader_struck_ns: list[int] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 

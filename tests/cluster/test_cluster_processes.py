@@ -247,7 +247,7 @@ def test_a_folder_of_another_node_is_refused(kit: ClusterKit, tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-async def test_a_boats_certificate_does_not_open_the_nodes_door(kit: ClusterKit, tmp_path: Path) -> None:
+async def test_a_boats_certificate_is_not_accepted_by_nodes(kit: ClusterKit, tmp_path: Path) -> None:
     boats = Authority.create(tmp_path / "boats", AuthorityOptions(kind="boat"), now_us=time.time_ns() // 1000)
     issued = boats.issue("boat-001", now_us=time.time_ns() // 1000)
     assert issued.key_pem is not None

@@ -1,4 +1,4 @@
-"""A real node gives back what thousands of idle connections took, whatever door they came to.
+"""A real node gives back what thousands of idle connections took, to any of its listeners.
 
 `IDLE_CONNECTIONS` says how many of each kind. The figures are printed (`pytest -s`).
 """
@@ -32,12 +32,12 @@ NODE = "n1"
 Come = Callable[[IdleCrowd], Awaitable[int]]
 
 
-def silent(door: str) -> Come:
-    return lambda crowd: asyncio.to_thread(crowd.silent, door, CONNECTIONS)
+def silent(listener: str) -> Come:
+    return lambda crowd: asyncio.to_thread(crowd.silent, listener, CONNECTIONS)
 
 
-def greeted(door: str) -> Come:
-    return lambda crowd: asyncio.to_thread(crowd.greeted, door, CONNECTIONS)
+def greeted(listener: str) -> Come:
+    return lambda crowd: asyncio.to_thread(crowd.greeted, listener, CONNECTIONS)
 
 
 KINDS: dict[str, tuple[Come, int]] = {
@@ -105,5 +105,5 @@ async def _started(kit: ClusterKit) -> IdleCrowd:
     async def is_up() -> bool:
         return "liftbridge gateway up" in kit.said(NODE)
 
-    await kit.wait(is_up, deadline_s=GIVEN_BACK_S, what="the door for Liftbridge's clients")
+    await kit.wait(is_up, deadline_s=GIVEN_BACK_S, what="the listener for Liftbridge's clients")
     return IdleCrowd(kit, NODE, http=http, liftbridge=liftbridge)

@@ -1,4 +1,4 @@
-"""Real nodes whose disk has lost what it had synced: every acked record is still there, whoever starts first."""
+"""Real nodes whose disk has lost what it had synced: every acked record is still there, whichever node starts first."""
 
 from __future__ import annotations
 

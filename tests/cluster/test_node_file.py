@@ -41,7 +41,7 @@ def test_the_mark_of_a_clean_stop_is_believed_once(tmp_path: Path) -> None:
     assert opened(tmp_path).clean_incarnation is None
 
 
-def test_a_life_that_never_registered_leaves_the_mark_it_found(tmp_path: Path) -> None:
+def test_a_process_that_never_registered_leaves_the_mark_it_found(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.stopped_cleanly(file.raise_incarnation(0))
     file = opened(tmp_path)
@@ -54,7 +54,7 @@ def test_a_doubt_about_the_logs_outlives_a_start_that_never_registered(tmp_path:
     """NF3."""
     assert not opened(tmp_path).vouches(verified=False)
     file = opened(tmp_path)
-    assert not file.vouches(verified=True), "the first start has mended what it found, and told nobody"
+    assert not file.vouches(verified=True), "the first start has repaired what it found, and reported nothing"
     file.registered()
     assert opened(tmp_path).vouches(verified=True)
 

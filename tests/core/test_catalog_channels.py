@@ -199,7 +199,7 @@ def test_c4_a_joiner_is_active_as_the_incarnation_that_caught_up() -> None:
     assert isinstance(cluster.refused(cluster.expand(channel_id, "n3", incarnation=2)), StaleIncarnation)
     proposed = cluster.expand(channel_id, "n3")
     cluster.restart("n3")
-    assert isinstance(cluster.refused(proposed), StaleIncarnation), "R3: it caught up in an earlier life"
+    assert isinstance(cluster.refused(proposed), StaleIncarnation), "R3: it caught up in an earlier run"
     cluster.fence("n3")
     assert isinstance(cluster.refused(cluster.expand(channel_id, "n3")), NodeFenced)
     cluster.restart("n3")

@@ -144,7 +144,7 @@ _ppm":500000,"retention":{"max_age_ms":null,"max_bytes":null,"max_events":null},
 """Kinds that came before version 1 was ever released, applied after those above. All were accepted."""
 
 LATER_DIGEST = "21bd4595e6f8deab6cc8154cc54a7f4dffed47def97cf0f9175043be8839c346"
-"""Of the catalog after all of them."""
+"""The digest of the catalog after all of them."""
 
 
 def test_version_1_changes_are_read_and_written_as_ever() -> None:

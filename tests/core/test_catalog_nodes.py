@@ -292,7 +292,7 @@ def doubtful_after(config: ChannelConfig, **facts: Any) -> bool:
         "same process, another disk",
         "this log damaged",
         "an older copy of the disk",
-        "the mark of an earlier life",
+        "the mark of an earlier run",
     ],
 )
 def test_r5_what_a_node_still_holds(facts: dict[str, Any], synced: bool, weak: bool, memory: bool) -> None:

@@ -1,4 +1,4 @@
-"""The catalog in a small world with real logs: whoever is elected cleanly holds every committed record (R5, C5 to C8).
+"""The catalog in a small world with real logs: a cleanly elected leader holds every committed record (R5, C5 to C8).
 
 The world is deliberately simple: one channel, four nodes, logs as lists. A leader commits what every member of the
 catalog's ISR has confirmed, while the ISR is not below its minimum. Nodes crash and lose what their policy lets them
@@ -362,7 +362,7 @@ class World:
     def checkpoint(self) -> None:
         self.catalog = Catalog.restore(self.catalog.snapshot())
 
-    # --- one life ------------------------------------------------------------------------------------
+    # --- one run -------------------------------------------------------------------------------------
 
     def live(self, steps: int) -> None:
         actions: dict[Callable[[], None], int] = {
@@ -387,7 +387,7 @@ class World:
             assert self.catalog.contradictions() == []
 
 
-def lives(seeds: range) -> Iterator[World]:
+def run_worlds(seeds: range) -> Iterator[World]:
     for seed in seeds:
         world = World(seed)
         try:
@@ -398,7 +398,7 @@ def lives(seeds: range) -> Iterator[World]:
 
 
 def test_a_clean_leader_holds_every_committed_record() -> None:
-    worlds = list(lives(range(SEEDS)))
+    worlds = list(run_worlds(range(SEEDS)))
     assert sum(world.clean_elections for world in worlds) > SEEDS, "the world is too quiet to show anything"
     assert sum(world.unclean_elections for world in worlds) > SEEDS // 20
     assert sum(world.commits for world in worlds) > 2 * SEEDS
@@ -464,5 +464,5 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     for owner, name, planted in BUGS[bug]:
         monkeypatch.setattr(owner, name, planted)
     with pytest.raises(AssertionError, match=r"seed \d+: n\d was elected cleanly and lacks committed records"):
-        for _ in lives(range(SEEDS_PER_BUG)):
+        for _ in run_worlds(range(SEEDS_PER_BUG)):
             pass

@@ -78,7 +78,7 @@ def test_what_was_overtaken_is_not_judged() -> None:
     assert memory.judge(replace(TOLD, term=1), match_index=0, registered=None) is None
 
 
-def test_whoever_is_accused_teaches_nothing() -> None:
+def test_a_member_on_probation_teaches_nothing() -> None:
     memory = remembering()
     assert judged(memory, replace(ASKS, term=4, committed=99, last_index=99))
     assert judged(memory, replace(ASKS, process="p3")) == "", "what an older copy says of itself counts for nothing"

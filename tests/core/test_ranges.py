@@ -90,7 +90,7 @@ class RangeSetAgainstSet(RuleBasedStateMachine):
         assert before == (self.ranges.freeze(), other.freeze()), "combining changed an operand"
 
     @rule(span=SPANS)
-    def copies_live_their_own_life(self, span: range) -> None:
+    def copies_are_independent(self, span: range) -> None:
         before = self.ranges.freeze()
         twin = self.ranges.copy()
         assert twin == self.ranges

@@ -122,7 +122,7 @@ def test_a_fold_agrees_with_plain_sets_and_its_cursor_never_falls(steps: list[tu
 @given(steps=steps)
 def test_a_snapshot_brings_back_the_same_fold(steps: list[tuple[str, range]]) -> None:
     fold = ChannelFold()
-    fold.session_opened(B, head=3, session=7, boot_id=b"life")
+    fold.session_opened(B, head=3, session=7, boot_id=b"boot")
     for what, seqs in steps:
         lineage = fold.lineage(A)
         match what:

@@ -784,7 +784,7 @@ def test_no_ack_leaves_before_the_handshake_is_answered() -> None:
 
 
 def test_a_snapshot_speaks_for_what_is_on_its_way_too() -> None:
-    """F3: whoever folds the log takes its word for all that lies before it."""
+    """F3: a reader that folds the log uses it for everything before it."""
     cloud = Cloud()
     cloud.hello(0)
     cloud.live(1, 11, commit=False)

@@ -259,7 +259,7 @@ def test_damage_in_the_fresh_log_becomes_a_placeholder_and_sealing_goes_on() -> 
         journal.read(third.offsets.start)
 
 
-def test_damage_in_the_sealed_log_is_mended_while_the_fresh_form_is_still_there() -> None:
+def test_damage_in_the_sealed_log_is_repaired_while_the_fresh_form_is_still_there() -> None:
     disk = new_disk()
     journal = opened(disk, flush_frames_max=10, seal_frames=30)
     journal.record_many(frames(range(1, 71)), START_US)

@@ -1,4 +1,4 @@
-"""The journal in the simulator: random lives, and proof that the simulator would notice broken promises."""
+"""The journal in the simulator: random runs, and proof that the simulator would notice broken promises."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def check_lane(first: int, count: int) -> None:
     assert result["events"] > count
 
 
-def test_random_lives_of_a_journal_keep_every_promise() -> None:
+def test_random_runs_of_a_journal_keep_every_promise() -> None:
     check_lane(0, FAST_SEEDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_many_random_lives_of_a_journal_keep_every_promise() -> None:
+def test_many_random_runs_of_a_journal_keep_every_promise() -> None:
     check_lane(10_000, SLOW_SEEDS)
 
 

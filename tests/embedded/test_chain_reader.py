@@ -240,7 +240,7 @@ async def test_a_tail_is_told_of_an_unclean_election_before_it_sees_what_came_af
     with pytest.raises(CommittedLost) as refusal:
         await anext(tail)
     assert refusal.value.leader_epoch == 9
-    # Whoever begins now knows of it and reads on.
+    # A reader that begins now knows of it and reads on.
     fresh = file.tail(1)
     record: Any = await anext(fresh)
     assert record.value == b"other"

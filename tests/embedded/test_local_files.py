@@ -253,7 +253,7 @@ def test_of_appends_that_ride_together_each_has_its_own_fate(monkeypatch: pytest
         assert isinstance(fates[2].exception(10), MemoryLogFull)
         # Its guess came true only because the large one before it was refused; either fate would be right.
         assert fates[3].exception(10) is None or isinstance(fates[3].exception(), OffsetConflict)
-        assert append(b"d").result(10) == channel.held_end - 1, "the writer lives"
+        assert append(b"d").result(10) == channel.held_end - 1, "the writer still runs"
     finally:
         logs.close()
     with pytest.raises(LogClosed):
@@ -417,10 +417,10 @@ def test_records_are_there_after_a_restart_and_the_epoch_is_higher(tmp_path: Pat
 
     for number in range(3):
         play(story(number))
-    assert epochs == sorted(set(epochs)), "R1: every life writes in an epoch of its own"
+    assert epochs == sorted(set(epochs)), "R1: every opening writes in an epoch of its own"
 
 
-def test_a_life_that_wrote_nothing_uses_its_epoch_up_all_the_same(tmp_path: Path) -> None:
+def test_an_opening_that_wrote_nothing_uses_an_epoch_all_the_same(tmp_path: Path) -> None:
     epochs: list[int] = []
 
     async def story() -> None:

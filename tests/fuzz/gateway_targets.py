@@ -1,4 +1,4 @@
-"""Fuzz targets of the doors: what comes over NATS, Liftbridge's envelopes, HTTP/2 and its headers."""
+"""Fuzz targets of the gateways: what comes over NATS, Liftbridge's envelopes, HTTP/2 and its headers."""
 
 from __future__ import annotations
 

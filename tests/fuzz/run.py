@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of everything that reads foreign bytes: `python -m tests.fuzz.run --seconds 60`.
 
-Each target runs in a process of its own, because libFuzzer ends the process it lives in, with a bound
+Each target runs in a process of its own, because libFuzzer ends its own process, with a bound
 on its time, its memory and the time of any one input. What it finds is printed as hex, ready to become
 a test; `--input HEX` runs it again without the fuzzer.
 """

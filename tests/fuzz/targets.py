@@ -1,7 +1,7 @@
 """What is fuzzed: each target takes any bytes and may only return, or raise the errors it promises.
 
 The first byte says whether checksums are made to fit before the decoder sees the rest. Without that
-the fuzzer would spend its life in front of a CRC; with it alone, the code in front of the CRC would
+the fuzzer would spend its time in front of a CRC; with it alone, the code in front of the CRC would
 never run. Everything else that a target raises is a bug, and so is a result that breaks an assert.
 """
 

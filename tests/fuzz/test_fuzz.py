@@ -44,7 +44,7 @@ def test_a_target_takes_its_seeds_with_random_damage(name: str) -> None:
 
 
 def test_the_seeds_of_the_link_get_past_the_hello() -> None:
-    """Or the fuzzer would spend its life in front of it."""
+    """Or the fuzzer would spend its time in front of it."""
     mux = LinkMux(options=OPTIONS, is_dialler=False, now_us=0)
     listen(mux, hello_frame())
     mux.accept(OPTIONS.taken)

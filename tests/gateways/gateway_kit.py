@@ -1,4 +1,4 @@
-"""Nodes with a Liftbridge door, in this process, and a client made from the published .proto."""
+"""Nodes with a Liftbridge gateway, in this process, and a client made from the published .proto."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Api:
 
 
 class Cluster:
-    """Nodes n1, n2, ... with a door each."""
+    """Nodes n1, n2, ... with a gateway each."""
 
     def __init__(
         self, folder: Path, count: int, groups: GroupOptions | None = None, nats: NatsOptions | None = None
@@ -141,9 +141,9 @@ class Cluster:
         self._groups = groups or GroupOptions()
         self.peers = {f"n{number}": f"{HOST}:{free_port()}" for number in range(1, count + 1)}
         self.nodes: dict[str, Node] = {}
-        self.doors: dict[str, LiftbridgeGateway] = {}
+        self.gateways: dict[str, LiftbridgeGateway] = {}
         self.lines: list[str] = []
-        self.without_door: set[str] = set()
+        self.without_gateway: set[str] = set()
         """Nodes that are started without one."""
 
     async def start(self) -> None:
@@ -154,12 +154,12 @@ class Cluster:
         )
 
     async def start_node(
-        self, name: str, door_options: LiftbridgeOptions | None = None, node_files: dict[str, Path] | None = None
+        self, name: str, gateway_options: LiftbridgeOptions | None = None, node_files: dict[str, Path] | None = None
     ) -> None:
-        """With certificates, if files of a node and options of a door with certificates are given."""
-        options = door_options or LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True)
-        door = LiftbridgeGateway(options, log=self.lines.append)
-        door.bind()
+        """With certificates, if files of a node and options of a gateway with certificates are given."""
+        options = gateway_options or LiftbridgeOptions(listen=f"{HOST}:0", insecure_dev=True)
+        gateway = LiftbridgeGateway(options, log=self.lines.append)
+        gateway.bind()
         files = node_files or {}
         node = Node(
             NodeProcessOptions(
@@ -174,18 +174,18 @@ class Cluster:
                 store=StoreOptions(log=LogOptions(reserve_bytes=0)),
                 groups=self._groups,
                 nats=self._nats,
-                gateway_addresses=() if name in self.without_door else (door.address(HOST),),
+                gateway_addresses=() if name in self.without_gateway else (gateway.address(HOST),),
             ),
             log=self.lines.append,
         )
         await node.start()
         self.nodes[name] = node
-        self.doors[name] = door
-        if name not in self.without_door:
-            await door.start(node)
+        self.gateways[name] = gateway
+        if name not in self.without_gateway:
+            await gateway.start(node)
 
     async def stop_node(self, name: str) -> None:
-        await self.doors.pop(name).stop()
+        await self.gateways.pop(name).stop()
         await self.nodes.pop(name).stop()
 
     async def stop(self) -> None:
@@ -193,7 +193,7 @@ class Cluster:
             await self.stop_node(name)
 
     def port(self, name: str) -> int:
-        return self.doors[name].port
+        return self.gateways[name].port
 
     def leader_of(self, channel: str) -> str:
         record = next(iter(self.nodes.values())).channels.catalog.channel(channel)
@@ -203,7 +203,7 @@ class Cluster:
 
 
 class NodeProcess:
-    """`tidelog node` with a door, as a process of its own."""
+    """`tidelog node` with a gateway, as a process of its own."""
 
     def __init__(self, folder: Path, name: str, peers: dict[str, str]) -> None:
         self.name = name
@@ -258,7 +258,7 @@ async def opened(
 
 @contextlib.asynccontextmanager
 async def one_node(folder: Path) -> AsyncIterator[Api]:
-    """A node alone, and a client of its door."""
+    """A node alone, and a client of its gateway."""
     async with opened(folder) as cluster, dialled(cluster.port("n1")) as api:
         yield api
 

@@ -1,4 +1,4 @@
-"""The door's settings, and what is said about them before anything is opened."""
+"""The gateway's settings, and what is said about them before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def loaded(folder: Path, *arguments: str) -> Loaded:
     return found
 
 
-def test_the_door_is_shut_by_default(tmp_path: Path) -> None:
+def test_the_gateway_is_off_by_default(tmp_path: Path) -> None:
     found = loaded(tmp_path)
     assert found.problems == []
     assert liftbridge_options(found.values) is None
@@ -26,7 +26,7 @@ def test_the_door_is_shut_by_default(tmp_path: Path) -> None:
     assert with_gateway(found.values, options, print) == (options, None)
 
 
-def test_a_door_tells_the_catalog_where_it_is(tmp_path: Path) -> None:
+def test_a_gateway_tells_the_catalog_where_it_is(tmp_path: Path) -> None:
     found = loaded(tmp_path, "-liftbridge-listen", "127.0.0.1:9292", "-liftbridge-advertise", "boats.example:19292")
     assert found.problems == []
     options = liftbridge_options(found.values)
@@ -34,7 +34,7 @@ def test_a_door_tells_the_catalog_where_it_is(tmp_path: Path) -> None:
     assert (options.listen, options.advertise, options.insecure_dev) == ("127.0.0.1:9292", "boats.example:19292", True)
 
 
-def test_a_door_with_certificates_needs_one_of_its_own(tmp_path: Path) -> None:
+def test_a_gateway_with_certificates_needs_one_of_its_own(tmp_path: Path) -> None:
     found = load_settings(
         NODE_SETTINGS,
         arguments=["-id", "n1", "-peers", "n1=h:1", "-data-dir", str(tmp_path), "-liftbridge-listen", ":9292"],
@@ -46,7 +46,7 @@ def test_a_door_with_certificates_needs_one_of_its_own(tmp_path: Path) -> None:
     assert "tidelog ca issue" in problem
 
 
-def test_two_doors_do_not_share_a_port(tmp_path: Path) -> None:
+def test_two_gateways_do_not_share_a_port(tmp_path: Path) -> None:
     found = loaded(tmp_path, "-liftbridge-listen", ":9500")
     assert any("-liftbridge-listen and -listen are the same port" in problem for problem in found.problems)
 

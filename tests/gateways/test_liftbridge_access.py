@@ -1,4 +1,4 @@
-"""The door with certificates: who is let in, and what grants allow."""
+"""The gateway with certificates: who is let in, and what grants allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
 class Tree:
-    """The nodes' authority, and files of whoever it signed."""
+    """The nodes' authority, and files of the holders that it signed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -187,7 +187,7 @@ async def test_callers_without_certificates_are_whom_the_node_was_told(tmp_path:
         await guest.publish("foo", b"x")
 
 
-def test_a_door_without_certificates_is_refused_before_it_opens(tmp_path: Path) -> None:
+def test_a_gateway_without_certificates_is_refused_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="operator"):
         LiftbridgeOptions(listen=f"{HOST}:0")
 

@@ -20,7 +20,7 @@ def has_stream(cluster: Cluster) -> bool:
 
 
 def leading_node(cluster: Cluster) -> str | None:
-    """Of those that run: who knows that it leads the stream."""
+    """The running node that knows that it leads the stream."""
     for name, node in cluster.nodes.items():
         replica = next((one for one in node.core.channels.replicas.replicas() if one.name == "__activity"), None)
         if replica is not None and replica.leading is not None and replica.record.leader == name:

@@ -1,4 +1,4 @@
-"""Bad input at Liftbridge's door: each has its documented status, and nobody else is harmed."""
+"""Bad input at Liftbridge's gateway: each has its documented status, and nobody else is harmed."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ async def test_connections_that_break_the_protocol_or_off_are_let_go(tmp_path: P
 
     async with a_witness(tmp_path) as (cluster, _):
         for rubbish in (
-            b"GET / HTTP/1.1\r\nHost: door\r\n\r\n",
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),  # TLS at a door without
+            b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),  # TLS at a gateway without
             bytes(100_000),
             opening + b"\xff" * 100,
             opening + frame(Http2FrameKind.HEADERS, b"\xff" * 50, flags=END_HEADERS, stream=1),
@@ -216,8 +216,8 @@ async def test_connections_that_break_the_protocol_or_off_are_let_go(tmp_path: P
         pump.close()
 
 
-async def test_clients_that_never_read_cost_what_the_door_allows_and_no_more(tmp_path: Path) -> None:
-    """They grant every window there is, so that nothing but the door itself stops it."""
+async def test_clients_that_never_read_cost_what_the_gateway_allows_and_no_more(tmp_path: Path) -> None:
+    """They grant every window there is, so that nothing but the gateway itself stops it."""
     value = bytes(64 * KIB)
     count = 512  # 32 MiB in the log
 
@@ -237,7 +237,7 @@ async def test_clients_that_never_read_cost_what_the_door_allows_and_no_more(tmp
             await pump.send(grpc_message(subscription))
             pump.end()
             pumps.append(pump)
-        running = cluster.doors["n1"].subscriptions
+        running = cluster.gateways["n1"].subscriptions
         assert running is not None
         await wait_until(lambda: running.running == len(pumps) + 1, "all are served")
         for _ in range(20):

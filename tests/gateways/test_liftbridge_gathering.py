@@ -15,7 +15,7 @@ from tidelog.gateways.liftbridge.producers import GatewayProducers
 
 MESSAGES = 300
 READS_MAX = 4
-"""Of the socket, for what was sent with one write: a few kilobytes."""
+"""The reads of the socket that one write may need: a few kilobytes each."""
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
@@ -59,7 +59,7 @@ async def test_messages_of_all_shapes_for_all_partitions_become_few_blocks(
         pump.close()
         assert sum(handed) == MESSAGES
         assert partitions <= len(handed) <= READS_MAX * partitions
-        client = cluster.doors["n1"]._client
+        client = cluster.gateways["n1"]._client
         assert client is not None
         for partition in range(partitions):
             name = f"foo/{partition}" if partition else "foo"

@@ -222,7 +222,7 @@ async def test_a_coordinator_that_most_consumers_report_is_replaced(tmp_path: Pa
         await report("c2")
         await wait_until(lambda: coordinator_of(cluster) != before, "the coordinator is replaced")
         after = coordinator_of(cluster)
-        # Whoever does not coordinate refuses, and the metadata says who does.
+        # A node that does not coordinate refuses, and the metadata names the coordinator.
         found = (await api(pb.FetchMetadataRequest(groups=["g"]))).groupMetadata[0]
         assert (found.coordinator, found.epoch) == (after, joined.epoch)
         asking = pb.FetchConsumerGroupAssignmentsRequest(groupId="g", consumerId="c1", epoch=found.epoch)

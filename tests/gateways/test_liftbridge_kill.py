@@ -1,4 +1,4 @@
-"""Three node processes, one of them killed: what was acked through the doors of the others is there, once, in order."""
+"""Three node processes, one of them killed: messages acked by the other gateways are there, once, in order."""
 
 from __future__ import annotations
 

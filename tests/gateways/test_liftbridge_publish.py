@@ -1,4 +1,4 @@
-"""Publishing through the door: acks, their policies, pipelining, subjects, expected offsets."""
+"""Publishing through the gateway: acks, their policies, pipelining, subjects, expected offsets."""
 
 from __future__ import annotations
 

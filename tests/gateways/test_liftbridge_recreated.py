@@ -1,4 +1,4 @@
-"""A stream that is deleted and created again under the eyes of the nodes' doors, whose clients used the old one."""
+"""A stream that is deleted and created again under the eyes of the nodes' gateways, whose clients used the old one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_node_without_a_replica_gives_the_new_stream_even_if_it_has_not_
     async with opened(tmp_path, 2) as cluster, dialled(cluster.port("n1")) as first:
         await first.create("foo")
         (other,) = set(cluster.peers) - {cluster.leader_of("foo")}
-        late = Late(cluster.nodes[other], cluster.doors[other], monkeypatch)
+        late = Late(cluster.nodes[other], cluster.gateways[other], monkeypatch)
         async with dialled(cluster.port(other)) as api:
             await first.publish("foo", b"old 1", b"old 2", b"old 3")
             call = api.subscribe("foo", startPosition=pb.EARLIEST, readISRReplica=True)
@@ -93,7 +93,7 @@ async def test_a_log_from_afar_is_that_of_one_channel_and_of_no_other_of_its_nam
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo")
         await api.publish("foo", b"old")
-        node, client = cluster.nodes["n1"], cluster.doors["n1"]._client
+        node, client = cluster.nodes["n1"], cluster.gateways["n1"]._client
         assert client is not None
         record = node.channels.catalog.channel("foo")
         assert record is not None

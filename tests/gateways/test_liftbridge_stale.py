@@ -1,4 +1,4 @@
-"""A door whose node heard late: what an old catalog refuses is judged again by a newer one, and pauses are outlived."""
+"""A gateway with an old catalog: its refusals are checked again with a newer one, and pauses are outlasted."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ROBOT = "client:robot"
 
 
 class Late:
-    """What the door sees is an old catalog, until it asks for what was committed meanwhile."""
+    """What the gateway sees is an old catalog, until it asks for what was committed meanwhile."""
 
-    def __init__(self, node: Node, door: LiftbridgeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, node: Node, gateway: LiftbridgeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
         self._node = node
-        self.door = door
+        self.gateway = gateway
         self._old: Catalog | None = None
         self.barriers = 0
         monkeypatch.setattr(ReplicaChannels, "catalog", property(self._seen_by))
@@ -82,7 +82,7 @@ class Late:
 
 
 @contextlib.asynccontextmanager
-async def late_door(
+async def late_gateway(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *scopes: str, **more: Any
 ) -> AsyncIterator[tuple[Api, Late]]:
     """A stream `foo`, and a client that has these grants."""
@@ -96,7 +96,7 @@ async def late_door(
         await otto.create("foo", **more)
         for scope in scopes:
             await grant(cluster, "robot", scope, "*")
-        yield robot, Late(cluster.nodes["n1"], cluster.doors["n1"], monkeypatch)
+        yield robot, Late(cluster.nodes["n1"], cluster.gateways["n1"], monkeypatch)
 
 
 PUBLISH = pb.PublishRequest(stream="foo", value=b"x", ackPolicy=pb.ALL, expectedOffset=-1, correlationId="c")
@@ -109,7 +109,7 @@ async def test_a_publish_is_taken_that_only_an_old_catalog_refuses(
     """The caller may not resume: a pause of which it is told in vain is none that it could end itself."""
 
     settings = {"optimisticConcurrencyControl": pb.NullableBool(value=checked)}
-    async with late_door(tmp_path, monkeypatch, "write:data", **settings) as (robot, late):
+    async with late_gateway(tmp_path, monkeypatch, "write:data", **settings) as (robot, late):
         for change in (late.paused, late.readonly, lambda: late.without("write:data")):
             late.behind(change())
             assert (await robot(PUBLISH)).ack.offset > 0, change
@@ -128,7 +128,7 @@ async def test_a_publish_is_taken_that_only_an_old_catalog_refuses(
 async def test_a_subscription_begins_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
+    async with late_gateway(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
         await robot(PUBLISH)
         changes: dict[str, Callable[[], Change | None]] = {
             "grant": lambda: late.without("read:data"),
@@ -146,7 +146,7 @@ async def test_a_subscription_begins_that_only_an_old_catalog_refuses(
 async def test_a_subscription_at_the_end_of_a_partition_that_was_readonly_waits_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with late_door(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
+    async with late_gateway(tmp_path, monkeypatch, "write:data", "read:data") as (robot, late):
         await robot(PUBLISH)
         late.behind(late.readonly())
         call = robot.subscribe("foo", startPosition=pb.EARLIEST)
@@ -160,7 +160,7 @@ async def test_a_subscription_at_the_end_of_a_partition_that_was_readonly_waits_
 async def test_cursors_and_metadata_are_given_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with late_door(tmp_path, monkeypatch, "read:data", "admin:channels") as (robot, late):
+    async with late_gateway(tmp_path, monkeypatch, "read:data", "admin:channels") as (robot, late):
         cursor = {"stream": "foo", "cursorId": "c"}
         late.behind(late.without("read:data"))
         await robot(pb.SetCursorRequest(offset=7, **cursor))
@@ -182,7 +182,7 @@ async def test_cursors_and_metadata_are_given_that_only_an_old_catalog_refuses(
 async def test_a_refusal_that_a_newer_catalog_confirms_is_given_and_many_at_once_look_at_most_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with late_door(tmp_path, monkeypatch) as (robot, late):
+    async with late_gateway(tmp_path, monkeypatch) as (robot, late):
         late.behind(late.paused())
         refusals = await asyncio.gather(*(robot.refusal(PUBLISH) for _ in range(100)))
         assert {refusal.code() for refusal in refusals} == {DENIED}
@@ -198,7 +198,7 @@ async def test_a_refusal_that_a_newer_catalog_confirms_is_given_and_many_at_once
 
         monkeypatch.setattr(late._node.channels, "read_barrier", slow)
         waiting = [asyncio.ensure_future(robot.refusal(PUBLISH)) for _ in range(100)]
-        subscriptions = late.door.subscriptions
+        subscriptions = late.gateway.subscriptions
         assert subscriptions is not None
         barrier = subscriptions._streams.barrier
         await wait_until(lambda: barrier.waiting == 100, "all were refused once")
@@ -213,7 +213,7 @@ async def test_a_node_that_is_gone_and_not_fenced_yet_is_shown_at_the_node_that_
     """Between its death and the end of its session the catalog calls it active."""
 
     async with opened(tmp_path, 3) as cluster, dialled(cluster.port("n1")) as api:
-        late = Late(cluster.nodes["n1"], cluster.doors["n1"], monkeypatch)
+        late = Late(cluster.nodes["n1"], cluster.gateways["n1"], monkeypatch)
         old = copy.deepcopy(late.newest)
         await wait_until(lambda: late._node.pool.link_to("n3") is not None, "n1 is linked with n3")
         await cluster.stop_node("n3")
@@ -228,10 +228,10 @@ async def test_a_node_that_is_gone_and_not_fenced_yet_is_shown_at_the_node_that_
 
 
 class PausedAgain:
-    """Whenever the door has resumed `foo` somebody pauses it again, `left` times."""
+    """Whenever the gateway has resumed `foo` somebody pauses it again, `left` times."""
 
     def __init__(self, cluster: Cluster, left: int) -> None:
-        client = cluster.doors["n1"]._client
+        client = cluster.gateways["n1"]._client
         assert client is not None
         resume = client.resume
         self.left = left
@@ -305,11 +305,11 @@ async def test_what_happened_to_a_stream_while_its_messages_waited_for_a_resume_
 ) -> None:
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo")
-        doors, client = cluster.nodes["n1"].channels, cluster.doors["n1"]._client
+        gateways, client = cluster.nodes["n1"].channels, cluster.gateways["n1"]._client
         assert client is not None
         pauses = PausedAgain(cluster, 1)
         await api(pb.PauseStreamRequest(name="foo"))
-        read_barrier = doors.read_barrier
+        read_barrier = gateways.read_barrier
         looks = 0
 
         async def barrier() -> None:
@@ -320,6 +320,6 @@ async def test_what_happened_to_a_stream_while_its_messages_waited_for_a_resume_
                     await client.delete("foo")
             await read_barrier()
 
-        monkeypatch.setattr(doors, "read_barrier", barrier)
+        monkeypatch.setattr(gateways, "read_barrier", barrier)
         refusal = await api.refusal(PUBLISH)
         assert (refusal.code(), looks >= 2) == (Status.NOT_FOUND, True), refusal

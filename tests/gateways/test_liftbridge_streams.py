@@ -1,4 +1,4 @@
-"""Streams through the door: create, delete, pause, readonly, metadata and cursors, with Liftbridge's status codes."""
+"""Streams by the gateway: create, delete, pause, readonly, metadata and cursors, with Liftbridge's status codes."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ async def test_unknown_streams_and_groups_are_entries_and_no_errors(tmp_path: Pa
         assert (group.groupId, group.error) == ("g", pb.ConsumerGroupMetadata.UNKNOWN_GROUP)
 
 
-async def test_brokers_are_where_the_doors_are(tmp_path: Path) -> None:
+async def test_brokers_are_where_the_gateways_are(tmp_path: Path) -> None:
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo", partitions=2)
         (broker,) = (await api(pb.FetchMetadataRequest())).brokers
@@ -286,11 +286,11 @@ async def test_brokers_are_where_the_doors_are(tmp_path: Path) -> None:
         assert (broker.partitionCount, broker.leaderCount) == (2, 2)
 
 
-async def test_every_broker_answers_while_one_node_is_dead_and_another_has_no_door(tmp_path: Path) -> None:
+async def test_every_broker_answers_while_one_node_is_dead_and_another_has_no_gateway(tmp_path: Path) -> None:
     """Go clients dial all brokers that they are told of, and do not connect if one of them does not answer."""
 
     cluster = Cluster(tmp_path, 3)
-    cluster.without_door.add("n2")
+    cluster.without_gateway.add("n2")
     try:
         await cluster.start()
         async with dialled(cluster.port("n1")) as api:
@@ -303,22 +303,22 @@ async def test_every_broker_answers_while_one_node_is_dead_and_another_has_no_do
                 if set(places.values()) == {(HOST, cluster.port("n1"))}:
                     break
                 assert time.monotonic() < give_up, places
-            assert sorted(places) == ["n1", "n2", "n3"], "whoever holds a replica is named"
+            assert sorted(places) == ["n1", "n2", "n3"], "every node with a replica is named"
             await cluster.start_node("n3")
             place = (HOST, cluster.port("n3"))
             while place not in {(one.host, one.port) for one in (await api(pb.FetchMetadataRequest())).brokers}:
-                assert time.monotonic() < give_up, "the node is back, and so is its door"
+                assert time.monotonic() < give_up, "the node is back, and so is its gateway"
                 await asyncio.sleep(0.02)
     finally:
         await cluster.stop()
 
 
-async def test_a_node_whose_address_is_not_in_the_catalog_is_shown_where_its_door_listens(tmp_path: Path) -> None:
+async def test_a_node_whose_address_is_not_in_the_catalog_is_shown_where_its_gateway_listens(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
-    cluster.without_door.add("n1")
+    cluster.without_gateway.add("n1")
     try:
         await cluster.start()
-        await cluster.doors["n1"].start(cluster.nodes["n1"])
+        await cluster.gateways["n1"].start(cluster.nodes["n1"])
         async with dialled(cluster.port("n1")) as api:
             (broker,) = (await api(pb.FetchMetadataRequest())).brokers
             assert (broker.id, broker.host, broker.port) == ("n1", HOST, cluster.port("n1"))
@@ -372,7 +372,7 @@ async def test_health_is_told(tmp_path: Path) -> None:
         assert refused.value.code() is NOT_FOUND
 
 
-async def test_three_nodes_agree_on_streams_whoever_is_asked(tmp_path: Path) -> None:
+async def test_three_nodes_agree_on_streams(tmp_path: Path) -> None:
     async with opened(tmp_path, 3) as cluster:
         await _ask_all(cluster)
 
@@ -386,7 +386,7 @@ async def _ask_all(cluster: Cluster) -> None:
         await first.create("foo", partitions=3, replicationFactor=-1)
         by_name = {"n1": first, "n2": second, "n3": third}
         for number, api in enumerate(by_name.values()):
-            # Published at any node, whoever leads.
+            # Published at any node, leader or not.
             for partition in range(3):
                 request = pb.PublishRequest(stream="foo", partition=partition, value=b"%d" % number, ackPolicy=pb.ALL)
                 assert (await api(request)).ack.offset > 0

@@ -1,4 +1,4 @@
-"""PublishToSubject with a real nats-server: what leaves the door, who hears it, and what comes back."""
+"""PublishToSubject with a real nats-server: what leaves the gateway, who hears it, and what comes back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _heard(cluster: Cluster, subject: str) -> list[NatsMessage]:
     return heard
 
 
-def test_a_message_goes_over_nats_to_streams_and_to_whoever_listens(tmp_path: Path) -> None:
+def test_a_message_goes_over_nats_to_streams_and_to_other_subscribers(tmp_path: Path) -> None:
     async def scenario(server: NatsServer) -> None:
         options = NatsOptions(servers=(server.url,))
         async with opened(tmp_path, nats=options) as cluster, dialled(cluster.port("n1")) as api:

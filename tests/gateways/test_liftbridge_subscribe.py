@@ -194,7 +194,7 @@ async def test_who_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
             assert got == list(range(count))
             subscription.cancel()
             assert int.from_bytes((await take(stuck, 1))[0].value[:2]) == 0, "it may go on where it stopped"
-        running = cluster.doors["n1"].subscriptions
+        running = cluster.gateways["n1"].subscriptions
         assert running is not None
         await wait_until(lambda: running.running == 0, "subscriptions end with their clients")
 
@@ -202,7 +202,7 @@ async def test_who_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 async def test_a_node_has_so_many_subscriptions_and_no_more(tmp_path: Path) -> None:
     async with opened(tmp_path) as cluster, dialled(cluster.port("n1")) as api:
         await api.create("foo")
-        running = cluster.doors["n1"].subscriptions
+        running = cluster.gateways["n1"].subscriptions
         assert running is not None
         running._max = 1
         call = api.subscribe("foo")

@@ -42,7 +42,7 @@ def client_python(pytestconfig: pytest.Config) -> Path:
 
 @contextmanager
 def node_process(folder: Path) -> Iterator[int]:
-    """`tidelog node` with a door; the door's port, once it serves."""
+    """`tidelog node` with a gateway; the gateway's port, once it serves."""
     node = NodeProcess(folder, "n1", {"n1": f"{HOST}:{free_port()}"})
     try:
         node.start()

@@ -20,7 +20,7 @@ from tidelog.units import KIB
 HOST = "127.0.0.1"
 CROWD = 100
 HELD_BYTES_MAX = 32 * KIB
-"""Of Python's own memory for one idle connection; asyncio alone takes 256 KiB."""
+"""The memory that Python itself may use for one idle connection; asyncio alone takes 256 KiB."""
 PLENTY = 1_000
 
 
@@ -100,7 +100,7 @@ async def test_many_connections_at_once_get_back_exactly_what_they_sent(tmp_path
 
 
 async def test_too_many_handshakes_are_hung_up_on_and_places_come_back(tmp_path: Path) -> None:
-    """TA2: whoever holds a place and says nothing keeps it; who ended, well or not, gives it back."""
+    """TA2: a silent connection keeps its place; one that ended, well or not, gives it back."""
 
     async with listening(tmp_path, handshakes_max=2) as house:
         first, second = await house.silent(), await house.silent()

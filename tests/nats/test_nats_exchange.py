@@ -232,7 +232,7 @@ def test_an_answer_goes_the_way_that_the_request_came() -> None:
     assert isinstance(party.send("n2", response()), Publish)
 
 
-def test_whoever_never_asked_is_answered_by_link() -> None:
+def test_a_replica_that_never_asked_is_answered_by_link() -> None:
     assert Party().send("n3", NACK) == ByLink("n3", NACK)
 
 

@@ -49,7 +49,7 @@ class NatsTrio(Trio):
         return node
 
     def says(self, name: str) -> dict[str, Any]:
-        """Of its transport."""
+        """The status of a node's transport."""
         status: dict[str, Any] = self.nodes[name].status()["transport"]
         return status
 
@@ -248,7 +248,7 @@ async def elect(trio: NatsTrio, client: Client, leader: str) -> None:
 
 
 async def test_nodes_without_the_server_or_without_nats_take_part_by_link(tmp_path: Path) -> None:
-    """As while the setting is changed, one node after the other; whoever leads."""
+    """As while the setting is changed, one node after the other, leader or not."""
 
     async def start(trio: NatsTrio, name: str) -> None:
         if name == "n1":

@@ -208,7 +208,7 @@ class KillRounds:
             self._strike_one_of(self._workers.executors if victim == EXECUTOR else self._workers.python_workers)
 
     def _strike_one_of(self, candidates: Callable[[], Sequence[int]]) -> None:
-        """One that is there, however short its life: who has just ended is no victim."""
+        """One that is there, however short it runs: a process that has just ended is no victim."""
         deadline = time.monotonic() + patient(_DEADLINE_S)
         while True:
             assert time.monotonic() < deadline, f"nobody is there to be killed\n{self.last_words()}"

@@ -19,7 +19,7 @@ def run_to_end(start: Callable[[], StreamingQuery]) -> list[dict[str, Any]]:
     """Start a query that ends by itself and wait for it; the progress of its batches.
 
     Spark gives a new Python process ten seconds to call back, and no setting changes that. A machine that is busy with
-    other tests may need longer; the query is then started again, as whoever runs one for real would.
+    other tests may need longer; the query is then started again, as an operator would do it.
     """
     for attempt in range(_ATTEMPTS):
         query = start()

@@ -1,4 +1,4 @@
-"""Bad input and bad ground under the frames job: one clear error each, nothing lost, and the run resumes once mended.
+"""Bad input to the frames job: one clear error each, nothing lost, and the run resumes once it is fixed.
 
 The tasks run in this process, since what is looked at is the error and the table, not Spark. A damaged block, a foreign
 checkpoint and an unknown option are in `test_frames_job`, `test_folder_logs` and `test_spark_source`.

@@ -36,7 +36,7 @@ _AUDITS_MAX = 3
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 240 * ROUNDS)
-def test_whoever_is_killed_every_frame_is_in_the_table_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_whichever_process_is_killed_every_frame_is_in_the_table_once(spark: SparkSession, tmp_path: Path) -> None:
     seed = int(os.environ.get("TIDELOG_KILL_SEED") or random.SystemRandom().randrange(1 << 30))
     dice = random.Random(seed)
     victims = dealt_victims(ROUNDS, dice)

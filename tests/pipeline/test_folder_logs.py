@@ -180,7 +180,7 @@ def test_damage_in_the_newest_segment_does_not_hide_what_follows(tmp_path: Path)
 
 
 def long_segment(folder: Path, *, rows: int = BLOCK_ROWS) -> Path:
-    """Of a closed store: one segment of 60 blocks in two epochs, and its index."""
+    """The files of a closed store: one segment of 60 blocks in two epochs, and its index."""
     store = small_store(folder, segment_bytes=8 << 20)
     put(store, "boat-1", frame_blocks(30, rows=rows))
     put(store, "boat-1", frame_blocks(30, first_seq=1 + 30 * rows, rows=rows), epoch=4)

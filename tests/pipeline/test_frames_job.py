@@ -142,7 +142,7 @@ def test_without_its_checkpoint_a_run_goes_on_where_the_table_stands(spark: Spar
 
 
 def test_two_drivers_at_once_move_every_frame_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever loses a race is refused and starts again from the table, as its supervisor would have it."""
+    """A driver that loses a race is refused and starts again from the table, as its supervisor would have it."""
     add_blocks(tmp_path, "boat-1", 12)
     add_blocks(tmp_path, "boat-2", 12)
     failures: list[BaseException] = []

@@ -223,7 +223,7 @@ def test_an_unclean_election_that_costs_records_of_the_table_is_refused_and_doub
                 FramesJob(Here(), again).prepare()  # type: ignore[arg-type]
         assert (offsets_of(job.table), job.table.version()) == (held, version)
 
-        # There is no setting that accepts it: whoever does begins with other tables.
+        # There is no setting that accepts it: accepting it means to begin with other tables.
         sail(sea, tmp_path, stretch=2, node=witness)
         afresh = FramesJob(Here(), replace(options, tables=str(tmp_path / "afresh")))  # type: ignore[arg-type]
         afresh.prepare()

@@ -27,7 +27,7 @@ def file(earliest: datetime | None, latest: datetime | None, *, appended: dateti
 
 
 def days(*files: DataFile) -> set[Partition]:
-    """Without Spark and without a table: whoever opens a file fails."""
+    """Without Spark and without a table: opening a file fails."""
     return health_steps.touched_days(NOBODY, cast("Table", NOBODY), files)
 
 

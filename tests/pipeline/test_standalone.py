@@ -45,7 +45,7 @@ START_US = 1_790_000_000 * US_PER_S
 VOYAGE_S = 240
 BATCH_RECORDS = 8_000
 READ_BYTES_MIN = 20_000
-"""More than handshakes and answers about channels come to: whoever sent that much has sent blocks."""
+"""More than handshakes and answers about channels come to: a process that sent that much has sent blocks."""
 DRIVER_S = 900.0
 SPREAD_S = 120.0
 

@@ -302,7 +302,7 @@ def test_gather_joins_many_small_files_at_once_and_leaves_few_alone(table: Table
     assert gather(table, files_min=4) == 3
     assert table.version() == version + 1
     assert offsets_of(table) == list(range(40))
-    assert not table.added_since(version), "whoever follows sees no news"
+    assert not table.added_since(version), "a follower sees no new rows"
 
 
 def test_vacuum_sweeps_orphans_once_they_are_old_and_never_a_live_file(table: Table) -> None:

@@ -427,13 +427,13 @@ def test_a_renewed_certificate_works_with_the_old_key(harbour: Harbour) -> None:
     assert harbour.meet(harbour.files("boat", renewed, first.key_pem)) == Identity("boat", "boat-001")
 
 
-def test_a_boat_is_refused_at_the_nodes_door_and_a_node_at_the_boats(harbour: Harbour) -> None:
+def test_a_boat_is_refused_where_nodes_connect_and_a_node_where_boats_do(harbour: Harbour) -> None:
     boat = harbour.files("boat", harbour.boats.issue("boat-001", now_us=NOW_US))
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         harbour.meet(boat, client_ca=harbour.nodes.certificate_pem)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         harbour.meet(harbour.server)
-    # Even where an operator trusts both authorities at one door, the kind still tells them apart.
+    # Even where an operator trusts both authorities at one listener, the kind still tells them apart.
     both = harbour.boats.certificate_pem + harbour.nodes.certificate_pem
     with pytest.raises(WrongKind):
         require_kind(harbour.meet(harbour.server, client_ca=both), "boat")

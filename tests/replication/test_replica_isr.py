@@ -42,7 +42,7 @@ BEYOND_THE_LOG = SyncRequest(
     channel_epoch=1,
     chunk_bytes_max=1,
 )
-"""Of a follower whose log is not the leader's: it claims to hold what the leader never had."""
+"""A request of a follower whose log is not the leader's: it claims to hold records that the leader never had."""
 
 
 def whole(*names: str, **config: object) -> Kit:

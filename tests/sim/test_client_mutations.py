@@ -1,4 +1,4 @@
-"""The tests of clients and doors prove themselves: break a rule on purpose, and the test of that rule must fail."""
+"""The tests of clients and gateways prove themselves: break a rule on purpose, and the test of that rule must fail."""
 
 from __future__ import annotations
 

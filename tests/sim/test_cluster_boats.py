@@ -1,4 +1,4 @@
-"""Boats of simulated clusters: what a boat was told is kept whoever leads its channel, and planted bugs are noticed."""
+"""Boats of simulated clusters: acks stay true under any leader of the channel, and planted bugs are noticed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim.mutations import Edit, plant
 from tidelog.cluster.replication.fold import ReplicaFold
-from tidelog.cluster.uplink import led_channel as uplink_seat
+from tidelog.cluster.uplink import led_channel as uplink_led_channel
 from tidelog.cluster.uplink.appends import BoatAppends
 from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.client_messages import AckPolicy
@@ -21,7 +21,7 @@ from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.cluster.world import ClusterWorld, run_cluster_world
 
 SEEDS = 40
-LIFE_MS = 8_000
+RUN_MS = 8_000
 BOAT = "boat-1"
 WAIT_MS = 20_000
 
@@ -56,14 +56,14 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_planted_bug_of_the_uplink_is_noticed_in_random_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_of_the_uplink_is_noticed_in_random_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, edits = MUTATIONS[name]
-    monkeypatch.setattr(uplink_seat, "_LEADER", AckPolicy.LEADER, raising=False)
+    monkeypatch.setattr(uplink_led_channel, "_LEADER", AckPolicy.LEADER, raising=False)
     plant(monkeypatch, *edits)
     problem = "nothing"
     for seed in range(SEEDS):
         try:
-            run_cluster_world(seed, duration_ms=LIFE_MS)
+            run_cluster_world(seed, duration_ms=RUN_MS)
         except ClusterViolation as violation:
             problem = violation.problem
             break

@@ -171,7 +171,7 @@ def test_random_lies_in_front_of_an_election_lose_nothing(fault: Callable[..., N
         for name in order:
             plan.node(name).start()
             plan.run(rng.choice((0, 50, 500, 3_000)))
-        # (What cannot be mended in its place is fetched again after half a minute.)
+        # (Records that cannot be repaired in place are fetched again after half a minute.)
         plan.until(lambda: not plan.world.unrest(), "the cluster comes to rest", 60_000)
         plan.settle()
     assert counted_lies(plan)

@@ -26,7 +26,7 @@ from tidelog.sim.cluster.world import run_cluster_world
 from tidelog.sim.metadata.model import ClusterBroken
 
 SEEDS = 40
-LIFE_MS = 8_000
+RUN_MS = 8_000
 
 MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     "truncation by the committed end": (
@@ -236,14 +236,14 @@ BY_SCHEDULE: dict[str, Callable[[], ClusterSchedule]] = {
 def first_violation(seeds: int = SEEDS) -> str:
     for seed in range(seeds):
         try:
-            run_cluster_world(seed, duration_ms=LIFE_MS)
+            run_cluster_world(seed, duration_ms=RUN_MS)
         except ClusterViolation as violation:
             return violation.problem
     return "nothing"
 
 
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in BY_SCHEDULE])
-def test_a_planted_bug_is_noticed_in_random_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_noticed_in_random_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, edits = MUTATIONS[name]
     plant(monkeypatch, *edits)
     problem = first_violation()

@@ -1,4 +1,4 @@
-"""Whole clusters in the simulator: random lives, and what the simulator itself must keep."""
+"""Whole clusters in the simulator: random runs, and what the simulator itself must keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RARE = frozenset(
         "wiped_metadata",
     }
 )
-"""What two hundred short lives may miss."""
+"""What two hundred short runs may miss."""
 
 
 def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = frozenset()) -> int:
@@ -45,13 +45,13 @@ def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = 
 
 
 @pytest.mark.timeout(600)
-def test_random_lives_of_whole_clusters_keep_every_promise() -> None:
+def test_random_runs_of_whole_clusters_keep_every_promise() -> None:
     assert check_lane("run_short_cluster_seeds", 0, FAST_SEEDS, rare=RARE) > 2_000 * FAST_SEEDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-def test_many_random_lives_of_whole_clusters_keep_every_promise() -> None:
+def test_many_random_runs_of_whole_clusters_keep_every_promise() -> None:
     assert check_lane("run_cluster_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
 
 
@@ -65,7 +65,7 @@ def test_a_violation_names_its_seed_and_how_to_see_it_again() -> None:
 
 
 def look_while_paused(plan: ClusterSchedule, name: str) -> None:
-    """As a random life that has healed looks: a channel that takes no write for too long is a violation."""
+    """As a random run that has healed looks: a channel that takes no write for too long is a violation."""
     plan.world.quiet = False
     plan.node(name).pause(WRITES_MS + 2_000)
     while plan.node(name).paused:

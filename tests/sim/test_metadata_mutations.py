@@ -14,7 +14,7 @@ from tidelog.sim.metadata.model import ClusterBroken, MetadataViolation
 from tidelog.sim.metadata.schedule import Schedule
 from tidelog.sim.metadata.world import run_metadata_world
 
-LIFE_MS = 10_000
+RUN_MS = 10_000
 SEEDS = 60
 
 BY_SCHEDULE: dict[str, tuple[str, Callable[[], Schedule]]] = {
@@ -69,7 +69,7 @@ BY_SEEDS = {
 def first_violation(seeds: int = SEEDS) -> str:
     for seed in range(seeds):
         try:
-            run_metadata_world(seed, duration_ms=LIFE_MS)
+            run_metadata_world(seed, duration_ms=RUN_MS)
         except MetadataViolation as violation:
             return violation.problem
     return "nothing"
@@ -89,7 +89,7 @@ def test_a_planted_bug_is_noticed_by_a_schedule(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", BY_SEEDS)
-def test_a_planted_bug_is_noticed_in_random_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_noticed_in_random_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *MUTATIONS[name])
     problem = first_violation()
     assert problem != "nothing"

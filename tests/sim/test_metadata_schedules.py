@@ -1,4 +1,4 @@
-"""Directed schedules of the metadata group: the promises hold where random lives seldom go."""
+"""Directed schedules of the metadata group: the promises hold where random runs seldom go."""
 
 from __future__ import annotations
 

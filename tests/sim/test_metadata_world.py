@@ -1,4 +1,4 @@
-"""The metadata group in the simulator: random lives, and what the simulator itself must keep."""
+"""The metadata group in the simulator: random runs, and what the simulator itself must keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOW_SEEDS = 2_000
 SLOW_EVENTS = 10_000_000
 
 RARE = frozenset({"chunk_mangled", *(f"lied_{kind}" for kind in Lie)})
-"""Too rare for short lives."""
+"""Too rare for short runs."""
 
 
 def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = frozenset()) -> int:
@@ -28,13 +28,13 @@ def check_lane(function: str, first: int, count: int, *, rare: frozenset[str] = 
 
 
 @pytest.mark.timeout(600)
-def test_random_lives_of_a_cluster_s_memory_keep_every_promise() -> None:
+def test_random_runs_of_a_cluster_s_memory_keep_every_promise() -> None:
     assert check_lane("run_short_metadata_seeds", 0, FAST_SEEDS, rare=RARE) > 1_000 * FAST_SEEDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_many_random_lives_of_a_cluster_s_memory_keep_every_promise() -> None:
+def test_many_random_runs_of_a_cluster_s_memory_keep_every_promise() -> None:
     assert check_lane("run_metadata_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
 
 

@@ -1,4 +1,4 @@
-"""Whole clusters in the simulator, replication over NATS: random lives, the schedules of the links, planted bugs."""
+"""Whole clusters in the simulator, replication over NATS: random runs, the schedules of the links, planted bugs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tidelog.sim.cluster.world import SHORT_MS, run_nats_cluster_world, run_shor
 FAST_SEEDS = 20
 SLOW_SEEDS = 1_000
 RARE = frozenset({"nats_parts"})
-"""What twenty short lives may miss: few replicas fall so far behind."""
+"""What twenty short runs may miss: few replicas fall so far behind."""
 SEEDS = 80
-LIFE_MS = 8_000
+RUN_MS = 8_000
 MUTATIONS: dict[str, tuple[Edit, ...]] = {
     "no responders taken for divergence": (
         Edit(
@@ -41,7 +41,7 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
 
 
 @pytest.mark.timeout(600)
-def test_random_lives_over_nats_keep_every_promise() -> None:
+def test_random_runs_over_nats_keep_every_promise() -> None:
     result = run_short_nats_cluster_seeds(0, FAST_SEEDS)
     assert result["violations"] == [], "replay with: tidelog sim cluster --transport nats --seed N"
     assert set(result["never"]) & set(NATS_SOMETIMES) <= RARE, "the run proves less than it says"
@@ -50,7 +50,7 @@ def test_random_lives_over_nats_keep_every_promise() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-def test_many_random_lives_over_nats_keep_every_promise() -> None:
+def test_many_random_runs_over_nats_keep_every_promise() -> None:
     assert check_lane("run_nats_cluster_seeds", 20_000, SLOW_SEEDS) > 5_000 * SLOW_SEEDS
 
 
@@ -77,7 +77,7 @@ def test_a_planted_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) ->
     plant(monkeypatch, *MUTATIONS[name])
     for seed in range(SEEDS):
         try:
-            run_nats_cluster_world(seed, duration_ms=LIFE_MS)
+            run_nats_cluster_world(seed, duration_ms=RUN_MS)
         except ClusterViolation:
             return
     pytest.fail(f"{SEEDS} seeds did not notice")

@@ -1,4 +1,4 @@
-"""A metadata folder restored from an older copy is noticed by whoever remembers more, and becomes a stranger (NC3)."""
+"""A metadata folder restored from an older copy is noticed by members that remember more, and is set aside (NC3)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_verdict_that_comes_too_late_is_a_finding_and_a_line() -> None:
     assert node_status(other, now_ms=0)["disk_findings"] == []
 
 
-def test_what_the_finding_of_a_late_verdict_advises_mends_it() -> None:
+def test_what_the_finding_of_a_late_verdict_advises_repairs_it() -> None:
     plan, late = late_verdict()
     plan.until(lambda: bool(plan.core(late.name).standing.doubt), "the doubt is told")
     disk = late.member
@@ -237,12 +237,12 @@ def first_violation(seeds: range) -> str:
 
 
 @pytest.mark.parametrize("name", ["nobody is asked", "verdict not heeded"])
-def test_random_lives_catch_an_old_copy_that_is_let_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_runs_catch_an_old_copy_that_is_let_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *MUTATIONS[name])
     assert first_violation(range(100)).startswith("NC3:")
 
 
-def test_random_lives_catch_a_log_that_a_lying_disk_has_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_runs_catch_a_log_that_a_lying_disk_has_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *BUGS["end of the log not marked"])
     assert first_violation(range(100)).startswith("RST1:")
 

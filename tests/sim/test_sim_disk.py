@@ -576,7 +576,7 @@ def test_replaced_bytes_are_seen_and_durable() -> None:
         disk.replace_bytes("absent", b"")
 
 
-def test_a_clone_has_the_durable_state_and_a_life_of_its_own() -> None:
+def test_a_clone_has_the_durable_state_and_a_future_of_its_own() -> None:
     disk = new_disk()
     disk.make_folder("x/y")
     file = durable_file(disk, "x/y/a", b"abc")

@@ -153,7 +153,7 @@ def test_a_boat_that_feeds_an_lplex_cloud_loses_nothing_and_sends_nothing_twice(
 
 
 def first_fed_violation(seeds: int) -> str:
-    """Lives of nobody but the boat with the lplex cloud."""
+    """Runs only the boat with the lplex cloud."""
     for seed in range(seeds):
         scheduler = Scheduler()
         boat = FedBoat.of(random.Random(f"fed {seed}"), scheduler, Counter())

@@ -1,4 +1,4 @@
-"""The uplink in the simulator: random lives, and proof that the simulator would notice broken promises."""
+"""The uplink in the simulator: random runs, and proof that the simulator would notice broken promises."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def check_lane(function: str, first: int, count: int) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
+def test_random_runs_of_boats_and_their_cloud_keep_every_promise() -> None:
     assert check_lane("run_short_uplink_seeds", 0, FAST_SEEDS) > 1_000 * FAST_SEEDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_many_random_lives_of_boats_and_their_cloud_keep_every_promise() -> None:
+def test_many_random_runs_of_boats_and_their_cloud_keep_every_promise() -> None:
     assert check_lane("run_uplink_seeds", 10_000, SLOW_SEEDS) >= SLOW_EVENTS
 
 

@@ -197,7 +197,7 @@ def test_a_closed_channel_is_closed_and_opens_again_as_it_was() -> None:
     assert isinstance(outcome.error, LogClosed)
     logs.open(config(1), NOW)
     assert contents(logs, 1) == held
-    assert logs.open(config(2, persistent=False), NOW).log_end == 0, "a memory channel lives as long as it is open"
+    assert logs.open(config(2, persistent=False), NOW).log_end == 0, "a memory channel exists as long as it is open"
     assert logs.open(config(9, name="channel-3"), NOW).log_end == 0, "a channel that was never on disk has no name"
 
 
@@ -590,7 +590,7 @@ def test_any_thread_reads_while_the_log_is_appended_to_truncated_and_reset(persi
 # --- many channels -----------------------------------------------------------------------------------
 
 
-def test_channels_with_little_in_them_need_no_files_over_any_number_of_lives() -> None:
+def test_channels_with_little_in_them_need_no_files_over_any_number_of_openings() -> None:
     disk = new_disk()
     logs = opened(disk, copy_bytes_max=MIB, wal_bytes_max=2 * MIB)
     numbers = range(1, 201)

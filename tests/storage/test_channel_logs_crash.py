@@ -1,7 +1,7 @@
 """All logs of a node against a plain model: the disk fails at every call, by seed, and is power-cut after that.
 
 What the model allows after a power cut: of each channel a run of what was appended, from its start, that holds at
-least what was promised; never a record of an earlier life, never a gap. The last tests turn a safety off and
+least what was promised; never a record of an earlier content, never a gap. The last tests turn a safety off and
 demand that the model notices.
 """
 
@@ -37,8 +37,8 @@ class Broken(AssertionError):
 
 
 @dataclass(slots=True)
-class Life:
-    """One life of a channel: what may be there, and how much of it must be."""
+class Content:
+    """One content of a channel: what may be there, and how much of it must be."""
 
     start: int = 0
     start_max: int = 0
@@ -74,7 +74,7 @@ class Driver:
             copy_channel_bytes_max=KIB,
             scrub_bytes_per_s=0,
         )
-        self.allowed: dict[int, list[Life | None]] = {number: [None] for number in POLICIES}
+        self.allowed: dict[int, list[Content | None]] = {number: [None] for number in POLICIES}
         """For each channel what may be found, the likeliest last; None means that it is not there."""
         self.now_us = NOW
         self.text = 0
@@ -84,12 +84,12 @@ class Driver:
 
     # --- the model -------------------------------------------------------------------------------
 
-    def life(self, number: int) -> Life:
+    def content(self, number: int) -> Content:
         """What is there now, as long as nothing went wrong."""
-        life = self.allowed[number][-1]
-        return life if life is not None else Life()
+        content = self.allowed[number][-1]
+        return content if content is not None else Content()
 
-    def attempt(self, number: int, action: Callable[[], Any], after: Life | None, *, kept: bool = True) -> None:
+    def attempt(self, number: int, action: Callable[[], Any], after: Content | None, *, kept: bool = True) -> None:
         """Carry out what leaves `after`; if its outcome is open, both what was and `after` are allowed."""
         before = list(self.allowed[number])
         try:
@@ -116,7 +116,7 @@ class Driver:
     def append(self, numbers: list[int], *, large: bool = False) -> None:
         batch: list[tuple[int, list[Block]]] = []
         for number in dict.fromkeys(numbers):
-            end, blocks = self.life(number).end, list[Block]()
+            end, blocks = self.content(number).end, list[Block]()
             for _ in range(self.rng.randint(1, 3)):
                 self.text += 1
                 size = 3 * KIB if large and self.rng.random() < 0.5 else 0
@@ -127,13 +127,13 @@ class Driver:
             self.settle(number, blocks, outcome)
 
     def settle(self, number: int, blocks: list[Block], outcome: AppendOutcome) -> None:
-        life = self.life(number)
-        if outcome.error is not None and outcome.log_end == life.end and not self.stopped(number):
-            if outcome.held_end < life.sure_end:
+        content = self.content(number)
+        if outcome.error is not None and outcome.log_end == content.end and not self.stopped(number):
+            if outcome.held_end < content.sure_end:
                 raise Broken(f"channel {number}: held_end fell to {outcome.held_end}")
             self.check(number)
             return
-        grown = Life(life.start, life.start_max, [*life.blocks, *blocks], life.sure_end)
+        grown = Content(content.start, content.start_max, [*content.blocks, *blocks], content.sure_end)
         if outcome.error is not None:
             self.broken = True
             self.allowed[number].append(grown)
@@ -145,19 +145,19 @@ class Driver:
         self.allowed[number] = [grown]
 
     def truncate(self, number: int) -> None:
-        life = self.life(number)
-        places = [one.leader.base_offset for one in life.blocks if one.leader.base_offset >= life.start_max]
-        offset = self.rng.choice([*places, life.end])
-        kept = [one for one in life.blocks if one.leader.base_offset < offset]
-        after = Life(life.start, life.start_max, kept, min(life.sure_end, offset))
-        between = Life(life.start, life.start_max, life.blocks, min(life.sure_end, offset))
+        content = self.content(number)
+        places = [one.leader.base_offset for one in content.blocks if one.leader.base_offset >= content.start_max]
+        offset = self.rng.choice([*places, content.end])
+        kept = [one for one in content.blocks if one.leader.base_offset < offset]
+        after = Content(content.start, content.start_max, kept, min(content.sure_end, offset))
+        between = Content(content.start, content.start_max, content.blocks, min(content.sure_end, offset))
         self.attempt(number, lambda: self.logs.truncate(number, offset, self.now_us), after)
         if self.broken:
             self.allowed[number].append(between)
 
     def reset(self, number: int) -> None:
-        base = self.rng.choice([0, 5, self.life(number).end, 1_000])
-        after = Life(base, base, [], base)
+        base = self.rng.choice([0, 5, self.content(number).end, 1_000])
+        after = Content(base, base, [], base)
         self.attempt(number, lambda: self.logs.reset(number, base, self.now_us), after)
 
     def delete(self, number: int) -> None:
@@ -166,10 +166,10 @@ class Driver:
             self.open_one(number)
 
     def sweep(self, number: int) -> None:
-        life = self.life(number)
-        life.start_max = max(life.start_max, life.end)
+        content = self.content(number)
+        content.start_max = max(content.start_max, content.end)
         try:
-            self.logs.sweep(number, self.now_us, floor=life.end, limits=Retention(max_bytes=2 * KIB))
+            self.logs.sweep(number, self.now_us, floor=content.end, limits=Retention(max_bytes=2 * KIB))
         except DiskFull:
             pass
         except LogError:
@@ -177,9 +177,9 @@ class Driver:
             return
         if not self.stopped(number):
             start = self.logs.state(number).log_start
-            blocks = [one for one in life.blocks if one.leader.base_offset >= start]
-            sure_end = max(life.sure_end, start)
-            self.allowed[number] = [Life(start, start, blocks, sure_end)] if life.end or life.start else [None]
+            blocks = [one for one in content.blocks if one.leader.base_offset >= start]
+            sure_end = max(content.sure_end, start)
+            self.allowed[number] = [Content(start, start, blocks, sure_end)] if content.end or content.start else [None]
 
     def maintain(self) -> None:
         self.now_us += 2_000_000
@@ -245,14 +245,14 @@ class Driver:
 
     def adopt(self, number: int, *, there: bool) -> None:
         start, found = self.found(number)
-        for life in reversed(self.allowed[number]):
-            if life is None:
+        for content in reversed(self.allowed[number]):
+            if content is None:
                 if not there or (not found and start == 0):
                     self.allowed[number] = [None]
                     return
-            elif (there or not life.sure_end) and life.allows(start, found):
-                kept = [one for one in life.blocks if one.leader.base_offset >= start][: len(found)]
-                now = Life(start, start, kept, kept[-1].offsets.stop if kept else start)
+            elif (there or not content.sure_end) and content.allows(start, found):
+                kept = [one for one in content.blocks if one.leader.base_offset >= start][: len(found)]
+                now = Content(start, start, kept, kept[-1].offsets.stop if kept else start)
                 self.allowed[number] = [now if there else None]
                 return
         raise Broken(
@@ -261,11 +261,11 @@ class Driver:
         )
 
     def check(self, number: int) -> None:
-        life, armed = self.life(number), self.disk.faults.fail_after
+        content, armed = self.content(number), self.disk.faults.fail_after
         self.disk.faults.fail_after = None  # looking is not what shall fail
         start, found = self.found(number)
         self.disk.faults.fail_after = armed
-        if start != life.start or found != [one.tobytes() for one in life.blocks]:
+        if start != content.start or found != [one.tobytes() for one in content.blocks]:
             raise Broken(f"channel {number} is not what it was before a refusal")
 
     # --- a random step ---------------------------------------------------------------------------
@@ -306,12 +306,12 @@ def live(seed: int, steps: int = 60) -> Driver:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_random_lives_hold_what_was_promised(seed: int) -> None:
+def test_random_runs_hold_what_was_promised(seed: int) -> None:
     live(seed)
 
 
 @pytest.mark.slow
-def test_many_random_lives_hold_what_was_promised() -> None:
+def test_many_random_runs_hold_what_was_promised() -> None:
     for seed in range(1_000, 3_000):
         try:
             live(seed)
@@ -404,7 +404,7 @@ def test_a_reset_that_forgets_its_entry_is_noticed(monkeypatch: pytest.MonkeyPat
     assert_noticed()
 
 
-def test_a_replay_that_mixes_two_lives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_mixes_two_generations_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     fold: Callable[..., None] = store_recovery._fold_creation
 
     def without_forgetting(store: Store, by_id: Any, waiting: dict[int, list[Block]], entry: Any) -> None:

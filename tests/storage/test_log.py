@@ -440,11 +440,11 @@ def test_a_clean_close_makes_the_next_open_scan_nothing() -> None:
     disk.crash()
     log = opened(disk)
     assert log.recovery is not None
-    assert not log.recovery.clean, "the mark is for one life"
+    assert not log.recovery.clean, "the mark is for one run"
     assert log.recovery.bytes_scanned > 0
 
 
-def test_every_life_has_a_higher_incarnation() -> None:
+def test_every_opening_has_a_higher_incarnation() -> None:
     disk = new_disk()
     seen = []
     for ending in ("close", "crash", "kill", "close"):

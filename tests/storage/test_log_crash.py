@@ -1,4 +1,4 @@
-"""What survives: every byte cut, every failing call, every rotten byte, thousands of seeded lives.
+"""What survives: every byte cut, every failing call, every rotten byte, thousands of seeded runs.
 
 The last tests turn a safety off and demand that the simulation notices: a check that cannot fail
 proves nothing.

@@ -96,7 +96,7 @@ def test_a_second_opener_is_refused(tmp_path: Path) -> None:
         opened(disk).close()
 
 
-def test_it_lives_on_a_real_disk(tmp_path: Path) -> None:
+def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     disk = OsDisk(tmp_path)
     storage = created(disk)
     storage.write([ready(*entries(1, 40, size=400), hard_state=HardState(2, "n2"))])

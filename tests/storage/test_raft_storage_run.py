@@ -1,4 +1,4 @@
-"""Random lives of a member's metadata against a model, and bugs planted on purpose that those lives must find."""
+"""random runs of a member's metadata against a model, and bugs planted on purpose that those runs must find."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tidelog.storage.raft.storage import RaftStorage
 
 
 def live_through(seeds: range, *, actions: int) -> None:
-    """Not `run_seeds`, which looks for garbage after each life: under pytest that takes longer than the life."""
+    """Not `run_seeds`, which looks for garbage after each run: under pytest that takes longer than the run."""
     counters: Counter[str] = Counter()
     for seed in seeds:
         counters.update(run_raft_storage(seed, actions=actions).counters)
-    assert not [name for name in SOMETIMES if not counters[name]], "these lives prove less than they seem to"
+    assert not [name for name in SOMETIMES if not counters[name]], "these runs prove less than they seem to"
 
 
 @pytest.mark.parametrize("first", [1, 101, 201])
-def test_a_hundred_short_lives_keep_every_promise(first: int) -> None:
+def test_a_hundred_short_runs_keep_every_promise(first: int) -> None:
     live_through(range(first, first + 100), actions=25)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1_001, 3_001, 250))
-def test_many_long_lives_keep_every_promise(first: int) -> None:
+def test_many_long_runs_keep_every_promise(first: int) -> None:
     live_through(range(first, first + 250), actions=ACTIONS)
 
 
-def test_a_life_depends_on_its_seed_only() -> None:
+def test_a_run_depends_on_its_seed_only() -> None:
     assert run_raft_storage(7) == run_raft_storage(7)
     assert run_raft_storage(7).counters != run_raft_storage(8).counters
 
@@ -268,4 +268,4 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
             run_raft_storage(seed)
         except AssertionError:
             return
-    pytest.fail("300 lives did not notice")
+    pytest.fail("300 runs did not notice")

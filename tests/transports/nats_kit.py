@@ -1,6 +1,6 @@
 """The replica kit with a NATS server between the nodes: every message that rides on NATS goes through its bytes.
 
-Requests go to whoever listens on the channel's subject, not to whom they are meant for; answers go in parts to the
+Requests go to every subscriber of the channel's subject, not only to the intended one; answers go in parts to the
 inbox of the request, and parts can be lost; where nobody listens the server says so.
 """
 

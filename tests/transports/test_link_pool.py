@@ -1,4 +1,4 @@
-"""A pool keeps one link to every peer, whoever dials, and whatever breaks."""
+"""A pool keeps one link to every peer, whichever side dials, and whatever breaks."""
 
 from __future__ import annotations
 
@@ -182,12 +182,12 @@ async def test_links_come_back_after_everything_broke_again_and_again(seed: int)
                     assert told[1::2] == ["down"] * len(told[1::2]), f"seed {seed}: LP4"
 
 
-async def test_a_new_life_of_a_peer_takes_the_place_of_the_old_one() -> None:
+async def test_a_new_process_of_a_peer_takes_the_place_of_the_old_one() -> None:
     async with cluster("n1") as (node,):
         ends = [plain_end("n0"), plain_end("n0")]
         old = await dial_link(node.address, end=ends[0], handler=Recorder())
         await until(lambda: node.pool.nodes_up() == ["n0"])
-        # The old life is gone without a word: its connection stays open, and nobody is there.
+        # The old process died silently: its connection stays open, and nothing reads it.
         new = await dial_link(node.address, end=ends[1], handler=Recorder())
         await until(lambda: not old.is_usable)
         kept = node.pool.link_to("n0")

@@ -574,7 +574,7 @@ async def test_what_a_link_brought_before_it_ended_still_has_its_turn() -> None:
 
 
 def test_a_link_that_ended_holds_no_buffer_until_a_collection() -> None:
-    """What a link consists of refers to each other, so it lives until the collector comes by."""
+    """What a link consists of refers to each other, so it stays in memory until the next garbage collection."""
     ended: list[Link] = []
 
     async def work() -> None:

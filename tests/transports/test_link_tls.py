@@ -101,7 +101,7 @@ async def test_large_bodies_go_both_ways_at_once_over_tls(tree: Tree) -> None:
                 assert bytes(await both.near.request(1, b"beat", timeout_ms=TIMEOUT_MS)) == b"beat"
 
 
-# --- certificates that do not open the door ---------------------------------------------------------
+# --- certificates that are not accepted ---------------------------------------------------------
 
 
 async def test_a_caller_without_a_certificate_is_refused(tree: Tree) -> None:

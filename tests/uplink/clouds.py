@@ -116,7 +116,7 @@ def saved(folder: Path, name: str) -> dict[str, Any]:
 
 
 def log_end_on_disk(folder: Path, name: str) -> int:
-    """Of a cloud that is down."""
+    """The log end of a boat's channel, read from the folder of a stopped cloud."""
     store = open_store(OsDisk(folder), now_us=wall_clock_us())
     try:
         return store.log(name, now_us=wall_clock_us()).log_end

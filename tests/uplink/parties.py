@@ -257,7 +257,7 @@ class CloudParty:
             await self.stop()
 
     def names(self) -> list[str]:
-        """Of all channels."""
+        """The names of all channels."""
         catalog = self.node.core.catalog
         return [] if catalog is None else [record.name for record in catalog.channels()]
 

@@ -32,7 +32,7 @@ def types(house: CloudHouse) -> list[str]:
 
 
 def detail(house: CloudHouse, kind: str) -> dict[str, Any]:
-    """Of the newest event of this type."""
+    """The detail of the newest event of this type."""
     return next(event.detail for event in house.view.events(NAME, 1_024) if event.type == kind)
 
 

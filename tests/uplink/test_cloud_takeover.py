@@ -30,7 +30,7 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["cloud", "crashed"])
 async def test_an_older_clouds_folder_opens_with_its_cursors_holes_and_sessions(old: Path, how: str) -> None:
-    for life in range(2):
+    for opening in range(2):
         async with running_cloud(old / how) as house:
             await house.wait_ready()
             assert [status.id for status in house.view.instances()] == ["Zephyr", "boat-001"]
@@ -43,7 +43,7 @@ async def test_an_older_clouds_folder_opens_with_its_cursors_holes_and_sessions(
             ids = {record.name: record.channel_id for record in catalog.channels()}
             assert ids == {"boat-001": 1, "Zephyr": 2}, "the ids that the blocks bear"
             epochs = house.log("boat-001").epochs.pairs()
-            assert [epoch for epoch, _ in epochs] == list(range(1, 3 + life)), "each life begins an epoch (R1)"
+            assert [epoch for epoch, _ in epochs] == list(range(1, 3 + opening)), "each opening begins an epoch (R1)"
 
 
 @pytest.mark.parametrize("how", ["cloud", "crashed"])

@@ -56,7 +56,7 @@ class NodeProcesses:
         return all("uplink up" in self.said(node) for node in self.running)
 
     def leader(self) -> str | None:
-        """Whoever writes the state file of the boat (KP1)."""
+        """The node that writes the state file of the boat (KP1)."""
         found = [node for node in self.running if (self.folder / node / NAME / "state.json").exists()]
         return max(found, key=self._cursor, default=None)
 

@@ -63,7 +63,7 @@ PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 STALL_S_MAX = 5.0
 """The longest a healthy boat may wait for an ack; it hangs up after 25 s of silence."""
 PEAK_MIB_MAX = 320.0
-"""Of the whole cloud. At rest it takes 70; a message may have 20 MiB, and a few are in flight."""
+"""The memory limit of the whole cloud. Idle it takes 70; a message may have 20 MiB, and a few are in flight."""
 LINEAGE = bytes(15) + b"\x07"
 
 
@@ -699,12 +699,12 @@ async def test_mutated_messages_are_taken_or_refused_by_type(harbour: Harbour) -
     lost = [pb.SeqRange(start=3, end=5)]
     hello = hello_bytes(name, head_seq=60, lineage=LINEAGE, life=b"1", sent_through=60, lost=lost)
     made = forged(range(11, 21))
-    lives = [pb.LiveUpstream(made_block=made), pb.LiveUpstream(status=pb.LiveStatus(head_seq=60))]
+    live_messages = [pb.LiveUpstream(made_block=made), pb.LiveUpstream(status=pb.LiveStatus(head_seq=60))]
     backfills = [pb.BackfillUpstream(made_blocks=[made]), pb.BackfillUpstream(gone=pb.SeqRange(start=1, end=9))]
     async with harbour.bystander(), harbour.attacker(name) as boat:
         for number in range(60):
             await accepted_or_typed(boat.handshake_raw(hello))
-            stream, messages = (boat.live(), lives) if number % 2 else (boat.backfill(), backfills)
+            stream, messages = (boat.live(), live_messages) if number % 2 else (boat.backfill(), backfills)
             await stream.write(mutated(rng.choice(messages).SerializeToString(), rng))
             await stream.done_writing()
             assert await code_of(stream) in NAMED, await stream.details()

@@ -323,7 +323,7 @@ async def test_bad_backfill_fills_nothing_and_is_skipped_or_refused_by_type(tmp_
         await honest.close()
 
 
-def bad_lives() -> dict[str, bytes]:
+def bad_live_messages() -> dict[str, bytes]:
     def frame(**fields: Any) -> bytes:
         return pb.LiveUpstream(frame=pb.LiveFrame(**{"seq": 1, "timestamp_us": 1, **fields})).SerializeToString()
 
@@ -340,7 +340,7 @@ def bad_lives() -> dict[str, bytes]:
 
 async def test_bad_live_message_is_refused_by_type_and_nothing_is_logged(tmp_path: Path, fleet: Fleet) -> None:
     async with cloud_and_boat(tmp_path, fleet) as (cloud, boat):
-        for what, message in bad_lives().items():
+        for what, message in bad_live_messages().items():
             await boat.handshake(0)
             live, backfill = boat.live(), boat.backfill()
             await live.write(message)

@@ -5,7 +5,7 @@ second whether there is room, and then begins anew in its own place, under the s
 disk ends the process with exit code 74: a supervisor starts it again, and what the disk holds is verified then.
 
 DT1  One line says what happened and what to do, when it begins; one says that room is back. Nothing repeats itself.
-DT2  Whoever was told to stop does not wait.
+DT2  A process that was told to stop does not wait.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ CLIENT_REQUESTS: Final = frozenset(
 
 VERSION: Final = 1
 MESSAGES_MAX: Final = 1 << 16
-"""Of one body."""
+"""The most bytes of one body."""
 JSON_BYTES_MAX: Final = 8 * MIB
 NUMBER_MAX: Final = 2**62
 """Ids, epochs and offsets stay below it."""

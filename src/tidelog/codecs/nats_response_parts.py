@@ -11,8 +11,8 @@ What a caller must keep: send the parts of an answer in order, over one connecti
 
 NRP1  What is encoded, decoded and joined is the same answer. Every part is complete in itself but for its data.
 NRP2  No input makes decoding raise anything but `BadEnvelope`, `BadMessage` or `WrongCluster`.
-NRP3  An answer is handed out whole or not at all. A part that is lost, late or repeated costs that answer; whoever
-     needs it asks again, as for any lost message.
+NRP3  An answer is handed out whole or not at all. A part that is lost, late or repeated costs that answer; the replica
+      that needs it asks again, as for any lost message.
 NRP4  One answer of each channel is being joined, and all of them together hold no more than their limit: the oldest go.
 """
 
@@ -51,7 +51,8 @@ _FIXED: Final = struct.Struct(">Qq")
 _OURS: Final = struct.Struct(">4sI")
 _RESPONSE_HEAD: Final = envelope_head(MessageType.REPLICATION_RESPONSE)
 _OVERHEAD_BYTES_MAX: Final = HEAD_BYTES + _FIXED.size + _OURS.size + 256
-"""Of a part with data: its head has no text, so with the longest names and numbers it stays below 256 bytes."""
+"""The most bytes of the head of a part with data: it has no text, so with the longest names and numbers it stays below
+256 bytes."""
 _DATA_BYTES_MAX: Final = 2**32 - 1
 _WHAT: Final = "a replication response"
 _ERRORS: Final = {error.value: error for error in SyncError}
@@ -71,7 +72,7 @@ class ReceivedPart:
     part: int
     parts: int
     data_bytes: int
-    """Of all parts."""
+    """The bytes of all parts."""
     response: SyncResponse
     """With the data of this part."""
 
@@ -257,7 +258,7 @@ class ResponseJoiner:
         self._joining: dict[int, _Joining] = {}
         """By channel; the oldest first."""
         self.bytes = 0
-        """Of the data that wait for the rest of their answer."""
+        """The bytes that wait for the rest of their answer."""
         self.parts_dropped = 0
         """Since the beginning: more than a few mean a lossy or overloaded server."""
 

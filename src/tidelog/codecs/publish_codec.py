@@ -58,14 +58,14 @@ class Run(NamedTuple):
     stop: int
     ack: int
     token: int
-    """Of the first; the others follow on."""
+    """The token of the first; those of the others follow on."""
     channel_id: int
     leader_epoch: int
     producer: bytes
     seq: int
-    """Of the first; 0 if they are not numbered."""
+    """The seq of the first; 0 if they are not numbered."""
     key_bytes: list[int] | None
-    """Of each; None if none has a key."""
+    """The key lengths of the records; None if none has a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

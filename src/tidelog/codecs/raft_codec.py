@@ -40,9 +40,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 MESSAGE_VERSION: Final = 1
 ENTRY_VERSION: Final = 1
 ENTRY_BYTES_MAX: Final = 15 * MIB
-"""Of one entry's data. A block of the log on disk must have room for it."""
+"""The most bytes of one entry's data. A block of the log on disk must have room for it."""
 ENTRIES_MAX: Final = 1 << 16
-"""Of one Append."""
+"""The most bytes of one Append."""
 NAME_BYTES_MAX: Final = 255
 NUMBER_MAX: Final = 2**62
 """Indexes, terms, rounds and sizes stay below, so that sums of them still fit everywhere."""

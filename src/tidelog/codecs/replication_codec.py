@@ -62,7 +62,7 @@ PROPOSE_CHANGE: Final = 0x2A
 NODE_LOAD: Final = 0x2B
 
 TEXT_BYTES_MAX: Final = 1_024
-"""Of a reason or a detail; a longer one loses its end."""
+"""The most bytes of a reason or a detail; a longer one is cut."""
 NUMBER_BITS: Final = 62
 """Ids, epochs, offsets and sizes stay below 2^62, so that sums of them still fit everywhere."""
 
@@ -91,7 +91,7 @@ _MEMORY: Final = struct.Struct("<QQ")
 _END: Final = struct.Struct("<QH")
 NO_MEMORY: Final = LogMemory()
 ENDS_MAX: Final = 64
-"""Of other replicas, in the memory of one."""
+"""The most other replicas in the memory of one."""
 
 SYNC_REQUEST_BYTES: Final = _REQUEST.size
 SYNC_RESPONSE_HEAD_BYTES: Final = _RESPONSE.size
@@ -402,7 +402,7 @@ def _odd(what: str) -> BadMessage:
 
 
 def _checked(numbers: Sequence[int], what: str) -> Sequence[int]:
-    """Of which the first is the channel."""
+    """The numbers, of which the first is the channel, checked."""
     if not numbers[0] or any(number >> NUMBER_BITS for number in numbers):
         raise _odd(what)
     return numbers

@@ -4,7 +4,7 @@ Partition 0 of the stream `foo` is the channel `foo`, partition k above 0 the ch
 partition, and one whose name does not end like that is partition 0 of a stream of its own name.
 
 CSN1  A channel is one partition of one stream: `channel_of(*place_of(channel)) == channel` for every name.
-CSN2  No partition is `PARTITIONS_MAX` or above: `foo/256` is a stream of its own, through every door.
+CSN2  No partition is `PARTITIONS_MAX` or above: `foo/256` is a stream of its own, for every protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import Final, NamedTuple
 
 PARTITIONS_MAX: Final = 256
-"""Of one stream."""
+"""The most partitions of one stream."""
 
 _PARTITION: Final = re.compile(r"(.+)/([1-9][0-9]{0,8})", re.DOTALL)
 

@@ -1,7 +1,7 @@
 """The uplink's messages to and from the bytes of lplex.replication.v1.
 
 Everything a Tidelog peer needs travels in fields above 100; an lplex peer's own shapes come out as
-`LplexFrame` and `LplexBlock`, for whoever turns them into blocks. Numbers from the wire are checked
+`LplexFrame` and `LplexBlock`, for the code that turns them into blocks. Numbers from the wire are checked
 here: ranges must be ranges, counts must be bounded, or `BadMessage` says what was wrong. Blocks are
 bytes on this level: parsing and checking them is the receiver's business.
 """

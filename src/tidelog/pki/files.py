@@ -2,7 +2,7 @@
 
 PFI1  A reader finds the old bytes or the new ones, never a part; a returned write has been synced.
 PFI2  A private key is never readable by others, not even while it is being written.
-PFI3  `write_new` never replaces a file, whoever made it and however close the race.
+PFI3  `write_new` never replaces a file, even in a race with another process.
 """
 
 from __future__ import annotations

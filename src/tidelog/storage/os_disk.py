@@ -215,7 +215,7 @@ class OsDisk:
                 except FileExistsError:
                     if not os.path.isdir(folder):
                         raise
-                # Also when the folder was there: whoever made it may have died before the sync.
+                # Also when the folder was there: its creator may have died before the sync.
                 self._sync_full(parent, "make_folder", path)
                 parent = folder
         except OSError as error:
@@ -283,7 +283,7 @@ class OsDisk:
             # Between open and flock the folder may have been removed and made anew.
             held = os.path.exists(full) and os.path.samestat(os.fstat(fd), os.stat(full))
             if held:
-                # The pid only helps whoever finds the lock taken; a full disk must not prevent locking.
+                # The pid only helps a process that finds the lock taken; a full disk must not prevent locking.
                 with contextlib.suppress(OSError):
                     os.ftruncate(fd, 0)
                     os.pwrite(fd, b"%d\n" % os.getpid(), 0)

@@ -358,7 +358,7 @@ class Net:
         self.settle()
 
     def run_for(self, span_ms: int) -> None:
-        """Time passes for all at the same rate; whoever wants to be woken is, and messages arrive at once."""
+        """Time passes for all at the same rate; members are woken when they ask for it, and messages arrive at once."""
         self.settle()
         while self.up:
             member = min(self.up, key=lambda member: member.raft.wake_at_ms() - member.now_ms)

@@ -50,7 +50,7 @@ def vote_request(term: int, *, last: tuple[int, int] = (0, 0), pre: bool = False
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_whoever_learns_of_a_newer_term_takes_it_and_follows(role: RaftRole, message: object) -> None:
+def test_a_member_that_learns_of_a_newer_term_takes_it_and_follows(role: RaftRole, message: object) -> None:
     """5.1: a member that sees a larger term than its own adopts it, and a candidate or leader becomes a follower."""
     net = Net("abc")
     if role is RaftRole.PRE_CANDIDATE:

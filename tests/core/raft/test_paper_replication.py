@@ -58,7 +58,7 @@ def test_a_proposal_is_appended_sent_to_all_and_applied_once_a_majority_holds_it
 
 
 def test_only_the_leader_takes_proposals_and_others_name_it() -> None:
-    """5.1 and 8: whoever does not lead refuses and says who does."""
+    """5.1 and 8: a member that does not lead refuses and names the leader."""
     net = Net("abc")
     with pytest.raises(NotLeader) as nobody:
         net["b"].raft.propose(b"x")
@@ -475,7 +475,7 @@ def test_an_answer_to_a_leader_that_was_overtaken_in_the_same_batch_commits_noth
 
 
 def test_a_role_change_sends_nothing_of_an_old_term() -> None:
-    """5.1: whoever became a follower neither heartbeats nor asks for votes in the term it left."""
+    """5.1: a member that became a follower neither heartbeats nor asks for votes in the term it left."""
     net = Net("abc")
     leader = net.elect("a")
     leader.raft.step("c", VoteRequest(term=7, last_index=9, last_term=6, pre=False, forced=True), leader.now_ms)

@@ -81,7 +81,7 @@ def test_one_bad_link_does_not_depose_the_leader_of_two(witnesses: Witnesses) ->
     assert witnesses.deposes(record, is_silent=silent, now_ms=0)
 
 
-def test_a_leader_with_a_fresh_sign_is_kept_whoever_reports(witnesses: Witnesses) -> None:
+def test_a_leader_with_a_fresh_sign_is_kept_against_any_reports(witnesses: Witnesses) -> None:
     record = channel("n1", "n2", "n3")
     tell(witnesses, record, "n2", "n3")
     assert not witnesses.deposes(record, is_silent=heard, now_ms=0)
@@ -231,7 +231,7 @@ def cut_from(*pairs: tuple[str, str]) -> Callable[[str, str], bool]:
 
 
 def no_one(one: str, other: str) -> bool:
-    """Of no two is it known that the first does not hear the second."""
+    """No two nodes are known not to hear each other."""
     return False
 
 

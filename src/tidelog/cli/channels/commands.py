@@ -169,7 +169,7 @@ def delete(name: str, yes: bool, **reach: Any) -> None:
 @click.option("--unclean", is_flag=True, help="Even if LEADER is not in sync. Committed records may be lost; recorded.")
 @reaching
 def elect(name: str, leader: str | None, unclean: bool, **reach: Any) -> None:
-    """Let LEADER lead channel NAME; without it, whoever is best placed."""
+    """Let LEADER lead channel NAME; without it, the best placed replica."""
     from tidelog.cli.channels.actions import run_elect
 
     run_elect(name, leader, unclean=unclean, **reach)

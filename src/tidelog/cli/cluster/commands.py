@@ -61,7 +61,7 @@ def remove(node: str, force: bool, **reach: Any) -> None:
 @click.argument("node", required=False)
 @_reaching
 def transfer(node: str | None, **reach: Any) -> None:
-    """Let NODE lead the metadata; without it, whoever is furthest."""
+    """Let NODE lead the metadata; without it, the voter with the longest log."""
     from tidelog.cli.cluster.actions import run_transfer
 
     run_transfer(node, **reach)

@@ -1,4 +1,4 @@
-"""The demo's link between boats and the cluster: a TCP forwarder that can be cut and mended.
+"""The demo's link between boats and the cluster: a TCP forwarder that can be cut and restored.
 
 It forwards to the first of its nodes that takes the call, as a load balancer in front of a cluster does. A cut ends
 every connection at once, and new ones are closed as soon as they come. It forwards bytes and understands none of them:
@@ -36,7 +36,7 @@ class DemoLink:
             for one in self._open:
                 _hang_up(one)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         with self._lock:
             self._up = True
 

@@ -208,9 +208,9 @@ class Parties:
         for link in self._links:
             link.cut()
 
-    def mend_links(self) -> None:
+    def restore_links(self) -> None:
         for link in self._links:
-            link.mend()
+            link.restore()
 
     # --- looking ---------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def demo(seed: int | None, as_json: bool, keep: bool, report: str, quick: bool, 
             story.folder = str(folder) if keep else ""
             _tell_the_end(story, console)
         except Exception:
-            keep = True  # a bug of ours: whoever looks for it needs everything
+            keep = True  # a bug in Tidelog: finding it needs everything
             click.echo(f"everything is kept in {folder}", err=True)
             raise
         finally:

@@ -105,7 +105,7 @@ def drop_link(stage: Stage, note: Callable[[Sight], None]) -> Sight:
     cut = watch.wait(lambda sight: not sight.connected, what="the broken link", deadline_s=STEP_S_MAX)
     goal = cut.head + int(stage.sizes.link_down_s * stage.sizes.frames_per_s)
     watch.wait(lambda sight: sight.head >= goal, what="recording without a link", deadline_s=STEP_S_MAX, each=note)
-    stage.parties.mend_links()
+    stage.parties.restore_links()
     back = watch.wait(
         lambda sight: sight.session > cut.session, what="the next Handshake", deadline_s=STEP_S_MAX, each=note
     )

@@ -21,7 +21,7 @@ class DemoSizes:
     """How much of everything there is. The story is the same with less."""
 
     frames_per_s: int = 600
-    """Of the first boat; the other one is half as busy."""
+    """The frames a second of the first boat; the other one is half as busy."""
     live_s: float = 5.0
     link_down_s: float = 1.8
     """Each time; then the boat's back-off decides when it dials again."""
@@ -96,7 +96,7 @@ class Stage:
 
     @property
     def first(self) -> Watch:
-        """Of the boat that the story follows closely."""
+        """The watch of the boat that the story follows closely."""
         return self.watches[BOATS[0]]
 
     @property

@@ -268,7 +268,7 @@ class LogFiles:
         if managed is not None:
             self._known_end = managed.synced_end
         elif self.lone:
-            # Whoever copied one file may have copied its index too, which was written after the segment was synced.
+            # A copied file may have been copied with its index, which was written after the segment was synced.
             index = self.segments[0].index
             self._known_end = index.end_offset if index and index.base_offset == self.segments[0].base_offset else 0
         if self.segments:

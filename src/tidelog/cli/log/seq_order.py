@@ -31,7 +31,7 @@ class PieceInOrder:
     """Frames of one block whose seqs follow each other."""
 
     offset: int
-    """Of the block."""
+    """The offset of the block."""
     start: int
     """Place of the first one among the block's counted frames."""
     seqs: range

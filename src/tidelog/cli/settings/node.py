@@ -1,8 +1,8 @@
 """The settings of `tidelog node`: their list, what must hold between them, and the options they become.
 
-Two have no default on purpose. Without peers every node would found a cluster of its own, and a folder for the data is
-chosen by whoever knows the disks. HTTP is off unless an address is given: several nodes on one host are normal, and a
-default port would stop the second one; `tidelog cluster status` needs none.
+Two have no default, on purpose. Without peers every node would found a cluster of its own, and a folder for the data is
+chosen by an operator who knows the disks. HTTP is off unless an address is given: several nodes on one host are normal,
+and a default port would stop the second one; `tidelog cluster status` needs none.
 """
 
 from __future__ import annotations

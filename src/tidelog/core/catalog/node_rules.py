@@ -229,10 +229,11 @@ def _registration_problems(change: RegisterNode) -> list[str]:
 
 def _fact_problems(addresses: tuple[tuple[str, str], ...], host: str, tags: tuple[str, ...]) -> list[str]:
     found = []
-    doors = [door for door, _ in addresses]
-    if doors != sorted(set(doors)) or len(doors) > ADDRESSES_MAX:
+    listeners = [listener for listener, _ in addresses]
+    if listeners != sorted(set(listeners)) or len(listeners) > ADDRESSES_MAX:
         found.append(f"addresses must be sorted by listener, each listener once, at most {ADDRESSES_MAX}")
-    if not all(door and is_text(door, TEXT_BYTES_MAX) and is_text(value, TEXT_BYTES_MAX) for door, value in addresses):
+    texts = [text for address in addresses for text in address]
+    if not all(listeners) or not all(is_text(text, TEXT_BYTES_MAX) for text in texts):
         found.append(f"addresses must be printable ASCII of at most {TEXT_BYTES_MAX} bytes")
     if not is_text(host, TEXT_BYTES_MAX):
         found.append(f"host must be printable ASCII of at most {TEXT_BYTES_MAX} bytes")

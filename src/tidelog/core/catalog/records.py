@@ -224,7 +224,7 @@ class ProducerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """Whoever presents the secret with this SHA-256 may do this. The secret itself is never stored (C13)."""
+    """A caller that presents the secret with this SHA-256 may do this. The secret itself is never stored (C13)."""
 
     token: str
     digest: str

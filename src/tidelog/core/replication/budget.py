@@ -1,20 +1,20 @@
 """How much of a link catch-up may use: token buckets on a fraction of the link's measured peak (seed 001).
 
-A leader asks before it sends old records to a replica; what is not granted is answered with Backpressure and the time
-after which asking again makes sense. Each link (a pair of nodes) has one bucket for all channels together, filled at
-the largest fraction of the channels that use it now, and each channel has its own bucket there at its own fraction. So
-two channels with one half each share that half, and one with a tenth stays at its tenth beside them. A bucket holds
-`burst_ms` of its rate and starts full.
+A leader asks before it sends old records to a replica; a refusal is answered with Backpressure and the time after which
+to ask again. Each link (a pair of nodes) has one bucket for all channels together, filled at the largest fraction of
+the channels that use it now, and each channel has its own bucket there at its own fraction. So two channels with one
+half each share that half, and one with a tenth stays at its tenth beside them. A bucket holds `burst_ms` of its rate
+and starts full.
 
 What a caller must keep: time comes in and is that of one clock.
 
 BU1  What is granted to a channel on a link within any time is at most fraction x peak x time and one bucket more (or
      one request, where that is larger); the same holds for all channels together. Only Realtime may exceed it.
 BU2  Live traffic (a replica in sync, at the end of the log) is granted at once and charged nothing.
-BU3  Nobody is refused for ever: a request that is larger than what its class may use at once passes when the bucket is
-     full, and leaves a debt; Background that got nothing for 60 s passes once with a tenth of a bucket.
-BU4  Of one class, who was refused first is served first, if it comes back when it was told to. Whoever comes by chance
-     in the right moment does not starve the others.
+BU3  No channel is refused for ever: a request that is larger than what its class may use at once passes when the bucket
+     is full, and leaves a debt; Background that got nothing for 60 s passes once with a tenth of a bucket.
+BU4  Within one class, the channel that was refused first is served first, if it comes back when it was told to. A
+     request that comes at the right moment by chance does not starve the others.
 BU5  A new peak, or a new fraction, keeps the proportion to which a bucket is filled.
 BU6  Memory is bounded by `links_max` and `channels_max`. A channel's bucket that is full again is forgotten: a new one
      would be full as well.
@@ -67,7 +67,7 @@ Verdict: TypeAlias = Granted | WaitForBudget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatistics:
-    """Of one link, since it was first used."""
+    """The statistics of one link, since it was first used."""
 
     peak_bytes_per_s: int
     rate_bytes_per_s: int
@@ -268,7 +268,7 @@ class LinkBudget:
         """The largest fraction of those that use the link."""
         largest_ppm = max((fraction_ppm for fraction_ppm, _ in self._channels.values()), default=0)
         if not largest_ppm:
-            return  # nobody: whoever comes next sets it
+            return  # no channel: the next one sets it
         rate = self._rate(largest_ppm)
         if self._shared is None:
             self._shared = _Bucket(rate=rate, burst_us=self._burst_us, now_us=now_us)

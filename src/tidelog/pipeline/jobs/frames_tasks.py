@@ -133,7 +133,7 @@ class _BlockHeads:
             yield run
 
     def columns(self, offsets: npt.NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
-        """Of rows with these rising offsets, which come in the order of the blocks."""
+        """The values of rows with these rising offsets, which come in the order of the blocks."""
         places = np.searchsorted(np.array(self._starts, dtype=np.int64), offsets, side="right") - 1
         first, last = int(places[0]), int(places[-1])
         places -= first

@@ -66,7 +66,7 @@ class SignalsOrder:
     pipeline: str
     channels: tuple[ChannelFrames, ...]
     folder: str
-    """Of the table `signals`."""
+    """The folder of the table `signals`."""
     start: int | None
     """The version of `frames` that is decoded, and the one that will be."""
     end: int

@@ -97,7 +97,7 @@ def read_report_data(tables: Path, *, table_format: str = DELTA, days_max: int =
 
 
 def thinned(tracks: pa.Table, *, points_max: int) -> pa.Table:
-    """Of every boat each n-th position, and its last one, so that no more than the limit are left (DA1)."""
+    """Each n-th position of every boat, and its last one, so that no more than the limit are left (DA1)."""
     found = [tracks.slice(0, 0)]
     for boat in pc.unique(tracks.column("channel")):
         own = tracks.filter(pc.equal(tracks.column("channel"), boat))

@@ -180,7 +180,7 @@ class LogRun:
             return
         self.model.expect(False, f"{kind} was not raised")
 
-    # --- lives -----------------------------------------------------------------------------------------
+    # --- runs ------------------------------------------------------------------------------------------
 
     def reopen(self, *, crash: bool, verify_all: bool = False) -> None:
         disk, model, old = self.disk, self.model, self.log

@@ -272,7 +272,7 @@ class _World(LogRun):
             return
         self.model.expect(False, "a rebuild went on although the peer broke off")
 
-    # --- lives -----------------------------------------------------------------------------------------
+    # --- runs ------------------------------------------------------------------------------------------
 
     def close_and_open(self) -> None:
         log = self.log

@@ -525,7 +525,7 @@ class SimNode:
         self._quarantined.clear()
 
     def files(self) -> list[str]:
-        """Of the metadata, for rot to choose from. Of the node's own file one copy rots at a time."""
+        """The files of the metadata in which a bit may flip. Of the node's own file one copy at a time."""
         found, folders = [], [f"{METADATA}/{LIVE_NAME}"]
         own = f"{FOLDER}/{NODE_FILE}"
         if marks_agree(self.disk, own):

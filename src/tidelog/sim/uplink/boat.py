@@ -92,7 +92,7 @@ class SimBoat:
         self.ring: Ring
         self.uplink: BoatUplink
 
-    # --- lives -----------------------------------------------------------------------------------
+    # --- runs ------------------------------------------------------------------------------------
 
     def clock_us(self) -> int:
         return START_US + 1000 * self.scheduler.now_ms + self.clock_jump_us

@@ -45,7 +45,7 @@ class SimLplexCloud:
         self.rows: dict[int, Frame] = {}
         """By seq; a frame is not replaced by a substitute."""
         self.lineage = b""
-        """Of the boat's journal. The cloud does not know it; the account does."""
+        """The lineage of the boat's journal. The cloud does not know it; the account does."""
         self._connection: Connection | None = None
         self._came: set[int] = set()
         """Since the Handshake."""

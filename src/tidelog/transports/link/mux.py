@@ -176,12 +176,12 @@ class LinkMux:
 
     @property
     def small_bytes(self) -> int:
-        """Of what waits, all but large bodies."""
+        """The bytes that wait to be sent, without large bodies."""
         return self._waiting_bytes
 
     @property
     def bulk_bytes(self) -> int:
-        """Of large bodies, what waits to be sent."""
+        """The bytes of large bodies that wait to be sent."""
         return self._outgoing.queued_bytes
 
     @property
