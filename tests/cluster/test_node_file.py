@@ -10,7 +10,8 @@ import pytest
 from tidelog.blocks.messages import encode_values
 from tidelog.cluster.node.core_parts import NodeFacts, registration
 from tidelog.cluster.node.node_file import NODE_FILE, NodeFile
-from tidelog.core.catalog import RegisterNode
+from tidelog.core.catalog import AdmitNode, Catalog, RegisterNode
+from tidelog.core.catalog.records import DAMAGED_MAX
 from tidelog.errors import InvalidConfig
 from tidelog.sim.disk import SimDisk
 from tidelog.storage.log.options import LogOptions
@@ -105,6 +106,16 @@ def test_a_process_says_what_it_found_at_its_start_until_the_catalog_knows(tmp_p
     file.registered()
     again = said()
     assert (again.known_incarnation, again.verified, again.damaged_channels) == (2, True, ())
+
+
+def test_a_node_with_more_damaged_channels_than_the_catalog_takes_can_register(tmp_path: Path) -> None:
+    file, facts = opened(tmp_path), NodeFacts(verified=False, damaged_channels=tuple(range(1, DAMAGED_MAX + 2)))
+    file.raise_incarnation(0)
+    catalog = Catalog()
+    catalog.apply(1, AdmitNode(node="n1"))
+    said = registration("n1", 1, file, facts, disk_id="d1" * 4, process_id="91" * 4, at_ms=1)
+    assert not said.verified
+    assert catalog.check(said) is None
 
 
 def test_the_folder_of_another_node_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tidelog.cluster.metadata.member import MetadataOptions, Output, Result
 from tidelog.cluster.node.node_file import NodeFile
 from tidelog.cluster.replication.replicas import ReplicasOutput
 from tidelog.core.catalog import CATALOG_VERSION, RegisterNode
+from tidelog.core.catalog.records import DAMAGED_MAX
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.membership import VOTERS_MAX
 from tidelog.core.node_messages import NodeMessage
@@ -55,7 +56,10 @@ def registration(
     node: str, incarnation: int, file: NodeFile, facts: NodeFacts, *, disk_id: str, process_id: str, at_ms: int
 ) -> RegisterNode:
     """What the process found when it started is said until the catalog knows it: a session that is lost later costs no
-    copy its place (R5)."""
+    copy its place (R5). The catalog takes no more than `DAMAGED_MAX` channels: beyond that it is told that the whole
+    disk is in doubt."""
+    damaged = () if file.is_told else facts.damaged_channels
+    is_countable = len(damaged) <= DAMAGED_MAX
     return RegisterNode(
         node=node,
         incarnation=incarnation,
@@ -63,8 +67,8 @@ def registration(
         disk_id=disk_id,
         process_id=process_id,
         clean_incarnation=file.clean_incarnation,
-        verified=facts.verified or file.is_told,
-        damaged_channels=() if file.is_told else facts.damaged_channels,
+        verified=(facts.verified and is_countable) or file.is_told,
+        damaged_channels=damaged if is_countable else (),
         addresses=facts.addresses,
         host=facts.host,
         tags=facts.tags,
