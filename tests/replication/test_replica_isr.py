@@ -210,6 +210,18 @@ def test_a_sign_of_life_that_was_lost_is_given_again() -> None:
     assert kit["b"].replica().role is Role.REPLICA
 
 
+def test_a_committed_end_counts_though_the_records_beside_it_are_here_already() -> None:
+    kit = whole("a", "b", "c")
+    kit.lose = lambda to, sender, message: to == "b" and isinstance(message, SyncResponse) and not message.data
+    kit.produce(b"two")
+    kit.run(100)
+    replica, end = kit["b"].replica(), kit["a"].replica().committed_end
+    assert replica.committed_end < replica.held_end == end
+    sent = [one for one in kit.delivered(SyncResponse, to="b") if one.data][-1]
+    kit.inject("b", "a", replace(sent, committed_end=end))
+    assert replica.committed_end == end
+
+
 def test_a_committed_end_that_was_lost_on_the_way_is_told_when_the_link_is_back() -> None:
     kit = Kit("a", "b", options=ReplicationOptions(replica_max_idle_wait_ms=3_600_000))
     kit.create(factor=2)

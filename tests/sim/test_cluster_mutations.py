@@ -81,7 +81,7 @@ MUTATIONS: dict[str, tuple[str | tuple[str, ...], tuple[Edit, ...]]] = {
     "gap accepted": (
         "",
         (
-            Edit(Following, "on_response", "if response.first_offset != replica.log_end:", "if False:"),
+            Edit(Following, "on_response", " or response.first_offset != replica.log_end", ""),
             Edit(Following, "_checked", "leader.base_offset != offset", "False"),
         ),
     ),

@@ -171,11 +171,10 @@ class Following:
             self._refuses, replica.problem = False, ""
         self.leader_end = max(self.leader_end, response.log_end)
         self._note_leader_start(response.log_start, now_ms)
-        if not response.data:
+        if not response.data or response.first_offset != replica.log_end:
+            # (Data that is here already, or before which the log was cut; a leader never stamps an offset twice, RP2.)
             self._note_committed(response.committed_end)
             return
-        if response.first_offset != replica.log_end:
-            return  # it is here already, or what comes before it was cut; a leader never stamps an offset twice (RP2)
         try:
             blocks = self._checked(response)
         except BadBlock as error:
