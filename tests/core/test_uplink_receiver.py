@@ -84,6 +84,9 @@ class Cloud:
         replies = self.take(self.receiver.hello(hello, new_lineage=NEW, now_ms=self.now_ms), commit=commit)
         return next(reply for reply in replies if isinstance(reply, Welcome)) if commit else None  # type: ignore[return-value]
 
+    def held_end(self) -> int:
+        return self.receiver.appended.lineage(self.receiver.lineage or b"").held.end
+
     def live(self, start: int, stop: int, *, session: int | None = None, commit: bool = True) -> list[Any]:
         message = LiveData(session=session or self.receiver.session, seqs=range(start, stop), block=f"{start}-{stop}")
         return self.take(self.receiver.live(message, now_ms=self.now_ms), commit=commit)
@@ -423,12 +426,31 @@ def test_what_a_boat_brought_in_one_session_is_asked_for_again() -> None:
     boat = LaggingBoat(cloud, lag=500, per_s=200)
     boat.wait(15_000)
     assert boat.sessions_until_live()
+    boat.wait(35_000)
+    assert boat.sessions_until_live(), "the one before may have ended with the request for a block"
     learned = cloud.receiver.lplex.lag
     boat.lag = 10_000  # its settings were changed
     for _ in range(20):
         boat.wait(35_000)
         assert boat.sessions_until_live() == 1, "the proof asks for all of it, and it stays"
     assert learned < 7_000 <= cloud.receiver.lplex.lag <= 10_000
+
+
+@pytest.mark.parametrize(("head", "is_sure"), [(4_000, False), (50_000, True)])
+def test_a_boat_that_may_have_counted_up_to_its_head_again_is_asked_for_a_block_first(head: int, is_sure: bool) -> None:
+    """Ten seconds after the proof a run that began since may be at 4,000 already, and never at 50,000."""
+    cloud = Cloud()
+    boat = LaggingBoat(cloud, lag=100, per_s=0)
+    cloud.receiver.lplex.lag = 500
+    boat.head = head
+    assert not boat.session(), "it is asked for all of it, and leaves"
+    cloud.now_ms += 10_000
+    end = cloud.held_end()
+    welcome = cloud.hello(head, lineage=None, journal_bytes=1)
+    assert head - 2_000 < welcome.live_start < head
+    assert (welcome.holes == (range(end, end + 1),)) is not is_sure
+    cloud.live(welcome.live_start, head + 1)
+    assert cloud.held_end() == (head + 1 if is_sure else end), "Live waits for that block"
 
 
 def test_a_session_that_the_cloud_ended_shows_nothing_of_the_boat_s_lag() -> None:

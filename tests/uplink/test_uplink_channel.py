@@ -464,6 +464,55 @@ def test_block_before_all_that_is_held_is_told_when_the_log_was_trimmed_too() ->
     cloud.assert_runs({1: [*range(1, 11), *range(21, 31)]})
 
 
+def test_block_of_an_older_run_does_not_pass_over_the_run_that_followed_it() -> None:
+    """Run 2 cannot have gone on behind run 3: runs follow each other."""
+    cloud = LplexCloud()
+    for run, stop in ((1, 101), (2, 4), (3, 23), (5, 4)):
+        cloud.say_hello(0)
+        cloud.bring(run, range(1, stop), live=True)
+    for _ in range(2):
+        cloud.bring(4, range(17, 25))
+        cloud.receive(BackfillDone(session=cloud.session))
+        cloud.channel.disconnected(cloud.session)
+        cloud.say_hello(4)
+        cloud.bring(5, range(1, 4), live=True)
+    cloud.assert_runs({1: range(1, 101)}, {2: range(1, 4)}, {3: range(1, 23)}, {4: range(17, 25)}, {5: range(1, 4)})
+
+
+def test_block_behind_a_gap_may_be_of_a_run_whose_first_files_are_deleted() -> None:
+    """Nothing can show the run between: its last block gets a lineage of its own, and the older run is not mixed."""
+    cloud = LplexCloud()
+    for run, stop in ((2, 11), (4, 20)):
+        cloud.say_hello(0)
+        cloud.bring(run, range(1, stop), live=True)
+    for _ in range(2):
+        cloud.bring(3, range(49, 55))
+        cloud.receive(BackfillDone(session=cloud.session))
+        cloud.say_hello(19)
+        cloud.bring(4, range(4, 20), live=True)
+    cloud.assert_runs({2: range(1, 11)}, {3: range(49, 55)}, {4: range(1, 20)})
+
+
+def test_steady_bus_of_a_later_run_is_told_when_the_log_was_trimmed_too() -> None:
+    """Neither the frames nor the log show it: all that the boat had said before was deleted. Its times do."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+
+    def bring(run: int, seqs: range, kind: Any) -> None:
+        cloud.receive(kind(session=cloud.session, seqs=seqs, block=run_block(run, seqs, steady=True)))
+
+    bring(1, range(1, 103), LiveData)
+    cloud.channel._runs._held = lambda lineage, seq: None
+    first = cloud.channel.receiver.lineage
+    assert cloud.say_hello(138).live_start == 87
+    bring(2, range(87, 139), LiveData)
+    assert cloud.channel.receiver.lineage != first
+    bring(2, range(49, 103), BackfillData)
+    bring(1, range(97, 121), BackfillData)
+    held = sorted((seqs[0], seqs[-1]) for seqs in map(sorted, cloud.held().values()))
+    assert held == [(1, 120), (49, 138)]
+
+
 def test_clock_that_was_set_back_makes_no_conflict() -> None:
     """lplex's journal tells what follows a step back too late, until its block ends."""
     cloud = LplexCloud()

@@ -4,7 +4,8 @@ lplex counts from 1 again after every restart and keeps its old files. When aske
 it sends every block with such seqs, of any run. The protocol does not name the run, so it is found by content and time.
 
 RU1  A block that has other frames, by id and payload, than a lineage under any common seq does not belong to it. Times
-     are not compared for that: after a step back of the clock the times in lplex's journal are too late.
+     are not compared for that: after a step back of the clock the times in lplex's journal are too late. Where retention
+     deleted the held frames, the oldest and newest time of the lineage are compared with that of the first frame.
 RU2  Equal ids and payloads alone do not assign a block to a lineage, since a steady bus sends the same in every run:
      its times must be the held ones, or later by steps that only grow from its first frame on, whose time is right. A
      lineage with equal times is preferred to one whose times differ.
@@ -112,7 +113,7 @@ class RunJudge:
             # Held times may be late (RU1), never early.
             if not is_same_content(ours, theirs) or bool(np.any(theirs.times_us > ours.times_us)):
                 return True
-        return False
+        return self._match_times(lineage, frames, seqs) is Match.NEWER
 
     def live_came(self, frames: FrameColumns, seqs: range) -> None:
         if self._live is None and len(frames):
@@ -219,6 +220,11 @@ class RunJudge:
                 return None
         return False
 
+    def _lies_between(self, lineage: bytes, after_us: int, by_us: int) -> bool:
+        """Whether another lineage has frames between these times: runs follow each other (RU3)."""
+        spans_us = (span_us for span_us, other in self._older_lineages(b"") if other != lineage)
+        return any(after_us < oldest_us < by_us for oldest_us, _ in spans_us)
+
     def _known_beginnings(self, after_us: int, by_us: int) -> list[tuple[int, int]]:
         """When the runs of known lineages began, except those outside these times: any of them may be the run that two
         blocks showed."""
@@ -297,32 +303,30 @@ class RunJudge:
             return None
         (_, newest_us), lineage = before
         fold = self._receiver.appended.lineage(lineage)
-        begun = self._has_begun(newest_us, found.first_us)
+        begun = self._lies_between(lineage, newest_us, found.first_us) or self._has_begun(newest_us, found.first_us)
         if found.seqs.start < fold.held.end or begun:
             return None
-        if begun is False or found.seqs.start == fold.known_end():
+        if found.seqs.start == fold.known_end():
             return lineage
+        # It may be of a run between whose first blocks the boat has deleted: nothing can show that.
         return None if found.key in self._waited else Verdict.UNDECIDED
 
     def _start_of(self, lineages: list[tuple[tuple[int, int], bytes]], found: _Found) -> bytes | Verdict | None:
         """The older run that followed, if the block can precede everything known of it.
 
-        It can also belong to a run between, whose beginning is the same: that is decided once all beginnings were seen
-        (RU5).
+        Where a gap lies between, it can also be of a run between the two: then it gets a lineage of its own.
         """
         after = [(span_us, lineage) for span_us, lineage in lineages if span_us[0] > found.last_us]
         if not after:
             return None
         (oldest_us, _), lineage = after[-1]
         held = self._receiver.appended.lineage(lineage).held
-        begun = self._has_begun(found.last_us, oldest_us)
+        begun = self._lies_between(lineage, found.last_us, oldest_us) or self._has_begun(found.last_us, oldest_us)
         if found.seqs.stop > held.start or begun:
             return None
         if found.seqs.stop == held.start:
             return lineage
-        if found.key not in self._waited:
-            return Verdict.UNDECIDED
-        return lineage if begun is False else None
+        return None if found.key in self._waited else Verdict.UNDECIDED
 
     # --- what is held ----------------------------------------------------------------------------
 
@@ -345,7 +349,17 @@ class RunJudge:
             if not is_same or bool(np.any(late_us < 0)) or bool(np.any(steps_us < 0)):
                 return Match.NEWER if int(late_us[0]) > 0 else Match.OLDER
             match, late_before_us = Match.LATE, int(late_us[0])
-        return match
+        return self._match_times(lineage, found.frames, found.seqs) if match is Match.NOTHING else match
+
+    def _match_times(self, lineage: bytes, frames: FrameColumns, seqs: range) -> Match:
+        """RU1, where what is held cannot be read any more: the first frame's time is right, and runs do not overlap."""
+        span_us = self._receiver.appended.lineage(lineage).span_us
+        if span_us is None or not len(frames) or not self._receiver.held_of(lineage).overlap(seqs[:1]):
+            return Match.NOTHING
+        first_us = int(frames.times_us[0])
+        if first_us > span_us[1]:
+            return Match.NEWER
+        return Match.OLDER if first_us < span_us[0] else Match.SAME
 
     def _pairs(
         self, lineage: bytes, frames: FrameColumns, seqs: range

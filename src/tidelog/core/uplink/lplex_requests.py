@@ -12,8 +12,8 @@ LA1  Live is requested from a few frames before the end of what is held, whereve
 LA2  Where the boat would leave Live for its lag, that is done once, for the proof; then Live is requested from nearer
      the head. Without a journal, what is not requested is lost: there it is done for as long as each session comes
      nearer to the head.
-LA3  Where the ring does not reach, only the block at the end of what is held is requested first: a later run has
-     another block there.
+LA3  Where the ring does not reach, or the boat may have restarted since the proof and counted past its head of then,
+     only the block at the end of what is held is requested first: a later run has another block there.
 LA4  Remaining holes are requested again in a later session, at growing intervals: only a Handshake can name them.
 LA5  How far behind a boat may be before it leaves Live is a setting of the boat that is not transmitted. A session that
      the boat ended before everything requested came shows that it is less, one that brought everything that it is at
@@ -23,7 +23,7 @@ LA5  How far behind a boat may be before it leaves Live is a setting of the boat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidelog.core.ranges import RangeSet
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
@@ -31,7 +31,7 @@ from tidelog.core.uplink.fold import ChannelFold, LineageFold
 OVERLAP_FRAMES: Final = 16
 """Held frames that are requested again on Live: they prove that the run goes on."""
 _SURE_MS: Final = 60_000
-"""In so short a time no boat restarts and counts past its known head by more than its largest lag."""
+"""A proof that the run goes on is not used for longer than this."""
 _TAIL_SEQS: Final = 2**31
 """It is not known where an older run ended."""
 _SILENT_SESSIONS: Final = 2
@@ -57,10 +57,22 @@ class OlderAsked:
     """Everything that the lineage lacks was named."""
 
 
+class _Proof(NamedTuple):
+    """The run was seen to go on: at this time its head was no lower than this."""
+
+    lineage: bytes
+    head: int
+    at_ms: int
+    by_block: bool = False
+    """By a block of the boat's files (LA3), not by frames on Live."""
+
+
 @dataclass(slots=True)
 class LplexRequests:
     ring_frames: int
     max_live_lag: int
+    bus_frames_per_s: float
+    """No run counts faster than this."""
     reach: int = -1
     """How far back the boat's ring is assumed to serve Live."""
     lag: int = -1
@@ -94,7 +106,7 @@ class LplexRequests:
     """The cloud ends this session, or must: it shows nothing about the boat's lag."""
     _silent: int = 0
     _early: int = 0
-    _sure: tuple[bytes, int, int] | None = None
+    _proof: _Proof | None = None
     _again_wait_ms: int = _AGAIN_FIRST_MS
     _brought: set[bytes] = field(default_factory=set)
     _passes: dict[bytes, int] = field(default_factory=dict)
@@ -124,7 +136,7 @@ class LplexRequests:
         self._brought.clear()
         newest = max(1, head)
         if self.believes_files:
-            self._start, self._depth, self.credit, self._sure = newest, 0, 0, None
+            self._start, self._depth, self.credit, self._proof = newest, 0, 0, None
             self.looked.add(lineage)
             return newest
         wanted = min(newest, max(1, fold.held.end - OVERLAP_FRAMES))
@@ -136,13 +148,17 @@ class LplexRequests:
             wanted = min(wanted, missing)
         depth = newest - wanted
         # A proof that was requested and did not come does not count.
-        is_sure = (live_came or not before or not fold.held) and self._is_sure(lineage, head, now_ms)
+        is_sure = (live_came or not before or not fold.held) and self._is_sure(
+            lineage, head, now_ms, has_journal=has_journal
+        )
+        # The boat has just left a deep session: another would end the same way.
+        is_block_needed = has_journal and before > 0 and live_came and self.credit > OVERLAP_FRAMES
         start = wanted
-        self._sure = None
+        self._proof = None
         if depth > reach:
             comes_nearer = not has_journal and depth < before
-            if depth <= self.reach and (not is_sure or comes_nearer):
-                self._sure, self._is_deep = (lineage, head, now_ms), True  # LA2
+            if depth <= self.reach and (not (is_sure or is_block_needed) or comes_nearer):
+                self._proof, self._is_deep = _Proof(lineage, head, now_ms), True  # LA2
             else:
                 start = max(1, newest - reach)
                 if not is_sure and has_journal:
@@ -178,11 +194,18 @@ class LplexRequests:
                 self._early = 0
                 self.lag = min(self.max_live_lag, max(min(self.lag, self.reach) // 2, OVERLAP_FRAMES))
 
-    def _is_sure(self, lineage: bytes, head: int, now_ms: int) -> bool:
-        if self._sure is None:
+    def _is_sure(self, lineage: bytes, head: int, now_ms: int, *, has_journal: bool) -> bool:
+        """Whether the run that was proved goes on: a later one cannot have counted up to its head of then.
+
+        Behind a proof by a block, and without a journal, nothing better can be requested: the time alone counts.
+        """
+        proof = self._proof
+        if proof is None or proof.lineage != lineage or head < proof.head:
             return False
-        known, known_head, at_ms = self._sure
-        return known == lineage and head >= known_head and now_ms - at_ms <= _SURE_MS
+        elapsed_ms = now_ms - proof.at_ms
+        if elapsed_ms > _SURE_MS:
+            return False
+        return proof.by_block or not has_journal or 1_000 * proof.head > self.bus_frames_per_s * elapsed_ms
 
     def holes_named(self, holes: tuple[range, ...], fold: ChannelFold, *, has_journal: bool, count: int) -> list[range]:
         """The ranges that the Handshake names: the holes given, and what older runs lack that the boat's files may
@@ -247,7 +270,7 @@ class LplexRequests:
         if self.probe is not None or self.undecided:
             if self._names_first:
                 self.looked.add(lineage)
-            self._sure = lineage, head, now_ms
+            self._proof = _Proof(lineage, head, now_ms, by_block=True)
             self.come_again(now_ms)
             return []
         done = []

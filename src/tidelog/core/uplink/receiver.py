@@ -162,7 +162,11 @@ class UplinkReceiver(Generic[BlockT]):
         self._bucket: TokenBucket | None = None
         self.can_say_gone = True
         """False for the boat of a session without lineages and without a message for lost seqs: lplex."""
-        self.lplex = LplexRequests(ring_frames=limits.ring_frames, max_live_lag=limits.max_live_lag)
+        self.lplex = LplexRequests(
+            ring_frames=limits.ring_frames,
+            max_live_lag=limits.max_live_lag,
+            bus_frames_per_s=limits.rate_frames_per_s,
+        )
         self._live_seq = 0
         """Highest seq that came by Live in this session; the cursor may stand far below it (seed 000)."""
         self._live_committed = 0

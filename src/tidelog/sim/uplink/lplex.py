@@ -123,7 +123,8 @@ class LplexModel(UplinkModel):
         new = {seq for seq in seqs if seq not in held.frames}
         self.counters["lplex_lost"] += bool(new)
         run = self.run_of.get(lineage, self.run)
-        wrong = new - self.gone[run]
+        # Blocks of one run with a gap between them may be in two lineages: what one lacks the other may hold.
+        wrong = {seq for seq in new - self.gone[run] if (run, seq) not in self.lineage_of}
         if run != self.run:
             # The cloud does not learn where a run ended, and the head that it was sent may be that of the next run:
             # seqs that the boat never gave to the run are called lost along with those that are.
