@@ -233,6 +233,16 @@ def test_an_lplex_boat_whose_head_went_back_opens_a_new_lineage() -> None:
     assert isinstance(cloud.notes[-2], OpenLineage)
 
 
+def test_an_lplex_boat_below_the_head_that_it_said_before_has_restarted_whatever_came_of_it() -> None:
+    cloud = Cloud(max_live_lag=20)
+    for _ in range(2):
+        welcome = cloud.hello(400, lineage=None, journal_bytes=1)
+    cloud.live(welcome.live_start, 385)
+    hello = Hello(head=390, journal_bytes=1)
+    cloud.take(cloud.receiver.hello(hello, new_lineage=b"o" * 16, now_ms=0))
+    assert cloud.receiver.lineage == b"o" * 16
+
+
 def test_only_what_live_is_not_asked_for_is_lost_of_a_boat_without_journal_files() -> None:
     """F5: its ring still has the newest."""
     cloud = Cloud(max_live_lag=10)

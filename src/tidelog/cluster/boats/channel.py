@@ -195,7 +195,10 @@ class UplinkChannel:
         if isinstance(message, BackfillUnread):
             receiver.check_session(message.session)
             found = runs.home(None, message.seqs, first_us=message.time_us, last_us=message.time_us)
-            if found is Verdict.UNDECIDED:
+            if found is Verdict.RESTARTED:
+                switched += receiver.restarted(new_lineage, now_ms=now_ms)
+                runs.restarted()
+            if found in (Verdict.UNDECIDED, Verdict.RESTARTED):
                 return None, receiver.undecided(message.session)
             return None, receiver.unread(message, is_current=found == receiver.lineage)
         self._check_claims(message)

@@ -236,8 +236,10 @@ class RunJudge:
         if self._last is None:
             return None
         before, home = self._last
-        # Regardless of their times: the clock may have been set back between them.
-        return home if found.seqs.start == before.seqs.stop else None
+        # Whatever their times, since the clock may have been set back between them; but no run begins within a run.
+        if found.seqs.start != before.seqs.stop or self._has_begun(before.last_us, found.first_us):
+            return None
+        return home
 
     def _fits_current(self, current: bytes, found: _Found, matches: dict[bytes, Match]) -> bool | None:
         """RU3, for the current lineage; None if it cannot be decided."""
@@ -333,7 +335,7 @@ class RunJudge:
     def _match(self, lineage: bytes, found: _Found) -> Match:
         """RU1 and RU2, over all that both have."""
         if found.frames is None:
-            return Match.NOTHING
+            return self._match_unread(lineage, found)
         start = found.seqs.start
         match, late_before_us = Match.NOTHING, None
         for first, ours, theirs in self._pairs(lineage, found.frames, range(start, start + len(found.frames))):
@@ -354,12 +356,20 @@ class RunJudge:
     def _match_times(self, lineage: bytes, frames: FrameColumns, seqs: range) -> Match:
         """RU1, where what is held cannot be read any more: the first frame's time is right, and runs do not overlap."""
         span_us = self._receiver.appended.lineage(lineage).span_us
-        if span_us is None or not len(frames) or not self._receiver.held_of(lineage).overlap(seqs[:1]):
+        both = self._receiver.held_of(lineage).overlap(range(seqs.start, seqs.start + len(frames)))
+        if span_us is None or not both:
             return Match.NOTHING
-        first_us = int(frames.times_us[0])
-        if first_us > span_us[1]:
-            return Match.NEWER
-        return Match.OLDER if first_us < span_us[0] else Match.SAME
+        place = both[0].start - seqs.start
+        time_us = int(frames.times_us[place])
+        if time_us > span_us[1]:
+            return Match.NOTHING if place else Match.NEWER  # another than the first may be told too late
+        return Match.OLDER if time_us < span_us[0] else Match.SAME
+
+    def _match_unread(self, lineage: bytes, found: _Found) -> Match:
+        """Nothing of the block could be read but the time of its first frame. Held times may be late, never early."""
+        is_held = bool(self._receiver.held_of(lineage).overlap(found.seqs[:1]))
+        held_us = self._time_at(lineage, found.seqs.start) if is_held else None
+        return Match.NEWER if held_us is not None and found.first_us > held_us else Match.NOTHING
 
     def _pairs(
         self, lineage: bytes, frames: FrameColumns, seqs: range

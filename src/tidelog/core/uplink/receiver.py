@@ -340,7 +340,7 @@ class UplinkReceiver(Generic[BlockT]):
         # An lplex boat counts from 1 again after every restart (F6).
         if current is None:
             reason = "new boat"
-        elif hello.head < self._appended.lineages[current].head:
+        elif hello.head < max(self._appended.lineages[current].head, self.head_said):
             reason = "its seq went backwards"
         else:
             return current
@@ -443,7 +443,7 @@ class UplinkReceiver(Generic[BlockT]):
             self._passes = {hole.stop: self._passes.get(hole.stop, 0) + 1 for hole in holes}
             lost = [hole for hole in holes if self._passes[hole.stop] >= _PASSES_BEFORE_LOST]
             self._note_missing(speaking, lost, _NOTHING_CAME, effects)
-        head = self._appended.lineages[speaking].head
+        head = max(self._appended.lineages[speaking].head, self.head_said)
         left, settled = bool(self.holes()), bool(lost)
         for older, asked in lplex.pass_ended(speaking, head, holes_left=left, settled=settled, now_ms=now_ms):
             lost = [hole for hole in self._appended.lineages[older].holes() if asked.seqs.covers(hole)]
