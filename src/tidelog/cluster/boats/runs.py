@@ -4,8 +4,9 @@ lplex counts from 1 again after every restart and keeps its old files. When aske
 it sends every block with such seqs, of any run. The protocol does not name the run, so it is found by content and time.
 
 RU1  A block that has other frames, by id and payload, than a lineage under any common seq does not belong to it. Times
-     are not compared for that: after a step back of the clock the times in lplex's journal are too late. Where retention
-     deleted the held frames, the oldest and newest time of the lineage are compared with that of the first frame.
+     are not compared for that: after a step back of the clock the times in lplex's journal are too late. Where
+     retention deleted the held frames, the oldest and newest time of the lineage are compared with that of the first
+     frame.
 RU2  Equal ids and payloads alone do not assign a block to a lineage, since a steady bus sends the same in every run:
      its times must be the held ones, or later by steps that only grow from its first frame on, whose time is right. A
      lineage with equal times is preferred to one whose times differ.
@@ -354,7 +355,7 @@ class RunJudge:
         return self._match_times(lineage, found.frames, found.seqs) if match is Match.NOTHING else match
 
     def _match_times(self, lineage: bytes, frames: FrameColumns, seqs: range) -> Match:
-        """RU1, where what is held cannot be read any more: the first frame's time is right, and runs do not overlap."""
+        """RU1, where the held frames cannot be read any more: the first time is right, and runs do not overlap."""
         span_us = self._receiver.appended.lineage(lineage).span_us
         both = self._receiver.held_of(lineage).overlap(range(seqs.start, seqs.start + len(frames)))
         if span_us is None or not both:
