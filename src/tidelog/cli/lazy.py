@@ -7,12 +7,32 @@ them imports nothing; a command whose module is not installed is not listed, and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import click
+
+
+def forwards(module: str, function: str, **fixed: Any) -> Callable[[Callable[[], None]], Callable[..., None]]:
+    """A command that only declares its options: `function` of `module` does the work, and gets them by their names.
+
+    The module is imported when the command is called. A number that the function returns is the exit code.
+    """
+
+    def decorate(declared: Callable[[], None]) -> Callable[..., None]:
+        @wraps(declared)
+        def call(**options: Any) -> None:
+            code: int | None = getattr(importlib.import_module(module), function)(**options, **fixed)
+            if code is not None:
+                click.get_current_context().exit(code)
+
+        call.forwards_to = (module, function, fixed)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
 class LazyCommand(NamedTuple):

@@ -5,13 +5,14 @@ Only the options live here; the work is in `tidelog.cli.channels.actions`, loade
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from tidelog.cli import reach_options
-from tidelog.cli.lazy import LazyGroup
+from tidelog.cli.lazy import LazyGroup, forwards
 
+_ACTIONS: Final = "tidelog.cli.channels.actions"
 reaching = reach_options.reaching(
     certificate="A client's or operator's certificate.", timeout="30s", timeout_help="How long a call may take."
 )
@@ -90,21 +91,17 @@ def create(names: tuple[str, ...], wait: str | None, **options: Any) -> None:
 
 @channel.command(name="list")
 @reaching
-def list_channels(**reach: Any) -> None:
+@forwards(_ACTIONS, "run_list")
+def list_channels() -> None:
     """List all channels: who leads, who is in sync, how far they are."""
-    from tidelog.cli.channels.actions import run_list
-
-    run_list(**reach)
 
 
 @channel.command()
 @click.argument("name")
 @reaching
-def describe(name: str, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_describe")
+def describe() -> None:
     """Show everything about channel NAME."""
-    from tidelog.cli.channels.actions import run_describe
-
-    run_describe(name, **reach)
 
 
 @channel.command()
@@ -124,21 +121,17 @@ def alter(name: str, replicas: str | None, if_epoch: int | None, **options: Any)
 @channel.command()
 @click.argument("name")
 @reaching
-def pause(name: str, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_state", op="pause")
+def pause() -> None:
     """Stop channel NAME: nothing is written, read or replicated until it is resumed."""
-    from tidelog.cli.channels.actions import run_state
-
-    run_state(name, "pause", **reach)
 
 
 @channel.command()
 @click.argument("name")
 @reaching
-def resume(name: str, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_state", op="resume")
+def resume() -> None:
     """Let a paused channel NAME go on."""
-    from tidelog.cli.channels.actions import run_state
-
-    run_state(name, "resume", **reach)
 
 
 @channel.command()
@@ -156,11 +149,9 @@ def readonly(name: str, off: bool, **reach: Any) -> None:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask: all records of the channel are gone then, for good.")
 @reaching
-def delete(name: str, yes: bool, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_delete")
+def delete() -> None:
     """Delete channel NAME with all of its records."""
-    from tidelog.cli.channels.actions import run_delete
-
-    run_delete(name, yes=yes, **reach)
 
 
 @channel.command()
@@ -168,19 +159,15 @@ def delete(name: str, yes: bool, **reach: Any) -> None:
 @click.argument("leader", required=False)
 @click.option("--unclean", is_flag=True, help="Even if LEADER is not in sync. Committed records may be lost; recorded.")
 @reaching
-def elect(name: str, leader: str | None, unclean: bool, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_elect")
+def elect() -> None:
     """Let LEADER lead channel NAME; without it, the best placed replica."""
-    from tidelog.cli.channels.actions import run_elect
-
-    run_elect(name, leader, unclean=unclean, **reach)
 
 
 @channel.command()
 @click.argument("names", nargs=-1)
 @click.option("--apply", "applies", is_flag=True, help="Make the moves; without it they are only shown.")
 @reaching
-def rebalance(names: tuple[str, ...], applies: bool, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_rebalance")
+def rebalance() -> None:
     """Even out replicas and leaders over the nodes, of all channels or of NAMES. A dry run unless --apply is given."""
-    from tidelog.cli.channels.actions import run_rebalance
-
-    run_rebalance(names, applies=applies, **reach)

@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
+
 from tidelog.cli.output import print_json, print_table, warn
 from tidelog.errors import AuthorityError, LogError
 from tidelog.pki.authority import (
@@ -38,6 +40,12 @@ PASSPHRASE_VARIABLE = "TIDELOG_CA_PASSPHRASE"
 _PASSPHRASE_BYTES_MAX = 1023
 """OpenSSL reads no longer ones."""
 _KINDS: tuple[Kind, ...] = ("boat", "node")
+
+
+def _kind(*, node: bool, operator: bool, client: bool) -> Kind:
+    if node + operator + client > 1:
+        raise click.UsageError("--node, --operator and --client exclude each other; give one, or none for a boat.")
+    return "node" if node else "operator" if operator else "client" if client else "boat"
 
 
 def run_init(
@@ -64,7 +72,9 @@ def run_init(
 def run_issue(
     name: str,
     *,
-    kind: Kind,
+    node: bool,
+    operator: bool,
+    client: bool,
     server_names: Sequence[str],
     days: int,
     out: str,
@@ -72,6 +82,7 @@ def run_issue(
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
+    kind = _kind(node=node, operator=operator, client=client)
     authority = _authority(folder, kind, passphrase=_passphrase(passphrase_file))
     target, companions = Path(out), _companions(folder, kind)
     if is_name(name):
@@ -88,7 +99,9 @@ def run_issue(
 def run_renew(
     name: str,
     *,
-    kind: Kind,
+    node: bool,
+    operator: bool,
+    client: bool,
     server_names: Sequence[str],
     new_key: bool,
     days: int,
@@ -97,6 +110,7 @@ def run_renew(
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
+    kind = _kind(node=node, operator=operator, client=client)
     authority = _authority(folder, kind, passphrase=_passphrase(passphrase_file))
     target, companions = Path(out), _companions(folder, kind)
     if is_name(name):
@@ -110,7 +124,10 @@ def run_renew(
     _say_issued("renewed", issued, authority, written, as_json=as_json)
 
 
-def run_revoke(name_or_serial: str, *, kind: Kind, reason: str, folder: str, as_json: bool) -> None:
+def run_revoke(
+    name_or_serial: str, *, node: bool, operator: bool, client: bool, reason: str, folder: str, as_json: bool
+) -> None:
+    kind = _kind(node=node, operator=operator, client=client)
     now_us = _now_us()
     found = [(one, one.find(name_or_serial, now_us, kind=kind)) for one in _authorities(folder)]
     # A serial says by itself whose it is; a name may be a boat's, a node's, an operator's and a client's at once.

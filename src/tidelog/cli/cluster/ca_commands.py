@@ -5,15 +5,13 @@ Only the options live here; the work is in `tidelog.cli.cluster.ca_actions`, loa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
 
-from tidelog.cli.lazy import LazyGroup
+from tidelog.cli.lazy import LazyGroup, forwards
 
-if TYPE_CHECKING:
-    from tidelog.pki.identity import Kind
-
+_ACTIONS: Final = "tidelog.cli.cluster.ca_actions"
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 _FOLDER = click.option(
     "--ca", "folder", default="ca", show_default=True, envvar="TIDELOG_CA", metavar="FOLDER", help="The authorities."
@@ -46,12 +44,6 @@ def ca() -> None:
     """
 
 
-def _kind(*, node: bool, operator: bool, client: bool) -> Kind:
-    if node + operator + client > 1:
-        raise click.UsageError("--node, --operator and --client exclude each other; give one, or none for a boat.")
-    return "node" if node else "operator" if operator else "client" if client else "boat"
-
-
 @ca.command()
 @click.argument("folder", default="ca", envvar="TIDELOG_CA")
 @click.option("--only", type=click.Choice(["boats", "nodes"]), help="Make one authority instead of both.")
@@ -61,11 +53,9 @@ def _kind(*, node: bool, operator: bool, client: bool) -> Kind:
 )
 @_PASSPHRASE
 @_JSON
-def init(folder: str, only: str | None, fleet: str, days: int, passphrase_file: str | None, as_json: bool) -> None:
+@forwards(_ACTIONS, "run_init")
+def init() -> None:
     """Make the authorities of a fleet, in ./ca by default."""
-    from tidelog.cli.cluster.ca_actions import run_init
-
-    run_init(folder, only=only, fleet=fleet, days=days, passphrase_file=passphrase_file, as_json=as_json)
 
 
 @ca.command()
@@ -79,31 +69,9 @@ def init(folder: str, only: str | None, fleet: str, days: int, passphrase_file: 
 @_FOLDER
 @_PASSPHRASE
 @_JSON
-def issue(
-    name: str,
-    node: bool,
-    operator: bool,
-    client: bool,
-    server_names: tuple[str, ...],
-    days: int,
-    out: str,
-    folder: str,
-    passphrase_file: str | None,
-    as_json: bool,
-) -> None:
+@forwards(_ACTIONS, "run_issue")
+def issue() -> None:
     """Write NAME.crt, NAME.key and the ca.crt that goes with them."""
-    from tidelog.cli.cluster.ca_actions import run_issue
-
-    run_issue(
-        name,
-        kind=_kind(node=node, operator=operator, client=client),
-        server_names=server_names,
-        days=days,
-        out=out,
-        folder=folder,
-        passphrase_file=passphrase_file,
-        as_json=as_json,
-    )
 
 
 @ca.command()
@@ -118,36 +86,12 @@ def issue(
 @_FOLDER
 @_PASSPHRASE
 @_JSON
-def renew(
-    name: str,
-    node: bool,
-    operator: bool,
-    client: bool,
-    server_names: tuple[str, ...],
-    new_key: bool,
-    days: int,
-    out: str,
-    folder: str,
-    passphrase_file: str | None,
-    as_json: bool,
-) -> None:
+@forwards(_ACTIONS, "run_renew")
+def renew() -> None:
     """Write a new NAME.crt for the key its holder has.
 
     The certificate before it stays good until it expires.
     """
-    from tidelog.cli.cluster.ca_actions import run_renew
-
-    run_renew(
-        name,
-        kind=_kind(node=node, operator=operator, client=client),
-        server_names=server_names,
-        new_key=new_key,
-        days=days,
-        out=out,
-        folder=folder,
-        passphrase_file=passphrase_file,
-        as_json=as_json,
-    )
 
 
 @ca.command()
@@ -158,21 +102,14 @@ def renew(
 @click.option("--reason", default="", help="One line, for the list.")
 @_FOLDER
 @_JSON
-def revoke(
-    name_or_serial: str, node: bool, operator: bool, client: bool, reason: str, folder: str, as_json: bool
-) -> None:
+@forwards(_ACTIONS, "run_revoke")
+def revoke() -> None:
     """Put every certificate of NAME, or the one of SERIAL, on the revocation list."""
-    from tidelog.cli.cluster.ca_actions import run_revoke
-
-    kind = _kind(node=node, operator=operator, client=client)
-    run_revoke(name_or_serial, kind=kind, reason=reason, folder=folder, as_json=as_json)
 
 
 @ca.command("list")
 @_FOLDER
 @_JSON
-def list_(folder: str, as_json: bool) -> None:
+@forwards(_ACTIONS, "run_list")
+def list_() -> None:
     """Show every certificate, when it expires, and whether it is revoked."""
-    from tidelog.cli.cluster.ca_actions import run_list
-
-    run_list(folder, as_json=as_json)

@@ -5,13 +5,14 @@ Only the options live here; the work is in `tidelog.cli.cluster.actions`, loaded
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import click
 
 from tidelog.cli import reach_options
-from tidelog.cli.lazy import LazyGroup
+from tidelog.cli.lazy import LazyGroup, forwards
 
+_ACTIONS: Final = "tidelog.cli.cluster.actions"
 _reaching = reach_options.reaching(
     certificate="An operator's certificate.", timeout="10s", timeout_help="How long to wait for an answer."
 )
@@ -29,39 +30,31 @@ def cluster() -> None:
 
 @cluster.command()
 @_reaching
-def status(**reach: Any) -> None:
+@forwards(_ACTIONS, "run_status")
+def status() -> None:
     """Show who leads, how every node stands, and who cannot hear whom."""
-    from tidelog.cli.cluster.actions import run_status
-
-    run_status(**reach)
 
 
 @cluster.command()
 @click.argument("node")
 @_reaching
-def add(node: str, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_add")
+def add() -> None:
     """Expect NODE: it is let in when it comes. Says how to start it."""
-    from tidelog.cli.cluster.actions import run_add
-
-    run_add(node, **reach)
 
 
 @cluster.command()
 @click.argument("node")
 @click.option("--force", is_flag=True, help="Even if it leads channels, or is the last to hold some: those are lost.")
 @_reaching
-def remove(node: str, force: bool, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_remove")
+def remove() -> None:
     """Remove NODE for good, dead or alive. Its data folder is not touched."""
-    from tidelog.cli.cluster.actions import run_remove
-
-    run_remove(node, force=force, **reach)
 
 
 @cluster.command()
 @click.argument("node", required=False)
 @_reaching
-def transfer(node: str | None, **reach: Any) -> None:
+@forwards(_ACTIONS, "run_transfer")
+def transfer() -> None:
     """Let NODE lead the metadata; without it, the voter with the longest log."""
-    from tidelog.cli.cluster.actions import run_transfer
-
-    run_transfer(node, **reach)

@@ -5,11 +5,9 @@ Only the options live here. Each command's work is in a module of its own, loade
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from tidelog.cli.lazy import LazyGroup
+from tidelog.cli.lazy import LazyGroup, forwards
 
 _PATH = click.argument("path")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -29,11 +27,9 @@ def log() -> None:
 @_CHANNEL
 @_JSON
 @click.option("--limit", type=click.IntRange(min=0), help="Blocks to list; 0 lists all. A table lists 100.")
-def inspect(path: str, channel: str | None, as_json: bool, limit: int | None) -> None:
+@forwards("tidelog.cli.log.inspect", "run_inspect")
+def inspect() -> None:
     """Show every block: offset, epoch, seqs, time, records, bytes, ratio."""
-    from tidelog.cli.log.inspect import run_inspect
-
-    run_inspect(path, channel=channel, as_json=as_json, limit=limit)
 
 
 @log.command()
@@ -41,12 +37,9 @@ def inspect(path: str, channel: str | None, as_json: bool, limit: int | None) ->
 @_CHANNEL
 @_JSON
 @click.option("--deep", is_flag=True, help="Also decode every record, not only its checksum.")
-@click.pass_context
-def verify(context: click.Context, path: str, channel: str | None, as_json: bool, deep: bool) -> None:
+@forwards("tidelog.cli.log.verify", "run_verify")
+def verify() -> None:
     """Check every byte; exit 1 on damage. Changes nothing."""
-    from tidelog.cli.log.verify import run_verify
-
-    context.exit(run_verify(path, channel=channel, as_json=as_json, deep=deep))
 
 
 @log.command()
@@ -56,20 +49,9 @@ def verify(context: click.Context, path: str, channel: str | None, as_json: bool
 @click.option("--to", "end", metavar="OFFSET|TIME", help="Offset, or ISO time, to stop before.")
 @click.option("--limit", type=click.IntRange(min=1), help="Records to show.")
 @_JSON
-@click.pass_context
-def dump(
-    context: click.Context,
-    path: str,
-    channel: str | None,
-    start: str | None,
-    end: str | None,
-    limit: int | None,
-    as_json: bool,
-) -> None:
+@forwards("tidelog.cli.log.dump", "run_dump")
+def dump() -> None:
     """Print records: a table on a terminal, JSON lines in a pipe."""
-    from tidelog.cli.log.dump import run_dump
-
-    context.exit(run_dump(path, channel=channel, start=start, end=end, limit=limit, as_json=as_json))
 
 
 @log.command("import")
@@ -80,13 +62,9 @@ def dump(
 @click.option("--append", is_flag=True, help="Add to a log that exists.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line or block instead of skipping it.")
 @_JSON
-def import_(
-    source: str, target: str, kind: str | None, reencode: bool, append: bool, strict: bool, as_json: bool
-) -> None:
+@forwards("tidelog.cli.log.log_import", "run_import")
+def import_() -> None:
     """Bring an .lpj, candump or canboat .raw file into a log folder."""
-    from tidelog.cli.log.log_import import run_import
-
-    run_import(source, target, kind=kind, reencode=reencode, append=append, strict=strict, as_json=as_json)
 
 
 @log.command()
@@ -103,13 +81,10 @@ def import_(
 )
 @_CHANNEL
 @_JSON
-@click.pass_context
-def export(context: click.Context, /, source: str, target: str, **options: Any) -> None:
+@forwards("tidelog.cli.log.export", "run_export")
+def export() -> None:
     """Write the frames of a log to an .lpj, candump (.log) or canboat (.raw) file, in the order of their seqs.
 
     lplex blocks that are in order go into an .lpj file byte for byte, unless --compression or --block-size is given or
     --fill-gaps finds a gap.
     """
-    from tidelog.cli.log.export import run_export
-
-    context.exit(run_export(source, target, **options))
