@@ -1,4 +1,4 @@
-"""Consumer groups in the catalog: who is a member, in which life, and who reads what (C15)."""
+"""Consumer groups in the catalog: members, their generations, and their assignments (C15)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tidelog.errors import InvalidConfig
 
 @click.group(cls=LazyGroup)
 def bench() -> None:
-    """Measure the log, the journal, the uplink, a fleet, the metadata, the link, channels, doors and the pipeline."""
+    """Measure log, journal, uplink, a fleet, metadata, link, channels, gateway and pipeline."""
 
 
 _BENCHES = {

@@ -1,4 +1,4 @@
-"""`tidelog sim`: run logs, boats or whole clusters through seeded faults. The same seed gives the same life.
+"""`tidelog sim`: run logs, boats or whole clusters through seeded faults. The same seed gives the same run.
 
 A world's result is one dict: counters, and `violations`, a list (or a count) of what must not have
 happened, each naming its seed; `never` lists the events that the seeds failed to bring about. Printed

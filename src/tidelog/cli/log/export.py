@@ -32,7 +32,7 @@ from tidelog.errors import InvalidConfig
 from tidelog.units import parse_bytes
 
 FILLED_MAX: Final = 10_000_000
-"""Seqs that `--fill-gaps` writes a frame for: a boat leases some 16,000 ahead, and has that many gaps in no life."""
+"""Seqs that `--fill-gaps` writes a frame for: a boat leases some 16,000 ahead, and never has that many gaps."""
 _SUFFIXES = {".lpj": "lpj", ".log": "candump", ".candump": "candump", ".txt": "candump", ".raw": "canboat"}
 
 

@@ -141,10 +141,10 @@ class ProximityGraph:
         return ears is not None and ear is not None and ear.deaf and self._is_fresh(ears, now_ms)
 
     def silence_ms(self, node: str, now_ms: int) -> int | None:
-        """How old the most recent sign of life of `node` is that any node has had, its own reports included; None if
+        """How old the most recent heartbeat of `node` is that any node has had, its own reports included; None if
         unknown.
 
-        A leader with a recent sign of life anywhere is not deposed (R6).
+        A leader that was recently heard anywhere is not deposed (R6).
         """
         own = self._ears.get(node)
         ages_ms = [] if own is None else [now_ms - own.heard_ms]

@@ -104,7 +104,7 @@ class SimNode:
         """When the node's clock shows this, in the world's time."""
         return int((local_ms - self.offset_ms) / self.rate) + 1
 
-    # --- life and death ------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------
 
     def start(self) -> bool:
         """Boot. Whatever the disk does to it, the node tries again later."""
