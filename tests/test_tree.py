@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -115,3 +116,53 @@ def test_the_page_of_invariants_lists_all_of_them() -> None:
     page = (ROOT / "docs" / "invariants.md").read_text()
     listed = set(re.findall(r"^\| ([A-Z]{1,3}\d{1,2}) \|", page, re.MULTILINE))
     assert listed == set(labels()), "write it anew: python -m tests.invariants_page > docs/invariants.md"
+
+
+def modules() -> dict[str, ast.Module]:
+    """Modules of the package by dotted name."""
+    found = {}
+    for place, tree in trees().items():
+        parts = Path(place).with_suffix("").parts
+        if parts[0] != "benchmarks":
+            found[".".join(("tidelog", *parts)).removesuffix(".__init__")] = tree
+    return found
+
+
+def imports_of(tree: ast.Module, known: Collection[str]) -> set[str]:
+    """The known modules that a module imports anywhere in it: for types only and inside of functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{name.name}" for name in node.names}
+            found |= inner & set(known) or {node.module}
+    return found & set(known)
+
+
+def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or through others."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        rest = {name: targets - {cycle[0]} for name, targets in imports.items() if name != cycle[0]}
+        return [cycle, *cycles(rest)]
+    return []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    known = modules()
+    imports = {name: imports_of(tree, known) - {name} for name, tree in known.items()}
+    assert sum(map(len, imports.values())) > 3_000, "the imports are not found any more"
+    found = cycles(imports)
+    assert not found, "\n".join(" -> ".join(cycle) for cycle in found)
+
+
+def test_a_cycle_through_an_import_for_types_is_found() -> None:
+    trees = {
+        "tidelog.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tidelog.b import B",
+        "tidelog.b": "def f():\n    from tidelog import c",
+        "tidelog.c": "from tidelog.a import A",
+    }
+    assert cycles({name: imports_of(ast.parse(text), trees) for name, text in trees.items()})

@@ -15,10 +15,12 @@ from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.client_messages import AckPolicy
 from tidelog.core.uplink.receiver import UplinkReceiver
 from tidelog.sim.cluster.boat import ClusterBoat
+from tidelog.sim.cluster.boat_mishaps import MISHAPS
 from tidelog.sim.cluster.boats import ClusterBoats
 from tidelog.sim.cluster.model import ClusterViolation
 from tidelog.sim.cluster.node import ClusterNode
-from tidelog.sim.cluster.world import ClusterWorld, run_cluster_world
+from tidelog.sim.cluster.scene import ClusterWorld
+from tidelog.sim.cluster.world import run_cluster_world
 
 SEEDS = 40
 RUN_MS = 8_000
@@ -75,7 +77,7 @@ class Voyage:
 
     def __init__(self, *, follows_leaders: bool = True) -> None:
         self.world = world = ClusterWorld(1, nodes=3, quiet=True)
-        self.boats = world.boats = ClusterBoats(world, 1, 1)
+        self.boats = world.boats = ClusterBoats(world, 1, 1, MISHAPS)
         world.model.boats = self.boats.accounts
         self.boats.config = replace(self.boats.config, factor=3, heartbeat_ms=100)
         for node in world.nodes.values():

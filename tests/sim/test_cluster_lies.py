@@ -21,8 +21,8 @@ from tidelog.sim.cluster import lies as cluster_lies
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
 from tidelog.sim.cluster.lies import LIES, SHORT_LOGS
 from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.cluster.scene import ClusterWorld
 from tidelog.sim.cluster.schedule import ClusterSchedule
-from tidelog.sim.cluster.world import ClusterWorld
 from tidelog.sim.metadata.model import ClusterBroken
 
 QUICK = [name for name in LIES if name.endswith(("3 nodes, kill", "5 nodes, crash"))]

@@ -7,8 +7,9 @@ import pytest
 from tidelog.cli.sim_commands import run_seeds
 from tidelog.sim.cluster.faults import rot_in_log
 from tidelog.sim.cluster.model import ClusterViolation
+from tidelog.sim.cluster.scene import WRITES_MS
 from tidelog.sim.cluster.schedule import ClusterSchedule
-from tidelog.sim.cluster.world import SHORT_MS, WRITES_MS, run_cluster_world
+from tidelog.sim.cluster.world import SHORT_MS, run_cluster_world
 from tidelog.sim.metadata.model import ClusterBroken
 
 FAST_SEEDS = 200

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tidelog.cluster.metadata.channel_controller import ChannelController
-from tidelog.cluster.replication.replicas import Replicas, ReplicasOutput
+from tidelog.cluster.replication.replicas import Replicas
 from tidelog.core.catalog import Applied, Catalog, Change
 from tidelog.core.groups.controller import GroupController
 from tidelog.core.liveness import LivenessConfig, PairHeartbeats, ProximityGraph
@@ -142,11 +142,9 @@ class NodeChannels:
 
     # --- outputs -----------------------------------------------------------------------------------------------
 
-    def poll(self) -> ReplicasOutput | None:
-        output = self.replicas.poll()
+    def follow_changed_beats(self) -> None:
         if self.replicas.beats_changed:
             self.follow_beats()
-        return output
 
     def follow_beats(self) -> None:
         """Two nodes speak as often as the most impatient channel that they share (R7)."""

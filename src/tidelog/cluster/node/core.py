@@ -475,7 +475,8 @@ class NodeCore:
 
     def _poll_replicas(self, now_ms: int) -> ReplicasOutput | None:
         """What the channels have to say; what is meant for the metadata leader goes to it, or nowhere."""
-        output = self.channels.poll()
+        output = self.channels.replicas.poll()
+        self.channels.follow_changed_beats()
         if output is None:
             return None
         self._messages += output.messages

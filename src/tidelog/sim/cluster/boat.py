@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import BlockKind, Path
+from tidelog.cluster.node.core import NodeCore
 from tidelog.core.uplink.fold import ChannelFold
 from tidelog.core.uplink.messages import BackfillAck, Hello, LiveAck, Welcome
 from tidelog.core.uplink.sender import LinkState as LinkState
@@ -29,9 +30,6 @@ from tidelog.sim.network import Connection, Scheduler, SimLink, Way, Weather
 from tidelog.sim.power import PluggedDisk
 from tidelog.sim.uplink.boat import FOLDER, SimBoat
 from tidelog.sim.uplink.model import UplinkBroken, UplinkModel
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.boats import ClusterBoats
 
 _PATHS: Final = {Path.LIVE: "boat_live", Path.BACKFILL: "boat_backfill"}
 
@@ -106,10 +104,35 @@ class BoatConnection(Connection):
         return (self.node, self.process) if self.leader is None else self.leader[:2]
 
 
+class ServingNode(Protocol):
+    """What a boat sees of a node that serves it."""
+
+    name: str
+    process: int
+
+    @property
+    def core(self) -> NodeCore | None: ...
+
+
+class BoatServers(Protocol):
+    """The nodes, as boats reach them."""
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    def any_node(self) -> ServingNode | None:
+        """A node that takes a call."""
+
+    def node(self, name: str) -> ServingNode: ...
+
+    def lost(self, connection: BoatConnection) -> None:
+        """The node hears that the connection is gone."""
+
+
 class BoatLink(SimLink):
     """From a boat to whatever node it dials."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random, weather: Weather, boats: ClusterBoats) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Random, weather: Weather, boats: BoatServers) -> None:
         super().__init__(scheduler, rng, weather)
         self._boats = boats
         self.connections: list[BoatConnection] = []
@@ -137,14 +160,14 @@ class ClusterBoat(SimBoat):
     model: BoatAccount
 
     def __init__(
-        self, *, name: str, boats: ClusterBoats, rng: Random, counters: Counter[str], account: BoatAccount
+        self, *, name: str, boats: BoatServers, rng: Random, counters: Counter[str], account: BoatAccount
     ) -> None:
         self.boats = boats
         self._sessions = 0
         self._served_by = ""
         self.follows_leaders = rng.random() < 0.6
         """It reaches every node, and goes to the one that it is told (U2)."""
-        scheduler = boats.world.scheduler
+        scheduler = boats.scheduler
         weather = Weather(delay_ms=rng.choice((1, 5, 40)), jitter_ms=rng.choice((0, 10)))
         super().__init__(
             name=name,
@@ -181,7 +204,7 @@ class ClusterBoat(SimBoat):
             return False
         name, process, _ = connection.leader
         connection.has_moved = True
-        node = self.boats.world.nodes[name]
+        node = self.boats.node(name)
         if node.core is not None and node.process == process:
             connection.node, connection.process, connection.leader = name, process, None
         connection.send(Way.UP, "live", connection.hello)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from random import Random
+from typing import Any, Protocol
 
 from tidelog.cluster.boats.channel_log import open_channel_log
 from tidelog.cluster.produce_order import ProduceOrder
@@ -10,13 +12,12 @@ from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.cluster.uplink.appends import BoatAppends
 from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.uplink.messages import BackfillAck, BackfillData, Hello, LiveAck, LiveData, Refused, ToBoat, Welcome
+from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import LogError
-from tidelog.sim.cluster.boat import BoatConnection
+from tidelog.sim.cluster.boat import BoatAccount, BoatConnection
+from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.network import Scheduler
 from tidelog.storage.log.log import Log
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.boats import ClusterBoats
-    from tidelog.sim.cluster.node import ClusterNode
 
 
 class BoatLeaderChannels:
@@ -34,10 +35,38 @@ class BoatLeaderChannels:
         core.channels.replicas.produce(channel_id, order, self._node.clock_ms())
 
 
+class LeadingNodes(Protocol):
+    """The nodes that lead boats, as one `LedBoat` uses them."""
+
+    led: dict[tuple[str, str], LedBoat]
+    accounts: dict[str, BoatAccount]
+    limits: ReceiverLimits
+    rng: Random
+    snapshot_bytes: int
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    def is_void(self, name: str, epoch: int) -> bool: ...
+
+    def end(self, led: LedBoat, error: LogError | None = None) -> None: ...
+
+    def refused(self, led: LedBoat, code: str) -> None: ...
+
+    def hang_up(self, connection: BoatConnection) -> None: ...
+
+    def check_told(self, led: LedBoat, cursor: int) -> None: ...
+
+    def send_down(self, connection: BoatConnection, stream: str, message: Any) -> None: ...
+
+
 class LedBoat:
     """A boat at the leader of its channel, in one epoch of one process."""
 
-    def __init__(self, boats: ClusterBoats, node: ClusterNode, seat: LedChannel, replica: ChannelReplica) -> None:
+    def __init__(self, boats: LeadingNodes, node: ClusterNode, seat: LedChannel, replica: ChannelReplica) -> None:
         self._boats = boats
         self.node = node
         self.process = node.process
@@ -68,7 +97,7 @@ class LedBoat:
         elif not self.node.paused:
             self._boats.end(self)
             return False
-        self._boats.world.scheduler.after(10, self.look)
+        self._boats.scheduler.after(10, self.look)
         return True
 
     def _open(self) -> bool:
@@ -77,7 +106,7 @@ class LedBoat:
         try:
             opened = open_channel_log(self.seat.log, end=self.fold_end, hint=fold.lineages_at)
         except LogError:
-            self._boats.world.counters["boat_log_unread"] += 1
+            self._boats.counters["boat_log_unread"] += 1
             return False
         if not self._boats.is_void(self.name, self.seat.epoch):
             self._boats.accounts[self.name].check_opened(opened.fold, self.fold_end)
@@ -97,7 +126,7 @@ class LedBoat:
             message, new_lineage=lineage, now_ms=node.clock_ms(), now_us=node.now_us()
         )
         if isinstance(message, LiveData | BackfillData) and not count:
-            self._boats.world.counters["boat_repeated"] += 1
+            self._boats.counters["boat_repeated"] += 1
         refusal = next((reply for reply in replies if isinstance(reply, Refused)), None)
         if refusal is not None:
             self._boats.refused(self, refusal.code)
@@ -119,7 +148,7 @@ class LedBoat:
                 self._boats.send_down(self.connection, stream, reply)
 
     def _settle_soon(self) -> None:
-        self._boats.world.scheduler.after(0, self.settle)
+        self._boats.scheduler.after(0, self.settle)
 
     def settle(self) -> bool:
         if not self.is_current or self.node.paused or self.node.core is None:
@@ -137,7 +166,7 @@ class LedBoat:
                 account.check_fold(appends.channel.receiver.fold)
         self.answer(settled.replies)
         if settled.error is not None:
-            self._boats.world.counters["boat_append_refused"] += 1
+            self._boats.counters["boat_append_refused"] += 1
             self._boats.end(self, settled.error)
 
     def tick(self) -> None:

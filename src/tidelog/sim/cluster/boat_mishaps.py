@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.core.catalog import DeleteChannel, NodeState
 from tidelog.sim.cluster.admin import _alter as alter
 from tidelog.sim.cluster.boat import BoatConnection, ClusterBoat
+from tidelog.sim.cluster.boats import ClusterBoats
 from tidelog.sim.network import Way
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.boats import ClusterBoats
 
 
 def flap(boats: ClusterBoats, boat: ClusterBoat) -> None:

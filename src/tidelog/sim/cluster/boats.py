@@ -9,8 +9,10 @@ so that a life without boats is the same with this file and without it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 from tidelog.cluster.boats.channel_log import open_channel_log
 from tidelog.cluster.replication.replica import ChannelReplica
@@ -28,13 +30,11 @@ from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.errors import LogError
 from tidelog.sim.cluster.boat import BoatAccount, BoatConnection, ClusterBoat, HungUp
 from tidelog.sim.cluster.boat_leader import BoatLeaderChannels, LedBoat
-from tidelog.sim.cluster.boat_mishaps import MISHAPS
-from tidelog.sim.network import Connection, Way
+from tidelog.sim.cluster.model import ClusterModel
+from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.metadata.clients import Clients
+from tidelog.sim.network import Connection, Scheduler, Way
 from tidelog.sim.uplink.model import UplinkBroken
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.node import ClusterNode
-    from tidelog.sim.cluster.world import ClusterWorld
 
 HELLO_MS: Final = 10_000
 """How long a Handshake waits for its channel to be led and read."""
@@ -48,11 +48,45 @@ DISHONEST: Final = frozenset(
 """What an honest boat is never refused with."""
 
 
+class BoatsWorld(Protocol):
+    """What the boats use of the world."""
+
+    last_event: str
+
+    @property
+    def healed(self) -> bool: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    @property
+    def model(self) -> ClusterModel: ...
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]: ...
+
+    @property
+    def cuts(self) -> set[tuple[str, str]]: ...
+
+    @property
+    def clients(self) -> Clients: ...
+
+
+MishapTable: TypeAlias = Mapping[str, tuple[int, Callable[[Any, Any], None]]]
+"""Mishaps with their weights; each takes the boats and one of them."""
+
+
 class ClusterBoats:
     """All boats, and the nodes' hands that serve them."""
 
-    def __init__(self, world: ClusterWorld, seed: int, count: int) -> None:
+    def __init__(self, world: BoatsWorld, seed: int, count: int, mishaps: MishapTable) -> None:
         self.world = world
+        self.mishaps = mishaps
+        self.scheduler = world.scheduler
+        self.counters = world.counters
         self.rng = rng = Random(f"{seed}/boats")
         names = [f"boat-{number}" for number in range(1, count + 1)]
         self.accounts = {name: BoatAccount(world.counters) for name in names}
@@ -94,9 +128,9 @@ class ClusterBoats:
         rng = self.rng
         self.world.scheduler.after(1 + int(rng.random() * 2 * self.mishap_ms), self._mishap)
         boat = rng.choice(self.boats)
-        (what,) = rng.choices(tuple(MISHAPS), [weight for weight, _ in MISHAPS.values()])
+        (what,) = rng.choices(tuple(self.mishaps), [weight for weight, _ in self.mishaps.values()])
         self.world.last_event = f"{what} at {self.world.scheduler.now_ms} ms"
-        MISHAPS[what][1](self, boat)
+        self.mishaps[what][1](self, boat)
         return True
 
     def heal(self) -> None:
@@ -121,6 +155,9 @@ class ClusterBoats:
                 raise UplinkBroken(f"F1: the fold over the log of {boat.name} is not the running fold")
 
     # --- what nodes tell ------------------------------------------------------------------------------------
+
+    def node(self, name: str) -> ClusterNode:
+        return self.world.nodes[name]
 
     def any_node(self) -> ClusterNode | None:
         """One that answers the phone."""

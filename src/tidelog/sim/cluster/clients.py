@@ -7,9 +7,10 @@ checked by the model at the moment it is told.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import NO_PRODUCER
@@ -22,11 +23,10 @@ from tidelog.core.catalog import ChannelRecord
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
 from tidelog.errors import LogError, OffsetConflict, OutOfSequence, ProducerFenced
 from tidelog.sim.cluster.account import entry_of
+from tidelog.sim.cluster.model import ClusterModel
+from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.metadata.model import ClusterBroken
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.node import ClusterNode
-    from tidelog.sim.cluster.world import ClusterWorld
+from tidelog.sim.network import Scheduler
 
 PATIENCE_MS: Final = 1_500
 READ_BYTES: Final = 4_000
@@ -60,10 +60,36 @@ class Try:
     channel_id: int = 0
 
 
+class ClientWorld(Protocol):
+    """What producers and readers use of the world."""
+
+    refused: set[bytes]
+    healed: bool
+    producers: SimProducers
+
+    @property
+    def rng(self) -> Random: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    @property
+    def model(self) -> ClusterModel: ...
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]: ...
+
+    def look_up(self, channel: str) -> ChannelRecord | None:
+        """What some node's catalog says of a channel."""
+
+
 class SimProducer:
     """One writer of one channel, by name."""
 
-    def __init__(self, world: ClusterWorld, number: int, channel: str, rng: Random) -> None:
+    def __init__(self, world: ClientWorld, number: int, channel: str, rng: Random) -> None:
         self.world = world
         self.number = number
         self.channel = channel
@@ -190,7 +216,7 @@ class SimProducer:
 class SimProducers:
     """All producers, and the tries that are open."""
 
-    def __init__(self, world: ClusterWorld) -> None:
+    def __init__(self, world: ClientWorld) -> None:
         self.world = world
         self.all: list[SimProducer] = []
         self.tries: dict[int, Try] = {}
@@ -285,7 +311,7 @@ class SimProducers:
 class SimReader:
     """Follows one channel at whatever replica it finds, and remembers what it has seen."""
 
-    def __init__(self, world: ClusterWorld, channel: str, rng: Random) -> None:
+    def __init__(self, world: ClientWorld, channel: str, rng: Random) -> None:
         self.world = world
         self.channel = channel
         self.rng = rng

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidelog.core.catalog import Basis, ChangeLeader, RemoveNode
 from tidelog.sim.cluster.admin import random_change
 from tidelog.sim.cluster.liars import copy_store, lie, lie_to_all, lying_syncs, may_lie, restore_store
+from tidelog.sim.cluster.node import ClusterNode
+from tidelog.sim.cluster.scene import ClusterWorld
 from tidelog.sim.metadata import faults as metadata_faults
 from tidelog.sim.metadata.faults import _later, _switch_off
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.node import ClusterNode
-    from tidelog.sim.cluster.world import ClusterWorld
 
 
 def channel_leader(world: ClusterWorld) -> ClusterNode | None:

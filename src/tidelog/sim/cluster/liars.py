@@ -7,19 +7,20 @@ of the metadata stay as they are: `metadata.lies` is about those.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import Final, Protocol
 
-from tidelog.sim.cluster.account import end_of
+from tidelog.sim.cluster.account import ChannelAccount, end_of
+from tidelog.sim.cluster.model import ClusterModel
+from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.lying import Lie, Picture, durable_files, end_process, put_back, take_picture, tell_lie, write_all
 from tidelog.sim.metadata.faults import _switch_off
 from tidelog.sim.metadata.node import FOLDER, METADATA
+from tidelog.sim.network import Scheduler
 from tidelog.storage.log.segment import base_offset_of
 from tidelog.storage.store.parts import CHANNELS_FOLDER, WAL_FOLDER
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.account import ChannelAccount
-    from tidelog.sim.cluster.node import ClusterNode
-    from tidelog.sim.cluster.world import ClusterWorld
 
 NODE_STATE: Final = f"{FOLDER}/node.state"
 """Of the metadata: which node this is, and how its last life ended."""
@@ -28,7 +29,26 @@ NODE_STATE: Final = f"{FOLDER}/node.state"
 # --- who may lie -----------------------------------------------------------------------------------------------------
 
 
-def may_lie(world: ClusterWorld, name: str) -> bool:
+class TamperedWorld(Protocol):
+    """What the faults here use of the world."""
+
+    @property
+    def rng(self) -> Random: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    @property
+    def model(self) -> ClusterModel: ...
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]: ...
+
+
+def may_lie(world: TamperedWorld, name: str) -> bool:
     """Whether a disk may lose what it had synced: of every channel at least half of those in sync (or eligible) stay
     whole. An election after an unclean stop hears more than half of them (CE2), and so a whole one; of two it waits for
     both. What was not committed yet may be gone for good, and the channel goes on without it.
@@ -45,13 +65,13 @@ def may_lie(world: ClusterWorld, name: str) -> bool:
     return True
 
 
-def _lost_metadata(world: ClusterWorld, node: ClusterNode) -> bool:
+def _lost_metadata(world: TamperedWorld, node: ClusterNode) -> bool:
     """Its disk will be another one to the catalog."""
     durable = world.model.durable.get(node.member)
     return durable is not None and durable.is_gone
 
 
-def forgive(world: ClusterWorld) -> None:
+def forgive(world: TamperedWorld) -> None:
     """Who lied and is in sync and equal again may lie again, and others beside it."""
     for node in world.nodes.values():
         if node.tampered and not node.disk.faults.lying_folder and is_whole(world, node):
@@ -59,7 +79,7 @@ def forgive(world: ClusterWorld) -> None:
             world.counters["whole_again"] += 1
 
 
-def is_whole(world: ClusterWorld, node: ClusterNode) -> bool:
+def is_whole(world: TamperedWorld, node: ClusterNode) -> bool:
     """Whether it was let into every ISR in which it counts since its process began, and holds what was committed, byte
     for byte, as it is read from the disk."""
     core = node.core
@@ -97,7 +117,7 @@ def _holds_all(node: ClusterNode, channel: ChannelAccount) -> bool:
 # --- how -------------------------------------------------------------------------------------------------------------
 
 
-def lie(world: ClusterWorld, node: ClusterNode) -> None:
+def lie(world: TamperedWorld, node: ClusterNode) -> None:
     """A disk loses what it had synced to a file of its store while its node is down, before or after a power cut."""
     if not may_lie(world, node.name) or node.core is None:
         return
@@ -114,7 +134,7 @@ def lie(world: ClusterWorld, node: ClusterNode) -> None:
         world.counters[f"lied_{kind}"] += 1
 
 
-def lie_to_all(world: ClusterWorld, node: ClusterNode) -> None:
+def lie_to_all(world: TamperedWorld, node: ClusterNode) -> None:
     """The power of the whole site goes, and one disk comes back with less than it had synced."""
     if not may_lie(world, node.name):
         return
@@ -132,13 +152,13 @@ def _is_of_store(path: str) -> bool:
     return base_offset_of(path.rpartition("/")[2].removesuffix(".index")) != 0
 
 
-def copy_store(world: ClusterWorld, node: ClusterNode) -> None:
+def copy_store(world: TamperedWorld, node: ClusterNode) -> None:
     """A backup of all that a node keeps."""
     if node.core is not None and (node.store_copy is None or world.rng.random() < 0.3):
         node.store_copy = node.member, take_picture(node.disk, FOLDER)
 
 
-def restore_store(world: ClusterWorld, _: ClusterNode) -> None:
+def restore_store(world: TamperedWorld, _: ClusterNode) -> None:
     """A node dies, and what it holds of channels is put back from the backup; what it holds of the metadata stays."""
     found = [
         (node, node.store_copy[1])
@@ -170,7 +190,7 @@ def put_store_back(node: ClusterNode, picture: Picture) -> None:
         node.disk.replace_bytes(path, data)
 
 
-def lying_syncs(world: ClusterWorld, node: ClusterNode) -> None:
+def lying_syncs(world: TamperedWorld, node: ClusterNode) -> None:
     """Some syncs of the store report success and save nothing; soon after that the power goes."""
     if node.core is None or not may_lie(world, node.name):
         return
@@ -188,7 +208,7 @@ def lying_syncs(world: ClusterWorld, node: ClusterNode) -> None:
     world.scheduler.after(world.rng.randrange(20, 1_500), cut)
 
 
-def power_is_gone(world: ClusterWorld, node: ClusterNode) -> None:
+def power_is_gone(world: TamperedWorld, node: ClusterNode) -> None:
     """Just before the disk crashes. Who may not lose it any more, because the others have left meanwhile, does not: the
     disk has written it after all. That hides no loss: the records would be those of the only whole copy, of which
     nothing is promised, and what a node finds after it is held against the model like after any crash."""

@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import ChannelSnapshot, decode_control
@@ -37,12 +37,10 @@ from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.core.catalog import Applied, ChannelRecord, Keeps, UncleanCause
 from tidelog.core.replication.messages import LogFacts, SyncRequest, SyncResponse
 from tidelog.sim.cluster.account import AccountEntry, ChannelAccount, Copy, end_of, entry_of, is_of_producer
+from tidelog.sim.cluster.boat import BoatAccount
 from tidelog.sim.metadata.model import ClusterBroken, MetadataModel
 from tidelog.sim.seeds import WorldViolation
 from tidelog.storage.store.channel_logs import LogState
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.boat import BoatAccount
 
 
 class ClusterViolation(WorldViolation):

@@ -12,15 +12,15 @@ Randomness is this module's own, so worlds without NATS live as they did.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from tidelog.cluster.node.core import NodeCore
+from tidelog.sim.metadata.scene import MetadataWeather
+from tidelog.sim.network import Scheduler
 from tidelog.units import KIB, MIB
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.node import ClusterNode
-    from tidelog.sim.cluster.world import ClusterWorld
 
 NAMESPACE: Final = "sim"
 PENDING_MAX: Final = 10_000
@@ -50,10 +50,42 @@ class _Session:
     arrives_down_ms: int = 0
 
 
+class NatsNode(Protocol):
+    """What the server uses of a node that is connected."""
+
+    name: str
+    process: int
+    paused: bool
+    nats: SimNatsClient | None
+
+    @property
+    def core(self) -> NodeCore | None: ...
+
+    def follow_nats(self) -> None:
+        """The connection came or went."""
+
+    def deliver(self, sender: str, message: Any) -> bool: ...
+
+
+class NatsWorld(Protocol):
+    """What the server and its faults use of the world."""
+
+    nats: SimNatsServer | None
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    @property
+    def weather(self) -> MetadataWeather: ...
+
+
 class SimNatsClient:
     """The way of one process of a node to the server; connects for ever."""
 
-    def __init__(self, server: SimNatsServer, node: ClusterNode) -> None:
+    def __init__(self, server: SimNatsServer, node: NatsNode) -> None:
         self._server = server
         self.node = node
         self.process = node.process
@@ -87,7 +119,7 @@ class SimNatsClient:
 
 
 class SimNatsServer:
-    def __init__(self, world: ClusterWorld, seed: int) -> None:
+    def __init__(self, world: NatsWorld, seed: int) -> None:
         self._world = world
         self.rng = random.Random(f"{seed}/nats")
         self.max_payload = self.rng.choice((4 * KIB, 8 * KIB, 1 * MIB))
@@ -102,7 +134,7 @@ class SimNatsServer:
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    def attach(self, node: ClusterNode) -> SimNatsClient:
+    def attach(self, node: NatsNode) -> SimNatsClient:
         """For a process that starts."""
         client = SimNatsClient(self, node)
         self._dial(client, self.rng.randrange(1, 200))
@@ -239,7 +271,7 @@ class SimNatsServer:
         for act in waiting:
             act()
 
-    def cut_off(self, node: ClusterNode) -> None:
+    def cut_off(self, node: NatsNode) -> None:
         """Nothing passes between this node and the server, and nobody is told."""
         self.cut.add(node.name)
         client = node.nats
@@ -260,33 +292,33 @@ def _is_in(session: _Session, subject: str) -> bool:
 # --- faults ------------------------------------------------------------------------------------------------
 
 
-def _server(world: ClusterWorld) -> SimNatsServer:
+def _server(world: NatsWorld) -> SimNatsServer:
     assert world.nats is not None, "a world without NATS"
     return world.nats
 
 
-def restart(world: ClusterWorld, _: ClusterNode) -> None:
+def restart(world: NatsWorld, _: NatsNode) -> None:
     server = _server(world)
     server.kill()
     world.counters["nats_restart"] += 1
     world.scheduler.after(server.rng.choice((5, 300, 2_000, 6_000)), server.start)
 
 
-def freeze(world: ClusterWorld, _: ClusterNode) -> None:
+def freeze(world: NatsWorld, _: NatsNode) -> None:
     server = _server(world)
     server.freeze()
     world.counters["nats_freeze"] += 1
     world.scheduler.after(server.rng.choice((50, 1_000, 4_000)), server.thaw)
 
 
-def cut_off(world: ClusterWorld, node: ClusterNode) -> None:
+def cut_off(world: NatsWorld, node: NatsNode) -> None:
     server = _server(world)
     server.cut_off(node)
     world.counters["nats_cut"] += 1
     world.scheduler.after(server.rng.choice((100, 2_000, 8_000)), lambda: server.cut.discard(node.name))
 
 
-def drop(world: ClusterWorld, node: ClusterNode) -> None:
+def drop(world: NatsWorld, node: NatsNode) -> None:
     if node.nats is not None:
         world.counters["nats_drop"] += 1
         _server(world).drop(node.nats)

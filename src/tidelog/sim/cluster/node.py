@@ -6,13 +6,15 @@ and sooner. A store that has stopped ends the process (S3). What was ordered and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from tidelog.blocks.block import Block
 from tidelog.cluster.nats.exchange import ByLink, Deliver, NatsExchange, Publish, Say, Subscribe, Unsubscribe
 from tidelog.cluster.node.core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node.repairer import fitting
+from tidelog.cluster.replication.effects import ProduceOutcome
 from tidelog.cluster.replication.orders import (
     AppendBlocks,
     Appended,
@@ -37,30 +39,89 @@ from tidelog.core.node_messages import NodeMessage
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
 from tidelog.errors import LogError, LogPoisoned
 from tidelog.sim.cluster.account import AccountEntry, entry_of
-from tidelog.sim.cluster.liars import power_is_gone
-from tidelog.sim.cluster.nats_server import NAMESPACE, NatsArrival, SimNatsClient
+from tidelog.sim.cluster.boat import BoatAccount
+from tidelog.sim.cluster.model import ClusterModel
+from tidelog.sim.cluster.nats_server import NAMESPACE, NatsArrival, SimNatsClient, SimNatsServer
 from tidelog.sim.lying import Picture
 from tidelog.sim.metadata.model import ClusterBroken
-from tidelog.sim.metadata.node import BACKLOG_MAX, SimNode
+from tidelog.sim.metadata.node import BACKLOG_MAX, NodeWorld, SimNode
 from tidelog.sim.power import PowerCut
+from tidelog.storage.log.options import LogOptions
 from tidelog.storage.store.channel_logs import ChannelLogs, LogState
+from tidelog.storage.store.parts import StoreOptions
 from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.store import Store
 from tidelog.storage.store.wal import WAL_SUFFIX, scan_wal
 from tidelog.storage.store.watermarks import Watermark, Watermarks
-
-if TYPE_CHECKING:
-    from tidelog.sim.cluster.world import ClusterWorld
 
 KEEP_MS: Final = 400
 """How often storage looks after itself, and retention runs."""
 ORDERS_MAX: Final = 5_000
 
 
-class ClusterNode(SimNode):
-    world: ClusterWorld
+class NodeProducers(Protocol):
+    """The clients that produce, as a node uses them."""
 
-    def __init__(self, world: ClusterWorld, name: str, peers: tuple[str, ...], options: NodeOptions) -> None:
+    def node_is_off(self, node: ClusterNode) -> None: ...
+
+    def produced(self, node: ClusterNode, outcome: ProduceOutcome) -> None: ...
+
+
+class NodeBoats(Protocol):
+    """The boats, as a node uses them."""
+
+    accounts: dict[str, BoatAccount]
+
+    def node_is_off(self, node: ClusterNode) -> None: ...
+
+    def resumed(self, node: ClusterNode) -> None: ...
+
+    def tick(self, node: ClusterNode) -> None: ...
+
+    def moved(self, node: ClusterNode, replica: ChannelReplica) -> None: ...
+
+
+class ClusterNodeWorld(NodeWorld, Protocol):
+    """What a node with channels uses of the world around it."""
+
+    @property
+    def model(self) -> ClusterModel: ...
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]: ...
+
+    @property
+    def log_options(self) -> LogOptions: ...
+
+    @property
+    def store_options(self) -> StoreOptions: ...
+
+    @property
+    def producers(self) -> NodeProducers: ...
+
+    @property
+    def boats(self) -> NodeBoats | None: ...
+
+    @property
+    def nats(self) -> SimNatsServer | None: ...
+
+    @property
+    def cuts(self) -> set[tuple[str, str]]: ...
+
+    @property
+    def drops(self) -> Callable[[str, str, Any], bool] | None: ...
+
+    def said(self, node: ClusterNode, line: str) -> None:
+        """A line of the node's log."""
+
+    def power_is_gone(self, node: ClusterNode) -> None:
+        """Called just before the node's disk crashes."""
+
+
+class ClusterNode(SimNode):
+    world: ClusterNodeWorld
+
+    def __init__(self, world: ClusterNodeWorld, name: str, peers: tuple[str, ...], options: NodeOptions) -> None:
         super().__init__(world, name, peers, options)
         self.world = world
         self.storage: ReplicaStorage | None = None
@@ -76,7 +137,7 @@ class ClusterNode(SimNode):
         """Bits of a log were flipped."""
         self.store_copy: tuple[str, Picture] | None = None
         """A backup of its folder, and of whose disk it is."""
-        self.disk.before_crash = lambda: power_is_gone(world, self)
+        self.disk.before_crash = lambda: world.power_is_gone(self)
         self._orders_due = False
         self.nats: SimNatsClient | None = None
         self.exchange: NatsExchange | None = None

@@ -20,7 +20,7 @@ from tidelog.core.raft import RaftConfig
 from tidelog.sim.cluster.account import ChannelAccount
 from tidelog.sim.cluster.clients import SimProducer
 from tidelog.sim.cluster.node import ClusterNode
-from tidelog.sim.cluster.world import ClusterWorld
+from tidelog.sim.cluster.scene import ClusterWorld
 from tidelog.sim.metadata.model import ClusterBroken
 from tidelog.sim.metadata.schedule import SLOW, Schedule
 

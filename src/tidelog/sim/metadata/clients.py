@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.cluster.metadata.member import Done, ReadDone, RequestFailed, Result
 from tidelog.core.catalog import (
@@ -27,22 +27,13 @@ from tidelog.core.catalog import (
     encode_change,
 )
 from tidelog.errors import LogError, OutcomeUnknown, ProposalLost
-
-if TYPE_CHECKING:
-    from tidelog.sim.metadata.node import SimNode
-    from tidelog.sim.metadata.world import MetadataWorld
+from tidelog.sim.metadata.node import ClientMessage, NodeWorld, SimNode
 
 CHANNELS: Final = tuple(f"c{number}" for number in range(4))
 PATIENCE_MS: Final = 3_000
 OPEN_MAX: Final = 64
 """The most unanswered requests of all clients."""
 _CONFIG: Final = ChannelConfig(factor=3)
-
-
-class ClientMessage:
-    """Messages between the shells of nodes on behalf of clients."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ class _Request:
 
 
 class Clients:
-    def __init__(self, world: MetadataWorld) -> None:
+    def __init__(self, world: NodeWorld) -> None:
         self.world = world
         self._requests: dict[int, _Request] = {}
         self._number = 0

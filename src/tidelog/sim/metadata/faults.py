@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.cluster.node.core import NodeCore
 from tidelog.core.catalog import AdmitNode, NodeState, RemoveNode
 from tidelog.errors import LogError
 from tidelog.sim.metadata.node import FOLDER, METADATA, SimNode
-
-if TYPE_CHECKING:
-    from tidelog.sim.metadata.world import MetadataWorld
+from tidelog.sim.metadata.scene import MetadataWorld
 
 NODES_MAX: Final = 7
 

@@ -12,15 +12,13 @@ copy is noticed; everything else goes on, and the power of the restored node may
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.sim.lying import Lie, end_process, tell_lie
 from tidelog.sim.metadata.faults import _switch_off
 from tidelog.sim.metadata.model import ClusterBroken
 from tidelog.sim.metadata.node import FOLDER, OldCopy, SimNode
-
-if TYPE_CHECKING:
-    from tidelog.sim.metadata.world import MetadataWorld
+from tidelog.sim.metadata.scene import MetadataWorld
 
 NOTICE_MS: Final = 20_000
 """Within this time an old copy is noticed, also if its node loses its power meanwhile and stays off for a while."""

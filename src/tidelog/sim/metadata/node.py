@@ -8,10 +8,10 @@ other; what was sent to one never reaches the next, for the connection went with
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from tidelog.cluster.metadata.member import Result, SaveOrder
 from tidelog.cluster.node.core import METADATA_FOLDER, QUARANTINE_FOLDER, NodeCore, NodeFacts, NodeOptions
@@ -23,15 +23,12 @@ from tidelog.core.node_messages import ForMember, NodeMessage, Register, Standin
 from tidelog.core.raft import Ready, SnapshotChunk, VoteAnswer, VoteRequest
 from tidelog.errors import DiskError, LogPoisoned, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.lying import Picture, put_back, take_picture
-from tidelog.sim.metadata.clients import ClientMessage
-from tidelog.sim.metadata.model import ClusterBroken, View
+from tidelog.sim.metadata.model import ClusterBroken, MetadataModel, View
+from tidelog.sim.network import Scheduler
 from tidelog.sim.power import PluggedDisk, PowerCut
 from tidelog.storage.atomic import COPY_SUFFIX, marks_agree
 from tidelog.storage.raft.opening import LIVE_NAME
 from tidelog.storage.store.watermarks import Watermark
-
-if TYPE_CHECKING:
-    from tidelog.sim.metadata.world import MetadataWorld
 
 FOLDER: Final = ".tidelog"
 METADATA: Final = f"{FOLDER}/{METADATA_FOLDER}"
@@ -55,8 +52,41 @@ class OldCopy:
     """The nodes that a process will ask that finds this copy."""
 
 
+class ClientMessage:
+    """What the shells of nodes say to each other on behalf of clients."""
+
+    __slots__ = ()
+
+
+class NodeWorld(Protocol):
+    """What a node uses of the world around it."""
+
+    @property
+    def rng(self) -> random.Random: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    @property
+    def model(self) -> MetadataModel: ...
+
+    @property
+    def nodes(self) -> Mapping[str, SimNode]: ...
+
+    def send(self, source: SimNode, target: str, message: Any) -> None: ...
+
+    def node_is_off(self, node: SimNode) -> None:
+        """The process has ended."""
+
+    def client_message(self, node: SimNode, sender: str, message: ClientMessage) -> None:
+        """A message for the clients at a node has arrived."""
+
+
 class SimNode:
-    def __init__(self, world: MetadataWorld, name: str, peers: tuple[str, ...], options: NodeOptions) -> None:
+    def __init__(self, world: NodeWorld, name: str, peers: tuple[str, ...], options: NodeOptions) -> None:
         rng = world.rng
         self.world = world
         self.name = name
@@ -273,7 +303,7 @@ class SimNode:
                 self.backlog.append((sender, message))
             return False
         if isinstance(message, ClientMessage):
-            self._guarded(self.world.clients.arrived, self, sender, message)
+            self._guarded(self.world.client_message, self, sender, message)
         else:
             if type(message) is ForMember or type(message) is Standing:
                 self._note_heard(core, message)

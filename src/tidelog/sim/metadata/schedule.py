@@ -20,7 +20,7 @@ from tidelog.core.raft import AppendEntries, RaftConfig, TimeoutNow
 from tidelog.sim.metadata.faults import lose_disk
 from tidelog.sim.metadata.model import ClusterBroken
 from tidelog.sim.metadata.node import SimNode
-from tidelog.sim.metadata.world import MetadataWorld
+from tidelog.sim.metadata.scene import MetadataWorld
 
 WAIT_MS: Final = 30_000
 SLOW: Final = LivenessConfig(session_timeout_ms=60_000)
