@@ -321,6 +321,24 @@ def test_relative_links_in_markdown_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def headings(markdown: str) -> set[str]:
+    """The fragments of a page's headings, as GitHub and the site make them."""
+    prose = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ +(.*)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+def test_fragments_of_links_in_markdown_are_headings() -> None:
+    broken = []
+    for name, text in texts().items():
+        if name.endswith(".md"):
+            for target, fragment in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", text):
+                page = (ROOT / name).parent.joinpath(target).resolve() if target else ROOT / name
+                if page.suffix == ".md" and fragment not in headings(page.read_text()):
+                    broken.append(f"{name}: {target}#{fragment} is no heading there")
+    assert not broken, "\n".join(broken)
+
+
 def make_targets() -> tuple[set[str], set[str]]:
     """The targets of the Makefile that are no files, and those of them that say what they do."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
