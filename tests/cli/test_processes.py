@@ -543,9 +543,9 @@ def test_min_keep_holds_against_max_age() -> None:
     longer = ["-journal-retention-max-age", "1h", "-journal-retention-min-keep", "2h"]
     assert boat_options(loaded_boat(*longer).values).journal.retention.max_age_ms == 7_200_000
     cloud = cloud_options(loaded_cloud(*longer, "-journal-retention-max-size", "1GiB", "-fleet", "north").values)
-    assert cloud.keeper.retention == Retention(max_age_ms=7_200_000, max_bytes=2**30)
+    assert cloud.maintenance.retention == Retention(max_age_ms=7_200_000, max_bytes=2**30)
     assert cloud.fleet == "north"
-    assert cloud_options(loaded_cloud("-journal-retention-min-keep", "2h").values).keeper.retention == Retention()
+    assert cloud_options(loaded_cloud("-journal-retention-min-keep", "2h").values).maintenance.retention == Retention()
 
 
 def test_replication_settings_reach_the_uplink(certificates: Path) -> None:

@@ -15,7 +15,7 @@ from tidelog.cluster.http.store_view import StoreView
 from tidelog.cluster.node.cloud import Cloud, CloudOptions
 from tidelog.cluster.node.process import Node
 from tidelog.cluster.uplink.instance import Instance
-from tidelog.cluster.uplink.maintenance import KeeperOptions
+from tidelog.cluster.uplink.maintenance import MaintenanceOptions
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.options import LogOptions
@@ -25,7 +25,7 @@ from tidelog.storage.store.parts import StoreOptions
 from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.store import Store
 
-QUICK = KeeperOptions(state_interval_ms=50)
+QUICK = MaintenanceOptions(state_interval_ms=50)
 
 
 class TlsFolder:
@@ -99,7 +99,7 @@ async def running_cloud(
             grpc_listen=f"{HOST}:0",
             insecure_dev=tls is None,
             store=store or StoreOptions(log=LogOptions(reserve_bytes=0)),
-            **{"keeper": QUICK, **files, **options},
+            **{"maintenance": QUICK, **files, **options},
         ),
         log=lines.append,
     )

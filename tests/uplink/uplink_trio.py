@@ -12,7 +12,7 @@ from tests.uplink.parties import HOST, Fleet, Row, blocks_of, wait_until
 from tidelog.blocks.decode import counted_frames
 from tidelog.cluster.boats.channel import FRAME_KINDS
 from tidelog.cluster.node.process import Node, NodeProcessOptions
-from tidelog.cluster.uplink.options import KeeperOptions, UplinkOptions
+from tidelog.cluster.uplink.options import MaintenanceOptions, UplinkOptions
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.uplink.receiver import ReceiverLimits
 from tidelog.edge.uplink.client import UplinkTarget
@@ -81,7 +81,7 @@ class UplinkTrio:
                     tls_client_ca=boats_authority,
                     **uplink_files,
                     limits=LIMITS,
-                    keeper=KeeperOptions(state_interval_ms=50),
+                    maintenance=MaintenanceOptions(state_interval_ms=50),
                     **self._options,
                 ),
             ),

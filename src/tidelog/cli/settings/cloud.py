@@ -36,7 +36,7 @@ from tidelog.config import FILE, FOLDER, INTEGER, LISTEN, NUMBER, Loaded, Settin
 
 if TYPE_CHECKING:
     from tidelog.cluster.node.cloud import CloudOptions
-    from tidelog.cluster.uplink.options import KeeperOptions
+    from tidelog.cluster.uplink.options import MaintenanceOptions
     from tidelog.core.uplink.receiver import ReceiverLimits
     from tidelog.storage.log.options import LogOptions
 
@@ -163,7 +163,7 @@ def cloud_options(values: dict[str, Any]) -> CloudOptions:
         insecure_dev=values["insecure-dev"],
         limits=receiver_limits(values),
         store=StoreOptions(log=log_options(values)),
-        keeper=maintenance_options(values),
+        maintenance=maintenance_options(values),
     )
 
 
@@ -178,12 +178,12 @@ def receiver_limits(values: dict[str, Any]) -> ReceiverLimits:
     )
 
 
-def maintenance_options(values: dict[str, Any]) -> KeeperOptions:
+def maintenance_options(values: dict[str, Any]) -> MaintenanceOptions:
     """How long boats' frames are kept."""
-    from tidelog.cluster.uplink.options import KeeperOptions
+    from tidelog.cluster.uplink.options import MaintenanceOptions
     from tidelog.storage.log.options import Retention
 
-    return KeeperOptions(
+    return MaintenanceOptions(
         retention=Retention(max_age_ms=age_limit_ms(values), max_bytes=values["journal-retention-max-size"])
     )
 

@@ -418,7 +418,7 @@ def _uplink_options(values: dict[str, Any]) -> UplinkOptions | None:
         fleet=values["fleet"] or None,
         insecure_dev=values["insecure-dev"],
         limits=receiver_limits(values),
-        keeper=maintenance_options(values),
+        maintenance=maintenance_options(values),
         factor=values["boat-factor"],
     )
 

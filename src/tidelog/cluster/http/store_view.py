@@ -50,8 +50,8 @@ class StoreView:
             raise UnknownChannel(channel=name)
         if instance is None:
             raise NotChannelLeader(channel=name, leader=record.leader, leader_epoch=record.leader_epoch)
-        seat = instance.seat
-        return read_history(lambda: seat.log, from_us=from_us, to_us=to_us, end=seat.committed_end)
+        led_channel = instance.led_channel
+        return read_history(lambda: led_channel.log, from_us=from_us, to_us=to_us, end=led_channel.committed_end)
 
     def ready(self) -> tuple[bool, str]:
         service = self._service

@@ -19,7 +19,7 @@ from tidelog.cluster.http.store_view import StoreView
 from tidelog.cluster.node.core import NodeOptions
 from tidelog.cluster.node.node_file import forget_cluster, stored_node
 from tidelog.cluster.node.process import INTERNAL_FOLDER, Node, NodeProcessOptions
-from tidelog.cluster.uplink.maintenance import Keeper, KeeperOptions
+from tidelog.cluster.uplink.maintenance import BoatMaintenance, MaintenanceOptions
 from tidelog.cluster.uplink.options import UplinkOptions
 from tidelog.cluster.uplink.service import UplinkService
 from tidelog.core.replication.options import ReplicationOptions
@@ -57,7 +57,7 @@ class CloudOptions:
     insecure_dev: bool = False
     limits: ReceiverLimits = field(default_factory=ReceiverLimits)
     store: StoreOptions = field(default_factory=StoreOptions)
-    keeper: KeeperOptions = field(default_factory=KeeperOptions)
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
 
     def __post_init__(self) -> None:
         problems = []
@@ -69,7 +69,7 @@ class CloudOptions:
             problems.append(f"{self.node!a} is not a name for a node; use letters, digits, dots, dashes, underscores")
         if self.store.log.retention != Retention():
             # The store's own sweep does not know of fold snapshots (F3).
-            problems.append("retention belongs to the keeper, not to the store's log options")
+            problems.append("retention belongs to the maintenance of boats, not to the store's log options")
         if problems:
             raise InvalidConfig(section="cloud", problems=problems)
 
@@ -81,7 +81,7 @@ class Cloud:
         self._options = options
         self._log = log
         self.node: Node | None = None
-        self.keeper: Keeper | None = None
+        self.maintenance: BoatMaintenance | None = None
         self.service: UplinkService | None = None
         self.view: StoreView | None = None
         self.http: CloudHttp | None = None
@@ -112,7 +112,12 @@ class Cloud:
             node = await self._found_again(node)
         uplink = node.uplink
         assert uplink is not None
-        self.keeper, self.service, self.view, self.port = uplink.keeper, uplink.service, uplink.view, uplink.port
+        self.maintenance, self.service, self.view, self.port = (
+            uplink.maintenance,
+            uplink.service,
+            uplink.view,
+            uplink.port,
+        )
         await _first(uplink.wait_open(), node.wait_stopped())
         if self.http is not None:
             self.http.view = self.view
@@ -149,7 +154,7 @@ class Cloud:
                 fleet=options.fleet,
                 insecure_dev=options.insecure_dev,
                 limits=options.limits,
-                keeper=options.keeper,
+                maintenance=options.maintenance,
                 factor=1,
                 is_alone=True,
             ),

@@ -1,7 +1,7 @@
-"""A boat at the leader of its channel, without an event loop: what it says goes into the log, and comes back in order.
+"""A boat at the leader of its channel, without an event loop: appends of its blocks, and their commits in order.
 
-The core of an `Instance`. It hands the boat's messages to the `UplinkChannel`, appends through the seat what that asks
-for, and reports what was committed to it, in the order of submission. The node's shell and the simulator drive it.
+The core of an `Instance`. It hands the boat's messages to the `UplinkChannel`, appends what that decides through the
+`LedChannel`, and reports commits to it in the order of submission. The node's shell and the simulator drive it.
 
 What a caller must keep: call `take_settled` after `settle_soon` was called, not inside of it, carry out what it says,
 and `end` it with the error that came with it.
@@ -42,11 +42,13 @@ class Settled:
 
 class BoatAppends:
     def __init__(
-        self, *, opened: OpenedLog, seat: LedChannel, limits: ReceiverLimits, settle_soon: Callable[[], None]
+        self, *, opened: OpenedLog, led_channel: LedChannel, limits: ReceiverLimits, settle_soon: Callable[[], None]
     ) -> None:
-        self.seat = seat
+        self.led_channel = led_channel
         self._settle_soon = settle_soon
-        self.channel = UplinkChannel(instance=seat.name, fold=opened.fold, limits=limits, held=seat.held_block)
+        self.channel = UplinkChannel(
+            instance=led_channel.name, fold=opened.fold, limits=limits, held=led_channel.held_block
+        )
         self.committed_end = opened.end
         """The committed fold is that of the log up to here."""
         self.snapshot = opened.snapshot
@@ -86,7 +88,7 @@ class BoatAppends:
         self.waiting_bytes += _size(append)
         if self._refusal is None:
             try:
-                self.seat.append(append, settled, is_control=is_control)
+                self.led_channel.append(append, settled, is_control=is_control)
                 return
             except LogError as error:
                 self._refusal = error
@@ -124,12 +126,12 @@ class BoatAppends:
     @property
     def may_append(self) -> bool:
         """Whether what is of the node's own is still taken."""
-        return self.failure is None and self._refusal is None and self.seat.is_held
+        return self.failure is None and self._refusal is None and self.led_channel.is_held
 
     def submit_snapshot(self, *, now_us: int, events: Sequence[dict[str, Any]] = ()) -> None:
         """Append a record of the folds, so that the log start may pass what came before it (F3)."""
         if self.may_append and self._snapshot_append is None:
-            append = self.channel.snapshot(now_us // 1000, events=events, others=self.seat.other_snapshots())
+            append = self.channel.snapshot(now_us // 1000, events=events, others=self.led_channel.other_snapshots())
             self._snapshot_append = append
             self.submit(append, is_control=True)
 

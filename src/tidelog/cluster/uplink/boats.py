@@ -177,17 +177,19 @@ class Boats:
         before = self.instances.get(name)
         if (before is not None and before.failure is None) or not replica.served_epoch:
             return
-        seat = LedChannel(self._channels, replica)
-        opened = await seat.open(wait_ms=max(1, deadline_ms - steady_clock_ms()))
-        saved, devices = await asyncio.to_thread(self._remembered, seat)
-        if not seat.is_held:
+        led_channel = LedChannel(self._channels, replica)
+        opened = await led_channel.open(wait_ms=max(1, deadline_ms - steady_clock_ms()))
+        saved, devices = await asyncio.to_thread(self._remembered, led_channel)
+        if not led_channel.is_held:
             return
-        self.instances[name] = self._by_channel[replica.channel_id] = self._begin(seat, opened, saved, devices)
-        self._epochs[replica.channel_id] = seat.epoch
+        self.instances[name] = self._by_channel[replica.channel_id] = self._begin(led_channel, opened, saved, devices)
+        self._epochs[replica.channel_id] = led_channel.epoch
         self.unopened.pop(name, None)
 
-    def _begin(self, seat: LedChannel, opened: OpenedLog, saved: SavedState | None, devices: list[Device]) -> Instance:
-        watch = self.watch(seat.name)
+    def _begin(
+        self, led_channel: LedChannel, opened: OpenedLog, saved: SavedState | None, devices: list[Device]
+    ) -> Instance:
+        watch = self.watch(led_channel.name)
         watch.events.replace(opened.events)
         watch.restore_devices(devices)
         end, appended_us = opened.newest_frames
@@ -198,28 +200,28 @@ class Boats:
             watch.journal_bytes = watch.journal_bytes or saved.status.journal_bytes
         return Instance(
             opened=opened,
-            seat=seat,
+            led_channel=led_channel,
             limits=self._limits,
             new_lineage=self._new_lineage,
             watch=watch,
             save_soon=self._save_soon,
         )
 
-    def _remembered(self, seat: LedChannel) -> tuple[SavedState | None, list[Device]]:
+    def _remembered(self, led_channel: LedChannel) -> tuple[SavedState | None, list[Device]]:
         """What the log does not say, from files; devices also from the log's end. In a thread."""
-        devices = read_devices(self.disk, seat.name)
+        devices = read_devices(self.disk, led_channel.name)
         if devices is None:
-            devices = _devices_of(seat.log, seat.committed_end)
-        return read_state(self.disk, seat.name), devices
+            devices = _devices_of(led_channel.log, led_channel.committed_end)
+        return read_state(self.disk, led_channel.name), devices
 
     def moved(self, replica: LocalReplica) -> None:
         """A replica of this node moved: begin and end what depends on its role. Called for every commit."""
         epoch, channel_id = replica.served_epoch, replica.channel_id
         instance = self._by_channel.get(channel_id)
-        if self._epochs.get(channel_id, 0) == epoch and (instance is None or instance.seat.is_held):
+        if self._epochs.get(channel_id, 0) == epoch and (instance is None or instance.led_channel.is_held):
             return
         self._epochs[channel_id] = epoch
-        if instance is not None and not instance.seat.is_held:
+        if instance is not None and not instance.led_channel.is_held:
             self._end(instance, replica.not_leader())
         if epoch and is_boat(replica.record) and replica.name not in self.instances:
             self.unopened[replica.name] = None
@@ -238,7 +240,7 @@ class Boats:
     def _end(self, instance: Instance, error: LogError) -> None:
         instance.end(error)
         instance.watch.feed.close()  # its readers come again, and are passed on to the new leader
-        del self._by_channel[instance.seat.channel_id]
+        del self._by_channel[instance.led_channel.channel_id]
         if self.instances.get(instance.name) is instance:
             del self.instances[instance.name]
 

@@ -64,20 +64,22 @@ class Instance:
         self,
         *,
         opened: OpenedLog,
-        seat: LedChannel,
+        led_channel: LedChannel,
         limits: ReceiverLimits,
         new_lineage: Callable[[], bytes],
         watch: InstanceWatch,
         save_soon: Callable[[Instance], None] = lambda _: None,
     ) -> None:
-        self.name = seat.name
-        self.seat = seat
+        self.name = led_channel.name
+        self.led_channel = led_channel
         self.watch = watch
         self._limits = limits
         self._new_lineage = new_lineage
         self._save_soon = save_soon
         self._loop = asyncio.get_running_loop()
-        self._appends = BoatAppends(opened=opened, seat=seat, limits=limits, settle_soon=self._settle_soon)
+        self._appends = BoatAppends(
+            opened=opened, led_channel=led_channel, limits=limits, settle_soon=self._settle_soon
+        )
         self.session: Session | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
         self._settling: list[tuple[int, asyncio.Event]] = []
@@ -92,7 +94,7 @@ class Instance:
 
     @property
     def log(self) -> Log:
-        return self.seat.log
+        return self.led_channel.log
 
     @property
     def channel(self) -> UplinkChannel:

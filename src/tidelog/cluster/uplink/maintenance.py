@@ -21,7 +21,7 @@ from tidelog.cluster.boats.state_file import SavedState, write_devices, write_st
 from tidelog.cluster.boats.watch import Identity
 from tidelog.cluster.uplink.boats import Boats
 from tidelog.cluster.uplink.instance import Instance
-from tidelog.cluster.uplink.options import KeeperOptions as KeeperOptions
+from tidelog.cluster.uplink.options import MaintenanceOptions as MaintenanceOptions
 from tidelog.errors import LogError
 from tidelog.nmea.devices import Device
 from tidelog.storage.log.writer import steady_clock_ms, wall_clock_us
@@ -41,8 +41,8 @@ Mark: TypeAlias = tuple[int, int, int]
 Work: TypeAlias = tuple[SavedState, list[Device] | None]
 
 
-class Keeper:
-    def __init__(self, *, boats: Boats, options: KeeperOptions, log: Callable[[str], None]) -> None:
+class BoatMaintenance:
+    def __init__(self, *, boats: Boats, options: MaintenanceOptions, log: Callable[[str], None]) -> None:
         self._boats = boats
         self._disk = boats.disk
         self._options = options
@@ -198,14 +198,14 @@ class Keeper:
 
     async def sweep(self, instance: Instance) -> None:
         """Write a snapshot where one is due, and have the channel trimmed."""
-        seat = instance.seat
-        if not seat.is_held:
+        led_channel = instance.led_channel
+        if not led_channel.is_held:
             return
-        waits = await asyncio.to_thread(seat.waits_for_snapshot, wall_clock_us())
+        waits = await asyncio.to_thread(led_channel.waits_for_snapshot, wall_clock_us())
         if self._snapshot_is_due(instance, waits=waits):
             await instance.write_snapshot()
             self.save_soon(instance)
-        seat.apply_retention()
+        led_channel.apply_retention()
 
     def _snapshot_is_due(self, instance: Instance, *, waits: bool) -> bool:
         snapshot = instance.snapshot

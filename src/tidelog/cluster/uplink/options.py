@@ -14,7 +14,7 @@ from tidelog.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperOptions:
+class MaintenanceOptions:
     retention: Retention = field(default_factory=Retention)
     """Of every boat's channel, by the leader's clock and in whole segments."""
     state_interval_ms: int = 5_000
@@ -30,7 +30,7 @@ class KeeperOptions:
         if self.device_idle_ms is not None:
             values.append(self.device_idle_ms)
         if min(values) <= 0:
-            raise InvalidConfig(section="keeper", problems=["intervals and sizes must be positive"])
+            raise InvalidConfig(section="maintenance", problems=["intervals and sizes must be positive"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class UplinkOptions:
     """Boats whose certificate names another fleet are refused. One that names none is not."""
     insecure_dev: bool = False
     limits: ReceiverLimits = field(default_factory=ReceiverLimits)
-    keeper: KeeperOptions = field(default_factory=KeeperOptions)
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
     factor: int = 3
     """Replicas of a boat's channel; as many as there are nodes, if those are fewer."""
     is_alone: bool = False
@@ -66,7 +66,7 @@ class UplinkOptions:
 
     @property
     def channel_config(self) -> ChannelConfig:
-        kept = self.keeper.retention
+        kept = self.maintenance.retention
         retention = ChannelRetention(max_age_ms=kept.max_age_ms, max_bytes=kept.max_bytes, max_events=kept.max_events)
         return ChannelConfig(factor=self.factor, retention=retention)
 

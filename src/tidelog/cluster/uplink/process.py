@@ -24,7 +24,7 @@ from tidelog.cluster.local_channels import LocalChannels
 from tidelog.cluster.uplink.boats import Boats
 from tidelog.cluster.uplink.identity import UplinkIdentity
 from tidelog.cluster.uplink.instance import Instance
-from tidelog.cluster.uplink.maintenance import Keeper
+from tidelog.cluster.uplink.maintenance import BoatMaintenance
 from tidelog.cluster.uplink.options import RelayOptions, UplinkOptions
 from tidelog.cluster.uplink.relay import MESSAGE_BYTES_MAX, UplinkRelay
 from tidelog.cluster.uplink.service import UplinkService
@@ -101,7 +101,7 @@ class NodeUplink:
             own_address=lambda: self._address,
             log=log,
         )
-        self.keeper = Keeper(boats=self.boats, options=options.keeper, log=log)
+        self.maintenance = BoatMaintenance(boats=self.boats, options=options.maintenance, log=log)
         self.view = StoreView(self.service)
         self.http_relay = HttpRelay(channels, self.boats, relaying)
 
@@ -116,7 +116,7 @@ class NodeUplink:
         )
 
     def _save_soon(self, instance: Instance) -> None:
-        self.keeper.save_soon(instance)
+        self.maintenance.save_soon(instance)
 
     def advertised(self, host: str) -> str:
         """Where boats and other nodes find this one; `host` is where the node is found otherwise."""
@@ -161,7 +161,7 @@ class NodeUplink:
         await self._server.start()
         self._tasks = [
             asyncio.ensure_future(work)
-            for work in (self.service.run_acks(), self.keeper.run(), self._open_when_registered())
+            for work in (self.service.run_acks(), self.maintenance.run(), self._open_when_registered())
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -211,7 +211,7 @@ class NodeUplink:
         acks, keeping, opening = self._tasks
         for task in (acks, opening):
             task.cancel()
-        self.keeper.stop()
+        self.maintenance.stop()
         await asyncio.wait({acks, keeping, opening}, timeout=_COMMIT_STOP_S)
         keeping.cancel()
         with contextlib.suppress(TimeoutError):
@@ -222,7 +222,7 @@ class NodeUplink:
                         instance.submit_snapshot()  # the next start has little to read
                 for instance in list(self.boats.instances.values()):
                     await instance.wait_settled()
-        await self.keeper.save_all(deadline_s=_SAVE_STOP_S)
+        await self.maintenance.save_all(deadline_s=_SAVE_STOP_S)
         self._unwatch()
 
 

@@ -66,12 +66,14 @@ class LeadingNodes(Protocol):
 class LedBoat:
     """A boat at the leader of its channel, in one epoch of one process."""
 
-    def __init__(self, boats: LeadingNodes, node: ClusterNode, seat: LedChannel, replica: ChannelReplica) -> None:
+    def __init__(
+        self, boats: LeadingNodes, node: ClusterNode, led_channel: LedChannel, replica: ChannelReplica
+    ) -> None:
         self._boats = boats
         self.node = node
         self.process = node.process
-        self.name = seat.name
-        self.seat = seat
+        self.name = led_channel.name
+        self.led_channel = led_channel
         self.replica = replica
         self.connection: BoatConnection | None = None
         """Of the newest Handshake."""
@@ -79,7 +81,7 @@ class LedBoat:
         self.appends: BoatAppends | None = None
         """None until the log is read."""
         self.fold_end = replica.log_end
-        """All that was appended before this seat was taken."""
+        """The end of what was appended before this epoch was served."""
 
     @property
     def is_current(self) -> bool:
@@ -91,7 +93,7 @@ class LedBoat:
         """Fold the log once all that was appended before is committed."""
         if not self.is_current or self.appends is not None:
             return False
-        if not self.node.paused and self.seat.is_held:
+        if not self.node.paused and self.led_channel.is_held:
             if self.replica.committed_end >= self.fold_end and self._open():
                 return True
         elif not self.node.paused:
@@ -104,14 +106,14 @@ class LedBoat:
         fold = self.replica.fold
         assert fold is not None
         try:
-            opened = open_channel_log(self.seat.log, end=self.fold_end, hint=fold.lineages_at)
+            opened = open_channel_log(self.led_channel.log, end=self.fold_end, hint=fold.lineages_at)
         except LogError:
             self._boats.counters["boat_log_unread"] += 1
             return False
-        if not self._boats.is_void(self.name, self.seat.epoch):
+        if not self._boats.is_void(self.name, self.led_channel.epoch):
             self._boats.accounts[self.name].check_opened(opened.fold, self.fold_end)
         self.appends = BoatAppends(
-            opened=opened, seat=self.seat, limits=self._boats.limits, settle_soon=self._settle_soon
+            opened=opened, led_channel=self.led_channel, limits=self._boats.limits, settle_soon=self._settle_soon
         )
         return True
 
@@ -160,7 +162,7 @@ class LedBoat:
         appends = self.appends
         assert appends is not None
         settled = appends.take_settled(now_ms=self.node.clock_ms(), now_us=self.node.now_us())
-        if settled.appends and not self._boats.is_void(self.name, self.seat.epoch):
+        if settled.appends and not self._boats.is_void(self.name, self.led_channel.epoch):
             account = self._boats.accounts[self.name]
             if appends.committed_end == account.verified_end:
                 account.check_fold(appends.channel.receiver.fold)

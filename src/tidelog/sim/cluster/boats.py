@@ -150,7 +150,7 @@ class ClusterBoats:
             led = None if record is None or record.leader is None else self.led.get((record.leader, boat.name))
             if led is None or led.appends is None or led.node.rotten:
                 continue
-            again = open_channel_log(led.seat.log, end=led.seat.committed_end).fold.to_state()
+            again = open_channel_log(led.led_channel.log, end=led.led_channel.committed_end).fold.to_state()
             if again != led.appends.channel.receiver.fold.to_state():
                 raise UplinkBroken(f"F1: the fold over the log of {boat.name} is not the running fold")
 
@@ -173,7 +173,7 @@ class ClusterBoats:
     def moved(self, node: ClusterNode, replica: ChannelReplica) -> None:
         """As `Boats.moved`: begin and end what depends on a replica's role."""
         led = self.led.get((node.name, replica.name))
-        if led is not None and not led.seat.is_held:
+        if led is not None and not led.led_channel.is_held:
             self.end(led, replica.not_leader())
             led = None
         if led is None and replica.served_epoch and is_boat(replica.record):
@@ -376,7 +376,7 @@ class ClusterBoats:
 
     def check_told(self, led: LedBoat, cursor: int) -> None:
         """9: a boat is told of nothing that is not committed, at the moment when it is told."""
-        if self.is_void(led.name, led.seat.epoch) or led.appends is None:
+        if self.is_void(led.name, led.led_channel.epoch) or led.appends is None:
             return
         account, lineage = self.accounts[led.name], led.appends.channel.receiver.fold.current
         account.checks += 1
