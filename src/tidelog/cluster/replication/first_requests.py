@@ -1,19 +1,18 @@
-"""First requests to leaders, paced: after a restart a node has thousands of channels that all ask at once.
+"""Pacing of first requests to leaders: after a restart a node has thousands of channels that all send one.
 
-A follower that is not in contact asks its leader, and asks again. With very many of them the questions come faster than
-a node answers, each is asked again before its answer came, and the more is asked the less is answered. So only so many
-of one node's channels have an unanswered first request; the next asks when one was answered, or gave up waiting.
-Nothing here does I/O.
+A follower without contact sends a request to its leader and repeats it. With very many of them, requests would arrive
+faster than the leader's node answers, and each would be repeated before its answer came. So the number of unanswered
+first requests is limited; the next is sent when one was answered or timed out. Nothing here does I/O.
 
-What a caller must keep: `answered` whenever a request was answered or is about to be repeated, `in_contact` when the
-channel needs to ask no more, `forget` when it follows nobody; `granted` after every input, and `answered` for those of
-its channels that did not ask after all.
+What a caller must keep: call `answered` when a request was answered or is about to be repeated, `in_contact` when the
+channel has contact, `forget` when it follows no leader; call `granted` after every input, and `answered` for channels
+that then send no request.
 
 RFR1  At most `requests_max` channels of one leader's node have an unanswered first request. A node that is dead or slow
-     keeps nobody from asking another one.
-RFR2  Who waits is served in the order in which it came, also before who asks again; what is answered or forgotten holds
-     no place.
-RFR3  While no more than `requests_max` channels are without contact, nothing waits and nothing takes longer.
+     delays no requests to other nodes.
+RFR2  Waiting channels are granted a request in the order in which they came, before repetitions. Channels that were
+     answered or forgotten use up no place.
+RFR3  While at most `requests_max` channels are without contact, none waits and no interval is longer.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ REQUESTS_MAX: Final = 256
 
 
 class FirstRequests:
-    """Of one node's followers."""
+    """The first requests of all followers of a node."""
 
     def __init__(self, requests_max: int) -> None:
         self._requests_max = requests_max
         self._apart: set[int] = set()
-        """Channels that want to ask, or asked, and are not in contact."""
+        """Channels without contact that have sent a request or wait to."""
         self._asking: dict[int, str] = {}
-        """Leaders' nodes by channel."""
+        """The leader's node of each channel with an unanswered request."""
         self._counts: Counter[str] = Counter()
         self._waiting: dict[str, dict[int, None]] = {}
-        """Channels by leaders' nodes, the longest waiting first."""
+        """Waiting channels by the leader's node, in the order of their arrival."""
         self._waits_for: dict[int, str] = {}
 
     def may_ask(self, peer: str, channel_id: int) -> bool:
-        """Whether this channel asks that node now; if not, `granted` names it when its turn has come."""
+        """Whether this channel sends its request to that node now; if not, `granted` returns it when its turn comes."""
         self._apart.add(channel_id)
         if self._asking.get(channel_id) == peer:
             return True
@@ -59,7 +58,7 @@ class FirstRequests:
         self._counts[peer] += 1
 
     def answered(self, channel_id: int) -> None:
-        """Whatever the answer, or no answer came in time: the next may ask. Who waits for its turn still does."""
+        """An answer came, or none in time: the next channel may send a request. A waiting channel stays in line."""
         peer = self._asking.pop(channel_id, None)
         if peer is not None:
             self._counts[peer] -= 1

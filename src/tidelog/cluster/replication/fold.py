@@ -1,4 +1,4 @@
-"""What a replica remembers of the records it holds: producers, named cursors, and where snapshots of them lie.
+"""State that a replica derives from its log: producers, named cursors, and the places of snapshots of them.
 
 A fold over the log (F1): control records and block headers say it all, so a new leader knows exactly what the old one
 knew. Every replica folds as blocks pass; after a truncation, or when a log is opened, it is folded anew from the last
@@ -22,9 +22,9 @@ from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
 from tidelog.errors import OutOfSequence, ProducerFenced
 
 BATCHES_KEPT: Final = 64
-"""Of each producer: how far back a block that comes twice is answered with its own offset."""
+"""Blocks remembered for each producer: a repeated one among them is answered with its offset."""
 PRODUCERS_KEPT: Final = 4_096
-"""Of a channel; whoever has been silent longest goes first."""
+"""Producers remembered for each channel; the one that was silent longest is dropped first."""
 CURSORS_MAX: Final = 256
 _ID_BYTES: Final = 8
 
@@ -36,8 +36,8 @@ class ProducerState:
     batches: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     """(first seq, end seq, first offset) of the last blocks, oldest first."""
     used_ms: int = 0
-    """When its newest block was appended, by the clock of the leader that did: said by the log, so known after any
-    restart (`producer_expiry`)."""
+    """Append time of its newest block by the leader's clock. It comes from the log, so it is known after any restart
+    (`producer_expiry`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class ReplicaFold:
         self.producers: OrderedDict[bytes, ProducerState] = OrderedDict()
         self.cursors: dict[str, int] = {}
         self.snapshot_at: int | None = None
-        """Where the newest `ChannelSnapshot` lies."""
+        """The offset of the newest `ChannelSnapshot`."""
         self.lineages_at: int | None = None
-        """Where the newest snapshot of the lineages' fold lies."""
+        """The offset of the newest snapshot of the lineages' fold."""
         self.has_lineages = False
         self.bytes_since_snapshot = 0
         self.epoch = 0
-        """Of the newest record."""
+        """The leader epoch of the newest record."""
         self.data_end = 0
         """No record but the channel's own (control records) is known to lie here or after. Records before the fold's
         beginning count as others'."""

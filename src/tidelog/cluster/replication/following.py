@@ -1,19 +1,19 @@
-"""A follower of one leader in one epoch: it asks, checks what comes, appends it, and says what it holds.
+"""A follower of one leader in one epoch: it requests records, checks and appends them, and reports what it holds.
 
-A request is repeated whenever what it says has changed: more was received (if the leader has yet more), more is
-durable, the log was cut. Between that it stands at the leader, which costs nothing.
+A request is sent again when its contents change: more was received (if the leader has still more), more is durable, or
+the log was cut. Until then it waits at the leader.
 
-FW1  Only answers of this leader in this epoch count; refusals only if they are of the latest request.
+FW1  Only answers of this leader in this epoch count, and only refusals of the latest request.
 FW2  Every block is checked before it is appended: checksums, channel, offsets that continue, epochs that do not fall.
-FW3  The log is cut only where the leader says that histories part, and everything is thrown away only where the
-     leader no longer has what would continue it (R11).
-FW4  Silence is judged by the heartbeats of the leader's node once it has answered in this epoch, and until then by the
-     time since the epoch began here: a node that lives and does not lead is as silent as a dead one (R6, R7).
-FW5  Memory is bounded: while too much of what came is not durable here, nothing more is asked for.
-FW6  Nothing is cut that this replica knows to be committed, unless the catalog has an unclean election on record that
-     came after: the replica stops and says so, and an operator decides. It asks again now and then.
-FW7  Damage before the leader's log start counts for nothing: retention has removed those records there, so nobody can
-     give them back and nothing is committed that needs them.
+FW3  The log is cut only where the leader says that the histories differ, and discarded only if the leader no longer has
+     the records that would continue it (R11).
+FW4  After the leader has answered in this epoch, silence is measured by the heartbeats of its node; before, by the time
+     since the epoch began here. A node that runs and does not lead counts as silent (R6, R7).
+FW5  Memory is bounded: while too many received bytes are not durable here, no more are requested.
+FW6  Records that this replica knows to be committed are not cut, unless the catalog records a later unclean election.
+     The replica stops, logs the conflict for an operator, and requests again after a while.
+FW7  Damage before the leader's log start is ignored: retention has removed those records at the leader, so no replica
+     can supply them and no committed record depends on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidelog.errors import BadBlock, BlockCorrupt, DiskFull, LogError, MemoryLog
 from tidelog.units import KIB
 
 UNHELD_BYTES: Final = 64 * KIB
-"""So much, or four chunks, may be on its way to the disk when more is asked for."""
+"""At most so many bytes, or four chunks, may wait for the disk when more are requested."""
 
 
 class Following:
@@ -47,27 +47,27 @@ class Following:
         self._heard_ms = now_ms
         self._request_id = 0
         self._incarnation = self._channel_epoch = 0
-        """As which, and in which epoch of the channel, it asked last."""
+        """The incarnation and the channel epoch of the last request."""
         self._asked_ms = now_ms
         self._retry_ms: int | None = None
         self._committed_end = 0
-        """As the leader said; readers get what of it is durable here."""
+        """The leader's committed end; readers get the part of it that is durable here."""
         self._reported_ms: int | None = None
         self._bad_blocks = 0
-        self._mend_at_ms: int | None = None
+        self._refetch_at_ms: int | None = None
         self._unheld = Uncommitted()
         """Received, and not durable here yet."""
         self._is_queued = False
-        """It has not asked yet: others ask that node first (RFR1)."""
+        """It has sent no request yet: other channels of that node come first (RFR1)."""
         self._evicts = False
-        """Room is being made; until then nothing more is asked for."""
+        """Retention is making room; no more is requested until it has."""
         self._refuses = False
-        """Its leader lacks what is committed here (FW6)."""
+        """The leader lacks records that are committed here (FW6)."""
 
     # --- asking ----------------------------------------------------------------------------------------------
 
     def ask(self, now_ms: int, *, again: bool = True) -> None:
-        """Say what this replica holds and wants. Without `again` what is on its way stays welcome."""
+        """Send a request. Without `again`, records that the leader has already sent are still expected."""
         replica = self._replica
         if replica.storage.value != "ready" or self._around.incarnation == 0 or self._evicts:
             return
@@ -110,7 +110,7 @@ class Following:
         return is_turn
 
     def _retry_paced(self, wait_ms: int, now_ms: int) -> None:
-        """Less often while very many channels are without contact: a node that opens them needs its time (RFR3)."""
+        """Retry later than usual while very many channels are without contact (RFR3)."""
         options = self._around.options
         self._retry(self._around.first_requests.paced_ms(wait_ms, options.replica_max_leader_timeout_ms), now_ms)
 
@@ -119,7 +119,7 @@ class Following:
         self._out.wake_at(self._retry_ms)
 
     def held(self, now_ms: int) -> None:
-        """More is durable here: that is what the leader waits for."""
+        """More is durable here: report it to the leader."""
         self._unheld.settled(self._replica.held_end)
         self._update_committed()
         self.ask(now_ms, again=False)
@@ -132,20 +132,20 @@ class Following:
         is_in = member is not None and member.incarnation == incarnation
         if self._incarnation != incarnation or (not is_in and self._channel_epoch != record.channel_epoch):
             self.ask(now_ms)
-        self._mend(now_ms)
+        self._refetch_damaged(now_ms)
 
-    def _mend(self, now_ms: int) -> None:
-        """What was lost to damage, and not put back in its place for a while, is fetched again with all that follows
-        it, once nobody counts on this copy (B4, RP5)."""
+    def _refetch_damaged(self, now_ms: int) -> None:
+        """Fetch damaged records and all after them again, if they were not repaired for a while and the catalog does
+        not count on this copy (B4, RP5)."""
         replica, record, node = self._replica, self._replica.record, self._around.node
         counts = record.member(node) or record.eligible_member(node)
         if replica.sound_end >= replica.log_end or counts or not self.is_in_contact or replica.storage.value != "ready":
-            self._mend_at_ms = None
+            self._refetch_at_ms = None
             return
-        if self._mend_at_ms is None:
-            self._mend_at_ms = now_ms + self._around.options.withdrawn_retry_ms
-        if now_ms < self._mend_at_ms:
-            self._out.wake_at(self._mend_at_ms)
+        if self._refetch_at_ms is None:
+            self._refetch_at_ms = now_ms + self._around.options.withdrawn_retry_ms
+        if now_ms < self._refetch_at_ms:
+            self._out.wake_at(self._refetch_at_ms)
             return
         if self.leader_end < replica.protected_end:
             return  # its leader could not give back what is committed (FW6)
@@ -153,7 +153,7 @@ class Following:
         replica.truncate(replica.sound_end)
 
     def log_changed(self, now_ms: int) -> None:
-        """The log was cut, reset, or settled after a refused append."""
+        """Storage has cut or reset the log, or settled it after a refused append."""
         if self._evicts:
             self._evict(now_ms)
         self._unheld.cut(self._replica.log_end)
@@ -234,7 +234,7 @@ class Following:
         self._update_committed()
 
     def _update_committed(self) -> None:
-        """Readers here see what is committed and durable here (KIP-392, W13)."""
+        """Readers of this replica see records that are committed and durable here (KIP-392, W13)."""
         self._replica.set_committed(min(self._committed_end, self._replica.held_end))
 
     # --- refusals --------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Following:
         if peer != self.leader or nack.request_id != self._request_id:
             return
         if nack.error is SyncError.NOT_LEADER or nack.leader_epoch != self.epoch:
-            # Either it has not heard of its election yet, or this node not of the next one.
+            # Either that node does not know of its election yet, or this node does not know of the next one.
             if self.is_in_contact:
                 self.is_in_contact = False
                 self._since_ms = now_ms
@@ -270,7 +270,7 @@ class Following:
                 replica.reset(nack.log_start)
 
     def _must_keep(self, end: int, now_ms: int) -> bool:
-        """FW6: whether cutting at `end` would take what is known to be committed; then nothing is cut."""
+        """FW6: whether cutting at `end` would remove records known to be committed; then nothing is cut."""
         replica, kept_end = self._replica, self._replica.protected_end
         if end >= kept_end:
             return False
@@ -286,7 +286,7 @@ class Following:
         return True
 
     def _cut(self, nack: SyncNack, now_ms: int) -> None:
-        """FW3: to the end of the last epoch that both have, then ask again (KIP-279)."""
+        """FW3: cut to the end of the last epoch that both logs have, then request again (KIP-279)."""
         replica = self._replica
         mine = replica.epochs.end_of(nack.epoch, replica.log_end)
         target = replica.log_start
@@ -305,13 +305,13 @@ class Following:
         replica.truncate(target)
 
     def _let_committed_go(self, end: int) -> None:
-        """After an unclean election even committed records may have to go; the catalog has it on record."""
+        """After an unclean election, which the catalog records, committed records may be cut too."""
         if end < self._replica.committed_end:
             self._out.say("committed records are cut", channel=self._replica.name, to=end)
             self._replica.committed_end = end
 
     def append_failed(self, error: LogError) -> None:
-        """Under capacity, as seed 001 has it. The log is being settled; what follows happens after that."""
+        """Under capacity (seed 001): withdraw, or evict the oldest records once storage has settled the log."""
         replica = self._replica
         policy = replica.record.config.on_under_capacity
         if policy is UnderCapacity.WITHDRAW or not _is_want_of_space(error):
@@ -324,7 +324,7 @@ class Following:
             self._evict(now_ms)
 
     def _evict(self, now_ms: int) -> None:
-        """Let retention make room, never beyond what the folds need (F3); what was refused is then asked for again."""
+        """Let retention make room, as far as the folds allow (F3), and request the refused records again later."""
         replica = self._replica
         if replica.need_fold():
             assert replica.fold is not None
@@ -344,10 +344,10 @@ class Following:
         elif now_ms - self._asked_ms >= self._around.options.replica_max_idle_wait_ms:
             self.ask(now_ms)
         self.check_silence(now_ms)
-        self._mend(now_ms)
+        self._refetch_damaged(now_ms)
 
     def silence_ms(self, now_ms: int) -> int:
-        """FW4."""
+        """How long the leader has been silent (FW4)."""
         if self.is_in_contact:
             return min(now_ms - self._heard_ms, self._around.silence_ms(self.leader, now_ms))
         if self._is_queued:
@@ -355,7 +355,7 @@ class Following:
         return now_ms - self._since_ms
 
     def check_silence(self, now_ms: int) -> None:
-        """Three heartbeats of this channel without a sign of its leader: tell the metadata leader, until it acts."""
+        """After three heartbeats of silence, report to the metadata leader until it acts."""
         replica = self._replica
         limit_ms = 3 * replica.record.config.heartbeat_ms
         silent_ms = self.silence_ms(now_ms)

@@ -1,15 +1,15 @@
-"""The leader of a channel in one epoch: it gives records offsets, feeds its followers, and says what is committed.
+"""The leader of a channel in one epoch: it stamps records, sends them to followers, and decides the committed end.
 
-RLE1  Nothing is acknowledged as committed before every counted replica holds it durably (PG1), and nothing is told of
-     the committed end before the epoch's own first record is committed (R2). An empty log needs no such record.
-RLE2  One change of the ISR is proposed at a time, against the channel epoch it was decided on. Who is joining counts
-     from the proposal on, until the catalog's epoch has passed that one: then its fate is known (R3).
-RLE3  A request whose history is not this log's is told where to cut, and counts for nothing.
-RLE4  What a process said that is gone counts for nothing; a member of the ISR that turns out to hold less than what is
-     committed leaves it at once, and is not eligible. A leader that lacks what a follower knows to be committed, and
-     has committed nothing yet, resigns.
-RLE5  Followers at the end of the log are served from memory; one that is behind is read for, within the budget, and
-     slows nobody.
+RLE1  A record is acknowledged as committed only after every counted replica holds it durably (PG1). No committed end is
+     sent before the epoch's own first record is committed (R2); an empty log needs no such record.
+RLE2  One change of the ISR is proposed at a time, against the channel epoch it was decided on. A joining replica counts
+     from the proposal until the channel epoch has risen above that one: then the outcome is known (R3).
+RLE3  A request whose history differs from this log is answered with the place to cut at, and counts for nothing else.
+RLE4  Messages of an earlier process count for nothing. A member of the ISR that holds less than the committed end
+     leaves the ISR at once and is not eligible. A leader that lacks records which a follower knows to be committed, and
+     that has committed nothing itself, resigns.
+RLE5  Followers at the end of the log are served from memory. For a follower that is behind, blocks are read from disk
+     within the catch-up budget; that delays no other follower.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Leading:
         self._out.wake_at(now_ms + self._around.options.repeat_ms)
 
     def end(self) -> None:
-        """This epoch is over for this node: whoever waits does not know what became of its records."""
+        """This epoch is over for this node: waiting producers are told that the outcome is unknown."""
         self._is_over = True
         lost = LeadershipLost(channel=self._replica.name, leader_epoch=self.epoch)
         for waiting in (self._acks, self._own_acks):
@@ -105,8 +105,8 @@ class Leading:
         for node, progress in self._progress.items():
             left = node in self._members - members and progress.channel_epoch < replica.record.channel_epoch
             if progress.is_known and (left or progress.incarnation < (self._around.active_incarnation(node) or 0)):
-                # Said before it knew that it had left, so it may have let its copy go since; or by a process that is
-                # gone, and whose disk may have lost it (RLE4).
+                # Sent before the node knew that it had left the ISR, so it may have deleted its copy since; or sent by
+                # an earlier process, whose disk may have lost records (RLE4).
                 progress.is_known, progress.since_ms = False, now_ms
         self._members = members
         if self._pending_epoch is not None and replica.record.channel_epoch > self._pending_epoch:
@@ -192,7 +192,7 @@ class Leading:
             insort(waiting, (end, first, order.token), key=lambda one: one[0])
 
     def append_failed(self, error: LogError, log_end: int, now_ms: int) -> None:
-        """Blocks were refused. If none of them has left this node, they never were; else this epoch is over (RP2)."""
+        """Storage refused blocks. If none was sent, they are dropped; otherwise this epoch is over (RP2)."""
         replica = self._replica
         sent_end = max((progress.sent_end for progress in self._progress.values()), default=0)
         others = [node for node in replica.record.isr_nodes if node != self._around.node]
@@ -248,7 +248,7 @@ class Leading:
         self._snapshot_if_due(now_ms)
 
     def _notice_soon(self, now_ms: int) -> None:
-        """Followers hear of the committed end with the next records, or after a moment without them."""
+        """Send the committed end with the next records, or after `commit_notice_ms` if none come."""
         if self._notice_at_ms is None:
             self._notice_at_ms = now_ms + self._around.options.commit_notice_ms
             self._out.wake_at(self._notice_at_ms)
@@ -263,13 +263,13 @@ class Leading:
             self.snapshot(now_ms)
 
     def snapshot(self, now_ms: int) -> None:
-        """Append a record of producers and cursors, so that retention may pass what came before (F3)."""
+        """Append a record of producers and cursors, so that retention may remove the records before it (F3)."""
         fold = self._replica.fold
         if fold is not None and self._replica.storage.value == "ready":
             self._append_control([ChannelSnapshot(state=fold.state())], now_ms)
 
     def snapshot_for_retention(self, now_ms: int) -> None:
-        """Retention waits for a snapshot: write one, but not for every few records."""
+        """Retention waits for a snapshot: write one, unless only a few records came since the last."""
         fold, kept = self._replica.fold, self._replica.record.config.retention
         assert fold is not None
         enough = 256 * KIB if kept.max_bytes is None else max(4 * KIB, kept.max_bytes // 8)
@@ -322,12 +322,12 @@ class Leading:
         if progress.stands and progress.fetch_from < replica.log_end:
             self._out.serve_soon()
         elif first or request.again:
-            self._tell(peer, progress)  # whoever asks again has not heard the last answer, or wants a sign of life
+            self._tell(peer, progress)  # the last answer was lost, or a sign of life is wanted
         elif progress.committed_told < replica.committed_end and progress.held_end >= replica.committed_end:
             self._notice_soon(now_ms)
 
     def serve(self, now_ms: int) -> None:
-        """Send what is new to every follower whose request stands."""
+        """Send new records to every follower with a standing request."""
         replica = self._replica
         options = self._around.options
         for peer, progress in self._progress.items():
@@ -394,7 +394,7 @@ class Leading:
             progress.committed_told = replica.committed_end
 
     def _is_live(self, peer: str) -> bool:
-        """Whose acknowledgement somebody waits for: never held back by a budget. Below min_isr that is anybody's."""
+        """Replicas needed for the commit bypass the catch-up budget: members, joining replicas, below min_isr all."""
         record = self._replica.record
         is_below = len(record.isr) < record.config.effective_min_isr
         return is_below or record.member(peer) is not None or peer in self._joining
@@ -419,14 +419,14 @@ class Leading:
         self._send_blocks(result.peer, progress, blocks, now_ms)
 
     def _are_ours(self, blocks: Sequence[Block]) -> bool:
-        """Whether they are in the log still: a read may have overtaken a truncation (RP4)."""
+        """Whether these blocks are still in the log: it may have been truncated while they were read (RP4)."""
         replica = self._replica
         if replica.storage.value != "ready" or blocks[-1].offsets.stop > replica.log_end:
             return False
         return all(replica.epochs.epoch_at(one.leader.base_offset) == one.leader.leader_epoch for one in blocks)
 
     def _tell(self, peer: str, progress: ReplicaProgress) -> None:
-        """What is committed, and nothing else (MS3)."""
+        """Send the committed end, without records (MS3)."""
         replica = self._replica
         told = replica.committed_end if self.serves else 0
         progress.committed_told = max(progress.committed_told, told)
@@ -446,7 +446,7 @@ class Leading:
     # --- the ISR ---------------------------------------------------------------------------------------------
 
     def _consider_expansion(self, node: str, progress: ReplicaProgress, now_ms: int) -> None:
-        """Who has caught up joins, and counts from now on (RLE2)."""
+        """Propose a follower that has caught up as a member of the ISR; it counts from now on (RLE2)."""
         replica, record = self._replica, self._replica.record
         if self._pending_epoch is not None or not progress.is_known:
             return  # (a leader that serves nothing yet lets others join too, or below min_isr it would wait for ever)
@@ -454,9 +454,9 @@ class Leading:
         if member is not None and member.incarnation == progress.incarnation:
             return
         if progress.channel_epoch != record.channel_epoch:
-            return  # said before it knew of this epoch: it may have let its copy go since
+            return  # sent in an earlier channel epoch: the node may have deleted its copy since
         if self._started_end is None and not self.serves:
-            return  # what was committed before is not known yet, and so not who holds it
+            return  # the committed end of earlier epochs is not known yet, so neither is who has caught up
         started = self._started_end or 0
         if progress.held_end < max(replica.committed_end, started):
             return
@@ -472,7 +472,7 @@ class Leading:
         self._repeat_proposal(now_ms)
 
     def _repeat_proposal(self, now_ms: int) -> None:
-        """Send the pending change. One that stays undecided is fenced by raising the channel epoch instead."""
+        """Propose the pending change again; if it stays undecided for long, raise the channel epoch instead."""
         replica, options = self._replica, self._around.options
         assert self._pending_epoch is not None
         self._pending_sent_ms = now_ms
@@ -494,7 +494,7 @@ class Leading:
         self._out.propose(RaiseChannelEpoch(channel_id=replica.channel_id, expected_channel_epoch=self._pending_epoch))
 
     def _shrink_if_lagging(self, now_ms: int) -> None:
-        """Go on without members that are behind for too long."""
+        """Propose to remove members from the ISR that have been behind for too long."""
         replica, record, options = self._replica, self._replica.record, self._around.options
         if self._pending_epoch is not None:
             return
@@ -547,7 +547,7 @@ class Leading:
             self._out.wake_at(self._notice_at_ms)
 
     def _wake_followers(self, now_ms: int) -> bool:
-        """Remind those that should have asked; whether anybody is behind."""
+        """Remind followers that should have sent a request. Returns whether any follower is behind."""
         replica, options = self._replica, self._around.options
         busy = False
         for peer, progress in self._progress.items():
@@ -564,15 +564,15 @@ class Leading:
         return busy
 
     def lag_records(self) -> int:
-        """Of the replica that is farthest behind."""
+        """How many records the slowest follower is behind."""
         return max((self._replica.log_end - progress.held_end for progress in self._progress.values()), default=0)
 
     def heard_ms(self) -> dict[str, int]:
-        """When each follower last asked."""
+        """The time of the last request of each follower."""
         return {peer: progress.seen_ms for peer, progress in self._progress.items()}
 
     def slowest_end(self, behind_bytes_max: int) -> int:
-        """What retention leaves for replicas that are behind, but not by more than they may be (R11)."""
+        """The offset that retention must not pass while followers are behind, within the bound in bytes (R11)."""
         ends = [progress.held_end for progress in self._progress.values() if progress.is_known]
         return max(min([self._replica.committed_end, *ends]), self._replica.end_of_last(behind_bytes_max))
 

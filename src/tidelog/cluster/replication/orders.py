@@ -1,4 +1,4 @@
-"""What a replica asks of its node's storage, and what comes back. The writer's thread carries orders out, in order.
+"""Orders of replicas to their node's storage, and the results. The writer's thread carries orders out, in order.
 
 Every order names the log generation that it is for: a log that was closed and opened again is another generation, and
 results of an earlier one are dropped.
@@ -139,13 +139,13 @@ class LogReady:
     state: LogState | None
     error: LogError | None = None
     swept: bool = False
-    """By retention, or mended, or only looked at: appends and truncations may have been ordered since, so its end is
-    not the log's."""
+    """After retention, a repair, or a look at the log: appends and truncations may have been ordered since, so the log
+    end in `state` may be out of date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How far the log is durable now, or why blocks were refused and where the log ends instead."""
+    """The durable end of the log, or the reason why blocks were refused, with the end of the log."""
 
     channel_id: int
     generation: int

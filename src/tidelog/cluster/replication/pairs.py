@@ -1,4 +1,4 @@
-"""How often two nodes have to hear each other, by the channels that they share (R7)."""
+"""Heartbeat intervals of pairs of nodes, from the channels that they share (R7)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 
 
 class PairBeats:
-    """Of one node with every other."""
+    """The heartbeat intervals between one node and all others."""
 
     def __init__(self) -> None:
         self._shares: dict[int, tuple[tuple[str, ...], int]] = {}
-        """With whom each channel is shared, and its `heartbeat_ms`."""
+        """The other replicas of each channel, and its `heartbeat_ms`."""
         self._beats: dict[str, Counter[int]] = {}
 
     def note(self, channel_id: int, peers: tuple[str, ...], heartbeat_ms: int) -> bool:
-        """Whether that is new, and some pair may have to speak more or less often."""
+        """Note a channel; returns whether an interval may have changed."""
         before = self._shares.get(channel_id, ((), 0))
         after = (peers, heartbeat_ms)
         if before == after:

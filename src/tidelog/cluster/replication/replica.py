@@ -1,19 +1,19 @@
-"""One channel on one node: its role, its log as far as this node knows it, and what the catalog wants of it.
+"""One channel on one node: its role, the state of its log, and the role that the catalog assigns to it.
 
-Assembles the pure decisions of `core.replication` with blocks; still no I/O and no clock. What is to be written leaves
-as orders, and comes back as results. The replica stamps and counts offsets itself, ahead of the disk, so a record is on
-its way to the followers while it is being written here. `Leading` and `Following` are its two working halves.
+Combines the decisions of `core.replication` with blocks, without I/O or a clock. Writes leave as storage orders, and
+their results are passed in. The replica stamps offsets itself, ahead of the disk, so records are sent to followers
+while they are written here. `Leading` and `Following` decide for it while it has these roles.
 
-What a caller must keep: pass in every change of the channel's record in the catalog, in order; carry orders out in
-order and pass their results in; call `wake` when asked to.
+What a caller must keep: pass in every change of the channel's record in the catalog, in order; carry effects out in
+order and pass the results of storage orders in; call `wake` at the time of a `WakeAt`.
 
-RP1  `held_end` never runs ahead of what storage has confirmed; it alone is acknowledged to a leader (invariant 5).
+RP1  `held_end` is never above what storage has confirmed, and only it is acknowledged to a leader (invariant 5).
 RP2  `log_end` runs ahead of the disk. A block that was refused ends the role in which it was appended: no offset of an
      epoch is ever stamped twice (invariant 2).
 RP3  A leader leads only in an epoch in which its node has not led before (R1): the catalog's leader incarnation is its
      own, no record of that epoch is in its log, and it has not led in it since the process began.
 RP4  Histories are made equal by epochs, never by the committed end (KIP-101).
-RP5  A copy that the catalog counts on is not let go: who withdraws, or is paused in memory, keeps its log until then.
+RP5  A copy that the catalog counts on is kept: a withdrawn replica, or one paused in memory, keeps its log until then.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ class ChannelReplica(ReplicaState):
 
     @property
     def is_elected(self) -> bool:
-        """Whether the catalog wants this node to lead, as what it is now (R1)."""
+        """Whether the catalog names this node leader, in its present incarnation (R1)."""
         record, incarnation = self.record, self.around.incarnation
         return record.leader == self.around.node and incarnation != 0 and record.leader_incarnation == incarnation
 
     def _take_part(self, now_ms: int) -> None:
-        """Lead, follow or wait, as the record says."""
+        """Lead, follow or wait, as the catalog's record says."""
         if self.role is Role.IDLE:
             return
         record, leads = self.record, self.is_elected
@@ -204,7 +204,7 @@ class ChannelReplica(ReplicaState):
             self.leading = None
 
     def _leave(self, cause: Cause, *, delete: bool = False, keep: bool = False) -> None:
-        """Give the role up and close the log; with `delete` for good, with `keep` not at all."""
+        """Give the role up and close the log; `delete` also deletes it, `keep` leaves it open."""
         self._end_leading()
         self.following = None
         self._withdrawn_until_ms = None
@@ -270,7 +270,7 @@ class ChannelReplica(ReplicaState):
 
     @settles
     def withdraw(self, error: LogError, now_ms: int) -> None:
-        """Under capacity: give the copy up, so that another node may take its place (seed 001)."""
+        """Give the copy up for want of capacity, so that another node may take its place (seed 001)."""
         self.problem = str(error)
         cause = WITHDRAWAL[self.role]
         self._end_leading()
@@ -293,7 +293,7 @@ class ChannelReplica(ReplicaState):
         self.out.wake_at(now_ms + self.around.options.repeat_ms)
 
     def _let_copy_go(self) -> None:
-        """Of a withdrawn replica, once nobody can be led by it any more (RP5)."""
+        """Close the log of a withdrawn replica once it can no longer be elected (RP5)."""
         node, record = self.around.node, self.record
         if record.member(node) or record.eligible_member(node) or self.storage is Storage.CLOSED:
             return
@@ -378,7 +378,7 @@ class ChannelReplica(ReplicaState):
         self._take_part(now_ms)
 
     def _storage_failed(self, error: LogError | None, now_ms: int) -> None:
-        """The log cannot be used. Others go on; this replica tries again, and says why."""
+        """The log cannot be used: close it, resign if this node leads, and try again later."""
         if self.problem != str(error):  # it is tried every second, and said once
             self.problem = str(error)
             self.out.say("channel log failed", channel=self.name, error=self.problem)
@@ -565,7 +565,7 @@ class ChannelReplica(ReplicaState):
             self.out.wake_at(until_ms)
 
     def _await_storage(self, now_ms: int) -> None:
-        """Elected before the log can be used. A node that lives and cannot lead is as silent as a dead one (R7)."""
+        """Elected before the log is open: resign after three heartbeats, as a silent leader is deposed (R7)."""
         if self._elected_ms is None:
             self._elected_ms = now_ms
         if now_ms - self._elected_ms >= 3 * self.record.config.heartbeat_ms + self.around.storage_patience_ms():
@@ -584,6 +584,6 @@ class ChannelReplica(ReplicaState):
 
     @settles
     def leader_fell_silent(self, now_ms: int) -> None:
-        """The node that leads this channel has not been heard for a while; whether it is too long is decided here."""
+        """The leader's node has not been heard for a while: decide whether that is too long for this channel."""
         if self.following is not None:
             self.following.check_silence(now_ms)

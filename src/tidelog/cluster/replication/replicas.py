@@ -1,4 +1,4 @@
-"""All channels of a node: who leads and follows what, what is to be sent, written and told, and when to look again.
+"""All replicas of a node: their inputs, the effects that leave with the next poll, and when each is looked at again.
 
 No I/O and no clock. There is no task per channel: a channel that has nothing to do is an entry in a table, and its
 leader is judged with all others that the same node leads (R7).
@@ -60,25 +60,25 @@ from tidelog.errors import UnknownChannel
 from tidelog.storage.store.watermarks import Watermark
 
 SILENCE_CHECK_MS: Final = 25
-"""How often it is looked whether a leader's node has been silent for too long."""
+"""The interval of the checks for leaders' nodes that have been silent for too long."""
 LINES_MAX: Final = 1_000
 WAKES_PER_TURN: Final = 256
-"""Channels that are looked at before links and timers have their turn again."""
+"""Channels that are looked at in one turn, before links and timers."""
 OPEN_MS: Final = 5
-"""What one more log that is being opened may delay all others."""
+"""How much each further log that is being opened may delay all others."""
 _NEVER_MS: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasOutput:
     messages: tuple[tuple[str, ReplicationMessage], ...]
-    """To other nodes."""
+    """Messages with the nodes that they go to."""
     to_metadata: tuple[ReplicationMessage, ...]
-    """To whoever leads the metadata, this node included."""
+    """Messages to the metadata leader, which may be this node."""
     orders: tuple[StorageOrder, ...]
     produced: tuple[effects.ProduceOutcome, ...]
     moved: tuple[ChannelReplica, ...]
-    """Whose committed end, log start or role changed."""
+    """Replicas whose committed end, log start or role changed."""
     lines: tuple[str, ...]
 
 
@@ -128,7 +128,7 @@ class Replicas:
         self._heartbeat_ms: dict[str, int] = {}
         """The shortest `heartbeat_ms` of the channels that a node leads, or led."""
         self._silent_due_ms: dict[str, int] = {}
-        """When to look again at the channels of a node that is silent."""
+        """The next check of the channels of a silent node."""
         self._silent_left: dict[str, list[int]] = {}
         """Those that were not looked at in this round yet (RRE3)."""
         self._idle_due_ms = now_ms
@@ -151,7 +151,7 @@ class Replicas:
         self._now_ms = now_ms
         self._load_due_ms = now_ms
         self.free_bytes = self.capacity_bytes = 0
-        """As the shell measured them last."""
+        """Free and total bytes of the disk, as last measured by the shell."""
 
     # --- what replicas ask (Surroundings) ----------------------------------------------------------------
 
@@ -439,7 +439,7 @@ class Replicas:
         replica.produce(order, now_ms)
 
     def link_up(self, peer: str, now_ms: int) -> None:
-        """What was sent over the last link may be lost: ask that node's leaders again."""
+        """Messages of the last link may be lost: followers of leaders on that node send their requests again."""
         self._now_ms = now_ms
         self._to_ask |= dict.fromkeys(sorted(self._by_leader.get(peer, ())))
         self._ask_some(now_ms)
@@ -492,7 +492,7 @@ class Replicas:
                 self._silent_due_ms[leader] = now_ms + heartbeat_ms // 2
 
     def _wake_idle(self, now_ms: int) -> None:
-        """Once in `replica_max_idle_wait_ms` every channel is looked at, a few at a time."""
+        """Look at every channel once in `replica_max_idle_wait_ms`, a few at a time."""
         if not self._idle_keys:
             self._idle_keys = list(self._replicas)
         self._unopened = sum(replica.storage is Storage.OPENING for replica in self._replicas.values())
@@ -522,7 +522,7 @@ class Replicas:
         return min(self.rounds_at_ms(), self.agenda_at_ms())
 
     def rounds_at_ms(self) -> int:
-        """When all channels are looked at next, or some of them in turn."""
+        """The time of the next look at all channels, or at the next of them in turn."""
         if self._to_follow or self._to_ask:
             return self._now_ms
         return min(self._silence_due_ms if self._by_leader else _NEVER_MS, self._idle_due_ms)

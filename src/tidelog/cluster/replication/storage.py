@@ -146,7 +146,7 @@ class ReplicaStorage:
         )
 
     def read(self, order: ReadBlocks) -> BlocksRead:
-        """By any thread."""
+        """Read blocks; any thread may call this."""
         blocks: Sequence[Block] = ()
         failure = None
         try:
@@ -177,7 +177,7 @@ class ReplicaStorage:
         return fold
 
     def config_of(self, channel_id: int, name: str, config: ChannelConfig) -> ChannelLogConfig:
-        """How this node keeps a channel with this config."""
+        """The log options of a channel with this config."""
         kept = config.retention
         options = replace(
             self._options,

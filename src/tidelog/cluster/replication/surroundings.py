@@ -34,7 +34,7 @@ class Surroundings(Protocol):
         """The ends that an earlier process saved: hints only (R9)."""
 
     def silence_ms(self, peer: str, now_ms: int) -> int:
-        """How long a node has not been heard."""
+        """The time since a node was last heard."""
 
     def active_incarnation(self, node: str) -> int | None:
         """The incarnation as which the catalog holds a node active; None if it does not."""

@@ -1,4 +1,4 @@
-"""How a node's messages reach its peers: one interface, two ways for what replicas say to each other.
+"""Sending a node's messages to its peers: one interface, and two ways for the messages of replicas.
 
 `LinkTransport` sends everything over the framed links. `NatsTransport` (`nats.transport`) sends requests, answers,
 refusals and reminders of replicas over a NATS server while there is one, and everything else over the links.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidelog.transports.link.link import Buffers
 
 Messages = Sequence[tuple[str, NodeMessage]]
-"""Each with the peer that it is for, or comes from."""
+"""Messages, each with the peer that it goes to or comes from."""
 
 
 class PeerLinks(Protocol):
@@ -34,7 +34,7 @@ class PeerLinks(Protocol):
 
 class ReplicationTransport(Protocol):
     def send(self, messages: Messages) -> None:
-        """To peers, in order for each of them on each way (TT1)."""
+        """Send messages to peers, in order for each peer and each way (TT1)."""
         ...
 
     def heard_by_link(self, peer: str, message: NodeMessage) -> None:
@@ -46,7 +46,7 @@ class ReplicationTransport(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """For people and programs; `transport` names it."""
+        """The state of the transport as JSON; `transport` is its name."""
         ...
 
 

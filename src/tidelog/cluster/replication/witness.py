@@ -1,4 +1,4 @@
-"""What one replica can testify to when a leader is elected: its log, and what it remembers of the channel beside it.
+"""Answers of one replica to the questions of an election: its log, and what it remembers of the channel.
 
 Belongs to `ChannelReplica`. The memory is saved with the node's watermarks and loaded when the log is opened.
 
@@ -21,7 +21,7 @@ class ReplicaWitness:
     def __init__(self, replica: ReplicaState) -> None:
         self._replica = replica
         self._question: tuple[str, AskLog] | None = None
-        """Who asked, and what, and has no answer yet."""
+        """The node that asked and its question, while there is no answer yet."""
 
     # --- what it remembers -------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ class ReplicaWitness:
         return committed_end, mark.hints.get(SNAPSHOT_HINT)
 
     def watermark(self) -> Watermark:
-        """To be saved."""
+        """The hints that are saved for the next process."""
         replica = self._replica
         replica.memory.held(replica.around.node, self._sound_end())
         snapshot = replica.fold_hint if replica.fold is None else replica.fold.snapshot_at
@@ -46,7 +46,7 @@ class ReplicaWitness:
         return Watermark(committed_end=replica.committed_end, hints=hints | self._replica.memory.hints())
 
     def updated(self, record: ChannelRecord) -> None:
-        """The catalog's record, new or again."""
+        """The catalog's record of the channel has changed, or was read again."""
         if record.unclean and self._replica.memory.elected_with_loss(record.unclean[-1].leader_epoch):
             # Until the new leader says what is committed, nothing is exposed that it may not hold.
             self._replica.committed_end = min(self._replica.committed_end, self._replica.log_start)

@@ -1,6 +1,6 @@
-"""Carrying out what replicas order of storage: in a thread of its own, or at once where that is quicker.
+"""Carries out the storage orders of replicas: in a thread of its own, or at once where that is quicker.
 
-While one commit is on its way to the disk, new orders gather and ride in the next (group commit): batches grow with
+While one commit is written, new orders gather for the next one (group commit): batches grow with
 load, and no delay is ever added. Results come back to the event loop, all of one round in one go.
 
 A few small records that find the thread idle and the disk quick are committed by the event loop itself, at the end of
@@ -67,9 +67,9 @@ class ReplicaWriter:
         self._queue: queue.SimpleQueue[StorageOrder | Callable[[int], None] | None] = queue.SimpleQueue()
         self._driving = threading.Lock()
         self._under_way = 0
-        """Given to the thread, and without its result yet."""
+        """Orders given to the thread that have no result yet."""
         self._soon: list[AppendBlocks] = []
-        """What may be committed at the end of this turn of the loop."""
+        """Appends that the event loop may commit at the end of this turn."""
         self._soon_bytes = 0
         self._quick_commits = 0
         self._failed = False
@@ -85,7 +85,7 @@ class ReplicaWriter:
                 self._give(order)
 
     def run_exclusive(self, action: Callable[[int], None]) -> None:
-        """Something else that must be alone with the logs: in the writer's thread, in line with the orders."""
+        """Run an action with exclusive access to the logs, in the writer's thread after all earlier orders."""
         self._give(action)
 
     def stop(self) -> None:
@@ -96,7 +96,7 @@ class ReplicaWriter:
         self._readers.shutdown(wait=True)
 
     def _give(self, *items: StorageOrder | Callable[[int], None]) -> None:
-        """To the thread, behind all that was ordered before."""
+        """Queue orders for the thread, after all earlier ones."""
         soon, self._soon, self._soon_bytes = self._soon, [], 0
         for item in (*soon, *items):
             self._under_way += 1
@@ -141,7 +141,7 @@ class ReplicaWriter:
         self._on_results(results)
 
     def _done(self, count: int, results: Sequence[StorageResult]) -> None:
-        """On the loop: the thread has carried out so many."""
+        """The thread has carried out `count` orders. Runs on the event loop."""
         self._under_way -= count
         if results:
             self._on_results(results)
@@ -205,7 +205,7 @@ class ReplicaWriter:
         return stopping
 
     def _carry_out(self, orders: Sequence[StorageOrder]) -> Sequence[StorageResult]:
-        """Of whoever drives. Notes how long it took, if that says something about the disk (RW3)."""
+        """Carry orders out while holding `_driving`, and note whether the disk was quick (RW3)."""
         logs, began_us = self.storage.logs, wall_clock_us()
         syncs = logs.syncs
         results = self.storage.carry_out(orders, began_us)
