@@ -270,6 +270,7 @@ def doubtful_after(config: ChannelConfig, **facts: Any) -> bool:
     ("facts", "synced", "weak", "memory"),
     [
         ({"same_process": True}, False, False, False),
+        ({"same_process": True, "known_incarnation": 0}, False, False, False),
         ({"clean": True}, False, False, True),
         ({}, False, True, True),
         ({"verified": False}, True, True, True),
@@ -283,6 +284,7 @@ def doubtful_after(config: ChannelConfig, **facts: Any) -> bool:
     ],
     ids=[
         "only the session was lost",
+        "the session was lost, asked again before the answer came",
         "clean stop",
         "crash",
         "crash, logs not whole",

@@ -76,3 +76,21 @@ def test_answers_of_strangers_do_not_count() -> None:
     founding = Founding(node="n1", peers=NODES)
     founding.answered("n9", CLUSTER, 0)
     assert "n2, n3" in reason(founding)
+
+
+def test_a_founder_that_was_configured_alone_finds_its_cluster_by_who_speaks_to_it() -> None:
+    """O2: its metadata is lost, and it was never told the names of the nodes that joined."""
+    founding = Founding(node="n1", peers=("n1",), belonged_to=CLUSTER)
+    founding.answered("n2", CLUSTER, 0)
+    assert isinstance(founding.decide(0), WaitForVoters), "nobody asked it"
+    founding.heard("n2")
+    assert founding.peers == ["n2"]
+    founding.answered("n2", CLUSTER, 0)
+    assert founding.decide(0) == Join(CLUSTER)
+
+
+def test_a_new_node_queries_its_configured_peers_only() -> None:
+    founding = Founding(node="n1", peers=("n1",))
+    founding.heard("n2")
+    assert founding.peers == []
+    assert founding.decide(0) == Found()

@@ -257,7 +257,7 @@ class NodeCore:
 
     def _seek(self, now_ms: int) -> None:
         """Without metadata: ask around, and found or join once it is clear which (O1, O2)."""
-        self._messages += [(peer, Who()) for peer in self._peers if peer != self.node]
+        self._messages += [(peer, Who()) for peer in self._founding.peers]
         self.decision = self._founding.decide(now_ms)
         disk_id = self._rng.randbytes(8).hex()
         match self.decision:
@@ -280,6 +280,8 @@ class NodeCore:
         if type(message) is SyncRequest or type(message) is SyncResponse:
             self.channels.replicas.receive(peer, message, now_ms)  # by far the most
             return
+        if self.member is None:
+            self._founding.heard(peer)
         match message:
             case ForMember():
                 member = self.member
@@ -482,18 +484,16 @@ class NodeCore:
         self._messages += output.messages
         self._lines += output.lines[: max(0, LINES_MAX - len(self._lines))]
         for message in output.to_metadata:
-            leader = self.leader
-            if leader == self.node:
+            if self.leader == self.node:
                 self.receive(self.node, message, now_ms)
-            elif leader is not None:
-                self._messages.append((leader, message))
+            elif self.leader is not None:
+                self._messages.append((self.leader, message))
         return output
 
     def _follow_channels(self, applied: tuple[Applied, ...] | None, now_ms: int) -> None:
         """Tell the channels what changed; None for everything."""
-        catalog = self.catalog
-        if catalog is not None and self.options.serves_channels:
-            self.channels.follow(catalog, applied, incarnation=self.incarnation, now_ms=now_ms)
+        if self.catalog is not None and self.options.serves_channels:
+            self.channels.follow(self.catalog, applied, incarnation=self.incarnation, now_ms=now_ms)
 
     def _say(self, what: str, **facts: Any) -> None:
         if len(self._lines) < LINES_MAX:

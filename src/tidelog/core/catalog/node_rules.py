@@ -110,8 +110,12 @@ def register_node(state: State, change: RegisterNode, index: int) -> None:
 
 
 def _same_disk(record: NodeRecord, change: RegisterNode) -> bool:
-    """Whether this is the disk that was there, in its newest state: neither another disk nor an older copy."""
-    return bool(record.disk_id) and change.disk_id == record.disk_id and change.known_incarnation >= record.incarnation
+    """Whether this is the disk that was there, in its newest state: neither another disk nor an older copy.
+
+    The process that is registered may not know its newest incarnation: it asked again before the answer arrived.
+    """
+    knows_newest = change.known_incarnation >= record.incarnation or change.process_id == record.process_id
+    return bool(record.disk_id) and change.disk_id == record.disk_id and knows_newest
 
 
 def _kept(record: NodeRecord, change: RegisterNode) -> tuple[int, int, int]:
