@@ -1,17 +1,17 @@
 """Administration of channels: create, alter, pause, elect, delete, rebalance, and opening producers.
 
 Carried out on the node that leads the metadata, because only that one knows what nodes report of themselves; every
-other node passes the request on to it, with the name of whoever asked. Everything becomes changes of the catalog, so
-what counts is decided there, the same way on every node. Duties of the metadata leader (`metadata.channel_controller`)
-finish what takes time: new replicas catch up, then those beyond the factor are let go.
+other node passes the request on to it, with the caller's name. Everything becomes changes of the catalog, so
+what counts is decided there, the same way on every node. The metadata leader's `metadata.channel_controller` finishes
+what takes time: new replicas catch up, then those beyond the factor are removed.
 
 What a caller must keep: `principal` is who a certificate says, never what a request says.
 
 CA1  A change of a channel is compare-and-set on its channel epoch. If the caller gave the epoch, a channel that has
      moved on is refused; if not, the change is decided anew, on the same channel and no other of its name.
-CA2  Asking twice is harmless: what is so already is answered as done, with `changed` False.
+CA2  Repeated requests are harmless: a change that is already made is answered as done, with `changed` False.
 CA3  Replicas are given as those that are meant to be, in order, then those that leave once the first are in the ISR.
-CA4  Who may not do a thing is told so before anything is proposed.
+CA4  Callers without the right are refused before anything is proposed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ChannelAdministration:
             return found
 
     async def _catch_up(self, found: dict[str, Any], *, timeout_ms: int) -> None:
-        """Whoever asked here may look here next. It is done either way, so being late is no error."""
+        """Wait until the catalog here has the change, as the caller may read it here next. A timeout is no error."""
         index = found.get("index")
         if type(index) is int:
             try:

@@ -7,7 +7,7 @@ in one message per link.
 What a caller must keep: `LocalChannels.produce` calls `answer` exactly once, then or later, or raises a `LogError` and
 never calls it. Call from the event loop only.
 
-PR1  Every block is answered once (CM1), while its link lives.
+PR1  Every block is answered once (CM1), as long as its link is open.
 PR2  At most `produce_bytes_max` of a link and `produce_bytes_total_max` of all wait for an answer; more is refused.
 PR3  No client writes control records or placeholders, and none under a producer that is not its own in this epoch.
 PR4  A client that takes no answers loses its link: it could not tell any more what was written.
@@ -71,7 +71,7 @@ class ClientLimits:
     fetch_waits_max: int = 128
     """Fetches of one link that wait for records."""
     fetch_bytes_max: int = 8 * MIB
-    """Of one answer; a fetch that asks for more gets this."""
+    """The largest answer; a fetch that wants more gets this much."""
 
     def __post_init__(self) -> None:
         problems = [f"{one.name} must be positive" for one in fields(self) if getattr(self, one.name) <= 0]
@@ -323,7 +323,7 @@ class Producing:
             except LinkBusy:
                 client.link.abort("the client does not take its answers")  # PR4
             except LinkClosed:
-                continue  # what became of its blocks it asks on its next link
+                continue  # the client finds out about its blocks on its next link
 
 
 class _Receipt:

@@ -1,7 +1,7 @@
 """Producers of a channel, closed and listed: for clients that are done with one, and for operators.
 
 A closed producer is gone from the catalog: blocks under it are refused with `UnknownProducer`, whatever its dedup
-state, and its id is never used again. Who still uses it opens it anew.
+state, and its id is never used again. A client that still uses it opens it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SETTLED: Final = frozenset({UnknownProducer.code, StaleProducerEpoch.code})
 async def close_producer(
     channels: LocalChannels, access: ClientAccess, plain: dict[str, Any], principal: str, *, timeout_ms: int
 ) -> dict[str, Any]:
-    """By its owner, or by whoever administers the channel. Closing twice is harmless; `closed`: whether this did it."""
+    """Close a producer for its owner or an administrator of the channel. `closed` is False if it was closed already."""
     request = read_close_producer(plain)
     access.require(principal, request.channel, WRITE, ADMIN)
     channel = channels.catalog.channel(request.channel)

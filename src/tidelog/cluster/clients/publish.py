@@ -1,6 +1,6 @@
 """Records that clients publish one by one: what arrived in one turn becomes one block per channel and producer.
 
-PU1  Every record is answered once, in a run with its neighbours, while its link lives.
+PU1  Every record is answered once, in a run with its neighbours, as long as its link is open.
 PU2  Records of one client keep their order. A head that cannot be read ends its link: whose record it was is not known.
 """
 
@@ -113,7 +113,7 @@ class RecordPublishing:
             except LinkBusy:
                 client.link.abort("the client does not take its answers")
             except LinkClosed:
-                continue  # what became of its records it asks on its next link
+                continue  # the client finds out about its records on its next link
 
 
 def _bodies(answers: Sequence[Published]) -> list[bytes]:

@@ -1,8 +1,8 @@
 """Refusals that an old catalog may have given, checked again before they are given.
 
 A node's catalog may be behind what an administrator was told elsewhere: a channel that was resumed, made writable, or
-created a moment ago, a grant that was given. Whoever would be refused for that waits until the catalog here holds all
-that was committed when the refusal came up, and is judged once more.
+created a moment ago, a grant that was given. A request that would be refused for that waits until the catalog here
+holds all that was committed when the refusal came up, and is checked again.
 
 RC1  What waits is judged in the order in which it came; what comes behind it for the same channel waits too.
 RC2  One look at the metadata leader is under way at a time, and all that wait for the next one share it: refusals that
@@ -47,7 +47,7 @@ class SharedBarrier:
         self._read_barrier = read_barrier
         self._running: asyncio.Task[LogError | None] | None = None
         self._next: asyncio.Task[LogError | None] | None = None
-        """Has not begun: whoever comes now may join it."""
+        """Has not begun: a new caller may join it."""
         self.count = 0
         """Barriers that have begun, for tests and statistics."""
         self.waiting = 0
@@ -143,7 +143,7 @@ class Rechecks:
             async with asyncio.timeout(RECHECK_MS / 1000):
                 await self._read_barrier()
         except TimeoutError:
-            return  # whoever waits has given up by now, or is given the refusal
+            return  # the callers have given up by now, or get the refusal
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to a question, asked once more if an old catalog may have refused it."""

@@ -1,7 +1,7 @@
 """What clients ask in JSON, read strictly into records: docs/protocols/client.md has the table.
 
-A field that is missing, unknown or of another type is `BadMessage` with its name. Values are judged by whoever carries
-the request out.
+A field that is missing, unknown or of another type is `BadMessage` with its name. Values are checked where
+the request is carried out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ What a caller must keep: hand over every message and request whose kind `serves`
 may reach other parts of the node. Call from the event loop only.
 
 CS1  A request is answered with `{"ok"}` or with a typed error that has its fields; only a bug ends otherwise.
-CS2  Whoever may not is told so, and nothing was done.
+CS2  A caller without the right gets a refusal, and nothing was done.
 CS3  A link has at most `fetch_waits_max` fetches that wait. One that asks for no wait is always served.
 CS4  What an old catalog may have refused is answered by a newer one (`clients.rechecks`).
 """

@@ -8,14 +8,14 @@ Modules:
     cloud             A cloud
     cluster_client    An operator's way into a cluster
     core              A node's part in the cluster's memory
-    core_parts        What a node's core is given and what it asks for
+    core_parts        Options, facts and output of a node's core
     driver            Drives a node's core: feeds it what arrives, and carries out what it says
     handover          What a node does before it stops on purpose
     node_file         What a node remembers of itself, beside the metadata
     options           What the process of a node is told at its start
     process           A node of the cluster as a process
-    repairer          Mending
+    repairer          Repair of damaged records from other replicas
     replica_channels  `LocalChannels` over the replicas of a running node
-    requests          What is asked of a node
+    requests          Requests to a node: changes, linearizable reads, leadership
     store_thread      The channels' storage of a running node
 """

@@ -1,7 +1,7 @@
-"""The channels of a node beside its part in the metadata: its replicas, and what it does for all of them when it leads.
+"""The channels of a node: its replicas, and the controllers that it runs for all channels while it leads the metadata.
 
-Belongs to `NodeCore` and keeps its contract: no I/O, no clock. What replicas have to tell the metadata leader is sent
-to whoever that is, or taken in here if it is this node; if nobody is, it is lost, and told again.
+Belongs to `NodeCore` and keeps its contract: no I/O, no clock. Messages of replicas to the metadata leader are sent to
+that node, or taken in here if it is this one; without a leader they are lost, and the replicas repeat them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidelog.errors import LogError
 from tidelog.storage.store.watermarks import Watermark
 
 WatermarkOf: TypeAlias = Callable[[int], Watermark | None]
-"""What an earlier life left for a channel."""
+"""The watermark of a channel that an earlier process saved."""
 _LONG_MS = 1 << 40
 """The silence of a node that is nobody's peer."""
 

@@ -1,4 +1,4 @@
-"""An operator's way into a cluster: asks any node that answers, over the link, with an operator's certificate."""
+"""An operator's way into a cluster: requests to any node that answers, with an operator's certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATOR: Final = "operator"
 
 
 class _Deaf:
-    """An operator's tool asks; nobody asks it."""
+    """Refuses requests: an operator's tool answers none."""
 
     def on_message(self, link: Link, kind: int, body: memoryview) -> None:
         raise BadMessage(problem="an operator's tool takes no messages")

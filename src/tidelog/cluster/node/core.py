@@ -1,4 +1,4 @@
-"""A node's part in the cluster's memory: founding or joining, the metadata group, registration, sessions, heartbeats.
+"""A node's core: founding or joining a cluster, the metadata group, registration, sessions, heartbeats, channels.
 
 No threads, no sockets, no clock: the shell feeds it messages and the time and carries out what `poll` returns, and the
 simulator runs the same code. Files are touched only where a node is born or registers; what the group writes all the
@@ -66,7 +66,7 @@ from tidelog.storage.raft.storage import RaftStorage
 METADATA_FOLDER: Final = "metadata"
 QUARANTINE_FOLDER: Final = "quarantine"
 SEEK_MS: Final = 300
-"""How often a node without metadata asks around, and an unregistered one registers again."""
+"""The interval at which a node without metadata asks its peers, and an unregistered one registers again."""
 LINES_MAX: Final = 1_000
 CONTROLLER_MS: Final = 5
 
@@ -206,7 +206,7 @@ class NodeCore:
             self._start(storage, now_ms, ask=self._peers)
 
     def _set_aside(self, reason: str) -> None:
-        """NC1. The files stay for whoever wants to look at them."""
+        """Move the metadata aside (NC1). The files are kept for inspection."""
         folder = f"{self._folder}/{METADATA_FOLDER}"
         moved_to = set_aside(self._disk, folder, to=f"{self._folder}/{QUARANTINE_FOLDER}")
         self.damage = f"{reason} (set aside in {moved_to})"
@@ -569,7 +569,7 @@ class NodeCore:
         self.refusal = message.reason
         self._incarnation_above = max(self._incarnation_above, message.incarnation)
         if self._incarnation is not None and message.incarnation >= self._incarnation:
-            # Somebody used this one up: a life of this node that this disk does not remember.
+            # It is used up: by a process of this node that this disk does not remember.
             self._incarnation = None
 
     # --- what was applied ------------------------------------------------------------------------------------

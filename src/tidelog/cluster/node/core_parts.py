@@ -1,4 +1,4 @@
-"""What a node's core is given and what it asks for: options, facts about the node, output."""
+"""Options, facts and output of a node's core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the catalog is told of this node when it registers."""
+    """Facts about this node that its registration puts into the catalog."""
 
     addresses: tuple[tuple[str, str], ...] = ()
     host: str = ""
@@ -44,12 +44,12 @@ class NodeOutput:
     messages: tuple[tuple[str, NodeMessage], ...]
     """To nodes."""
     member: Output | None
-    """What the metadata group asks for; its messages are among those above already."""
+    """Output of the metadata group; its messages are among those above."""
     results: tuple[Result, ...]
     lines: tuple[str, ...]
     """For the log."""
     replicas: ReplicasOutput | None = None
-    """What the channels ask of storage and tell clients; their messages are among those above already."""
+    """Orders and outcomes of the channels; their messages are among those above."""
 
 
 def registration(

@@ -116,7 +116,7 @@ class NodeDriver:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made it impossible to go on, or to stop cleanly."""
+        """The error that ended the node, or kept it from stopping cleanly."""
         return self._ended.exception() if self._ended is not None and self._ended.done() else None
 
     @property
@@ -144,7 +144,7 @@ class NodeDriver:
             future.cancel()
 
     def fail(self, error: Exception) -> None:
-        """What is in memory can no longer be trusted, or cannot be understood: nothing more leaves this node."""
+        """The state in memory cannot be trusted or understood any more: nothing more leaves this node."""
         if self._ended is not None and not self._ended.done():
             self.log(f"node stops reason={str(error)!r}")
             self._ended.set_exception(error)
@@ -178,7 +178,7 @@ class NodeDriver:
             self.pump()
 
     def take(self, messages: Messages) -> None:
-        """Messages of peers that came another way than by link."""
+        """Take messages of peers that did not come by link."""
         if self._core is None or self.stopping or self.has_failed:
             return
         now_us = session_clock_us()
@@ -191,7 +191,7 @@ class NodeDriver:
         self.pump_soon()
 
     def ask_again(self) -> None:
-        """A way to other nodes came or went (see `replication_transport.ask_again`)."""
+        """A way to other nodes came or went (see `replication.transport.ask_again`)."""
         if self._core is not None:
             ask_again(self._core.channels.replicas, self.now_ms())
             self.pump_soon()
@@ -218,7 +218,7 @@ class NodeDriver:
     # --- carrying out what it says ------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
-        """Carry out what the core has to say, once, after this turn of the event loop."""
+        """Carry out the core's output once, after this turn of the event loop."""
         if self._turn_ends:
             self._has_input = True  # `on_turn` follows
         elif not self._pump_is_due:
@@ -272,7 +272,7 @@ class NodeDriver:
                 break  # nothing more without another input
 
     def _carry_out_member(self, output: Output) -> None:
-        """What the metadata group asks for."""
+        """Carry out the output of the metadata group."""
         if self.writer is None:
             assert self.core.storage is not None
             self.writer = MetadataWriter(
@@ -305,7 +305,7 @@ class NodeDriver:
         self._addresses.follow(self.core)
 
     def _note_transfers(self, now_ms: int) -> None:
-        """What large bodies have shown of each link, for the proximity graph (R10)."""
+        """Note the rate at which each link carried large bodies, for the proximity graph (R10)."""
         for peer in self.core.heartbeats.peers():
             link = self.pool.link_to(peer)
             rate = 0 if link is None else round(link.statistics().bulk_bytes_per_s)
@@ -355,7 +355,7 @@ class NodeDriver:
     # --- requests of the core ----------------------------------------------------------------------------
 
     async def wait_for(self, token: int, ask: Callable[[], None], *, timeout_ms: int, what: str) -> Result:
-        """Ask the core for something, and wait for the result with this token (NS3)."""
+        """Start a request to the core and wait for the result with this token (NS3)."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         try:

@@ -1,4 +1,4 @@
-"""What a node does before it stops on purpose: others lead what it leads, and nobody waits for it afterwards."""
+"""Handing leadership over before a node stops on purpose, so that no other node waits for it afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FENCE_MS: Final = 1_000
 
 
 async def hand_over(driver: NodeDriver, requests: NodeRequests, channels: ReplicaChannels) -> None:
-    """Channels first, then the metadata. What does not succeed in time happens by silence, as after a crash."""
+    """Hand over the channels, then the metadata. What fails in time is settled by timeouts, as after a crash."""
     core = driver.core
     if core.is_registered and driver.pool.nodes_up():
         await _hand_over_channels(driver, requests, channels)
@@ -45,7 +45,7 @@ async def _hand_over_channels(driver: NodeDriver, requests: NodeRequests, channe
 
 
 async def _hand_over_metadata(driver: NodeDriver, requests: NodeRequests) -> None:
-    """Nobody should have to wait for an election timeout."""
+    """Transfer the leadership of the metadata, so that no election timeout has to pass."""
     member = driver.core.member
     assert member is not None
     voters = member.raft.members.voters

@@ -5,8 +5,8 @@ that may have lost anything.
 
 NF1  An incarnation is on disk before anyone hears of it, so none is ever used twice (R5).
 NF2  The mark of a clean stop names the incarnation that stopped so, and is taken away when the node starts.
-NF3  That logs may have lost records is remembered until the catalog has been told. Opening them mends what it finds, so
-     the next start finds nothing; a node that died in between would be trusted with what it no longer holds (R5).
+NF3  That logs may have lost records is remembered until the catalog has been told. Opening them repairs what it finds,
+     so the next start finds nothing; a node that died in between would be trusted with what it no longer holds (R5).
 NF4  The known incarnation, by which the catalog tells an older copy of a disk (R5), is the highest that was on the disk
      when the process started, and from then on the last under which it was registered: who is fenced and registers
      again without having stopped has lost nothing. Asking for an incarnation does not raise it: a restored backup asks
@@ -79,7 +79,7 @@ class NodeFile:
 
     def raise_incarnation(self, above: int) -> int:
         """A fresh incarnation above this one and all that were ever used here, durable (NF1). If `above` was never used
-        here, a life that this disk does not remember has used it (NF4)."""
+        here, a process that this disk does not remember has used it (NF4)."""
         in_doubt = self.state.in_doubt or above > self.state.incarnation
         self.state = replace(self.state, incarnation=max(above, self.state.incarnation) + 1, in_doubt=in_doubt)
         self._write()
@@ -100,7 +100,7 @@ class NodeFile:
             self._write()
 
     def stopped_cleanly(self, incarnation: int | None) -> None:
-        """Everything is synced. A life that never registered leaves the mark that it found (R5)."""
+        """Everything is synced. A process that never registered leaves the mark that it found (R5)."""
         clean = self.clean_incarnation if incarnation is None else incarnation
         self.state = replace(self.state, clean_incarnation=clean)
         self._write()

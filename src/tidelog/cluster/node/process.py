@@ -1,7 +1,6 @@
-"""A node of the cluster as a process: the link to its peers, the thread that writes, the timer, and who asks for what.
+"""A node of the cluster as a process: builds the parts, starts and stops them, and gives requests to the right one.
 
-All decisions are `NodeCore`'s. This shell feeds it what arrives and carries out what it says, in order: messages to the
-links, writes to the writer's thread, results to the futures of those who wait.
+All decisions are `NodeCore`'s. `NodeDriver` feeds it and carries out its output.
 
 What a caller must keep: `start` once, `stop` once; watch `wait_stopped`, which ends when the node cannot go on.
 
@@ -64,7 +63,7 @@ RETRY_MS: Final = 50
 """Between two tries while nobody leads."""
 _ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator", "client"})
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
-"""A peer that comes back is found within a second, whoever dials."""
+"""A peer that comes back is found within a second, whichever of the two dials."""
 
 
 class Node:
@@ -124,7 +123,7 @@ class Node:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made it impossible to go on, or to stop cleanly."""
+        """The error that ended the node, or kept it from stopping cleanly."""
         return self.driver.failure
 
     def now_ms(self) -> int:
@@ -149,7 +148,7 @@ class Node:
     def http_port(self) -> int | None:
         return None if self._http is None else int(self._http.port)
 
-    # --- life --------------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         try:
@@ -282,7 +281,7 @@ class Node:
             await follow_settings(self.channels, self.admin, options.channel_config)
 
     def _relaying(self) -> RelayOptions:
-        """How this node shows itself to others when it passes on calls of boats and readers."""
+        """The certificate and settings with which this node passes on calls of boats and readers."""
         options = self.options
         return RelayOptions(
             certificate=options.tls_cert,
@@ -391,7 +390,7 @@ class Node:
         self.driver.end_turn()
         self.clients.flush()
 
-    # --- what others ask for -----------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         """From a client, from a node for one of its clients, or from an operator's tool (see `LinkHandler`)."""
@@ -402,7 +401,7 @@ class Node:
         return await self.requests.answer(kind, bytes(body), from_operator=link.peer_kind != "node")
 
     def status(self) -> dict[str, Any]:
-        """For people and programs: where this node stands."""
+        """The state of this node as JSON, for status pages and tools."""
         if not self.driver.has_core:
             raise RequestRefused(status=503, reason="not_ready", detail="the node is starting; ask again soon")
         storage, writer = self.storage, self.writer

@@ -1,10 +1,10 @@
-"""Mending: what has rotted in a channel's log here is fetched from another replica and put in its place (B4).
+"""Repair: damaged records of a channel's log are fetched from another replica and put back in their place (B4).
 
 A damaged range stays readable elsewhere while one other replica holds it; the log marks it with a placeholder and never
-gets shorter. Blocks come through the door that clients fetch through, verified, and replace the placeholder in the
+gets shorter. Blocks are fetched as clients fetch them, verified, and replace the placeholder in the
 writer's thread.
 
-MD1  Only whole blocks that lie inside one damaged range are put in; what does not fit is asked for again later.
+MD1  Only whole blocks that lie inside one damaged range are put in; others are requested again later.
 MD2  Only blocks of the epoch that the log had there: the same epoch and offset mean the same bytes (invariant 2), and a
      leader that is gone may still answer with others.
 """
@@ -34,7 +34,7 @@ _RANGES_PER_LOOK: Final = 16
 class ReplicaRepairer:
     def __init__(self, driver: NodeDriver) -> None:
         self._driver = driver
-        self.mended = 0
+        self.repaired = 0
         """Records that were put back."""
 
     async def run(self) -> None:
@@ -44,7 +44,7 @@ class ReplicaRepairer:
             await self.look()
 
     async def look(self) -> None:
-        """Mend what is known to be damaged, a few ranges at a time."""
+        """Repair known damage, a few ranges at a time."""
         driver = self._driver
         budget = _RANGES_PER_LOOK
         for channel_id in sorted(driver.channel_logs.damaged_channels()):
@@ -56,11 +56,11 @@ class ReplicaRepairer:
                 driver.pump_soon()
             for gap in gaps[:budget]:
                 budget -= 1
-                await self._mend(replica, gap)
+                await self._repair(replica, gap)
             if budget <= 0:
                 return
 
-    async def _mend(self, replica: ChannelReplica, gap: range) -> None:
+    async def _repair(self, replica: ChannelReplica, gap: range) -> None:
         for source in self._sources(replica):
             try:
                 blocks = await self._fetch(replica, source, gap)
@@ -68,10 +68,10 @@ class ReplicaRepairer:
                     await self._replace(replica, blocks)
                     return
             except LogError as error:
-                self._driver.say("mending failed", channel=replica.name, source=source, error=str(error))
+                self._driver.say("repair failed", channel=replica.name, source=source, error=str(error))
 
     def _sources(self, replica: ChannelReplica) -> list[str]:
-        """Whom to ask: the leader first, then the other members of the ISR."""
+        """The nodes to fetch from: the leader first, then the other members of the ISR."""
         record, me = replica.record, self._driver.core.node
         found = [record.leader] if record.leader not in (None, me) else []
         found += [node for node in record.isr_nodes if node != me and node not in found]
@@ -83,7 +83,7 @@ class ReplicaRepairer:
         return fitting(b"".join(decode_fetched(answer).data), replica, gap)
 
     async def _replace(self, replica: ChannelReplica, blocks: Sequence[Block]) -> None:
-        """In the writer's thread, in line with everything else."""
+        """Put blocks in place in the writer's thread, after all earlier orders."""
         driver, loop = self._driver, asyncio.get_running_loop()
         future: asyncio.Future[LogReady | LogError] = loop.create_future()
         logs, channel_id, generation = driver.channel_logs, replica.channel_id, replica.generation
@@ -112,10 +112,10 @@ class ReplicaRepairer:
             raise WaitTimedOut(waiting_for="the writer", deadline_s=FETCH_MS / 1000) from None
         if isinstance(outcome, LogError):
             raise outcome
-        self.mended += sum(block.counted for block in blocks)
+        self.repaired += sum(block.counted for block in blocks)
         driver.core.channels.replicas.storage_done(outcome, driver.now_ms())
         driver.pump_soon()
-        driver.say("mended", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
+        driver.say("repaired", channel=replica.name, first=blocks[0].offsets.start, end=blocks[-1].end)
 
 
 def fitting(data: bytes, replica: ChannelReplica, gap: range) -> list[Block]:

@@ -191,7 +191,7 @@ class ReplicaChannels:
         return NoReplicaHere(channel=record.name, replicas=record.replicas)
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
-        """For parts of this node: `order.token` is called with (first offset, error), once."""
+        """Append a block of this node's own; `order.token` is called once, with (first offset, error)."""
         self.replica(channel_id).produce(order, self._driver.now_ms())
         self._driver.pump_soon()
 
@@ -268,9 +268,9 @@ class ReplicaChannels:
     async def fetch(self, fetch: Fetch, *, for_node: bool = False) -> Fetched:
         """Committed blocks, of a leader or of a replica in contact with one (DO1).
 
-        A node that mends its log is answered even where nothing is served, and by a leader with all that it holds: with
-        every replica needed for `min_isr` a new leader may have to wait for just that mending. Whoever mends takes only
-        blocks of the epoch that it had there itself.
+        A node that repairs its log is answered even by a replica that serves nothing, and by a leader with all that it
+        holds: if every replica is needed for `min_isr`, a new leader may have to wait for this repair. The repairing
+        node takes only blocks of the epoch that its own log had there.
         """
         deadline_ms = steady_clock_ms() + fetch.wait_ms
         while True:
@@ -338,7 +338,7 @@ class ReplicaChannels:
         )
 
     async def offset_at(self, channel_id: int, at: Place) -> OffsetsAnswer:
-        """Where a place is. Times and seqs are found by range, not by order (B2)."""
+        """The offset of a place. Times and seqs are found by range, not by order (B2)."""
         replica = self.replica(channel_id)
         if replica.leading is None:
             # A follower may know of a smaller committed end than another node has told before (invariant 4).

@@ -1,7 +1,8 @@
-"""What is asked of a node: changes of the catalog, linearizable reads, leadership. Any node takes any of it.
+"""Requests to a node: changes of the catalog, linearizable reads, leadership. Any node takes any of them.
 
-What this node does not lead it passes on to the leader, one hop. NotLeader and its like are tried again until the time
-is up; what may have happened is never tried again here, but told (`definite` is False).
+A node that does not lead the metadata passes them on to the leader, one hop. `NotLeader` and similar refusals are
+retried until the deadline; a request that may have taken effect is not retried, and its error says so (`definite` is
+False).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidelog.storage.log.writer import session_clock_us, steady_clock_ms
 
 REQUEST_MS: Final = 5_000
 READ_TRY_MS: Final = 500
-"""For one answer of the leader to a read: below the shortest time in which there can be another leader."""
+"""The wait for one answer of the leader to a read: shorter than any election."""
 RETRY_MS: Final = 25
 """Between two tries while nobody leads."""
 _TRY_AGAIN: Final = frozenset(
@@ -41,7 +42,7 @@ class NodeRequests:
         self._driver = driver
         self._status = status
         self.commits_us: deque[int] = deque(maxlen=_COMMITS_KEPT)
-        """How long the last changes took here, from the proposal until they were applied."""
+        """Microseconds from proposal to application of the last changes proposed here."""
 
     async def answer(self, kind: int, body: bytes, *, from_operator: bool) -> bytes:
         """A request that came over the link."""
@@ -68,7 +69,7 @@ class NodeRequests:
         return json.dumps(found).encode()
 
     def commit_p50_ms(self) -> float | None:
-        """Of the last hundred changes that were proposed here; None before the first."""
+        """The median of the last hundred changes that were proposed here; None before the first."""
         taken = sorted(self.commits_us)
         return taken[len(taken) // 2] / 1000 if taken else None
 
@@ -103,7 +104,7 @@ class NodeRequests:
     # --- reads ---------------------------------------------------------------------------------------------
 
     async def read_barrier(self, *, timeout_ms: int = REQUEST_MS) -> int:
-        """After it the catalog here holds everything that was committed before it was asked for."""
+        """Wait until the catalog here holds everything that was committed before the call."""
 
         async def attempt(left_ms: int) -> int:
             core = self._driver.core
@@ -137,7 +138,7 @@ class NodeRequests:
         )
 
     async def _leaders_read_index(self, timeout_ms: int) -> int:
-        """A leader that hangs is not waited for to the end: a read may be asked for again, of whoever leads by then."""
+        """Give up on a leader that hangs before the deadline: a read can be repeated at the next leader."""
         try:
             return int((await self._ask_leader(READ_INDEX, b"", min(timeout_ms, READ_TRY_MS)))["index"])
         except LogError as error:
@@ -170,7 +171,7 @@ class NodeRequests:
     # --- leadership ------------------------------------------------------------------------------------------
 
     async def transfer(self, target: str | None, *, timeout_ms: int = REQUEST_MS) -> str:
-        """Move leadership of the metadata to `target`, or to whoever is best. Returns the node that leads then."""
+        """Move leadership of the metadata to `target`, or to the best voter. Returns the new leader."""
         core = self._driver.core
         if not core.is_leader:
             return str((await self._ask_leader(TRANSFER, (target or "").encode(), timeout_ms))["leader"])
