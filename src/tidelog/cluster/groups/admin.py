@@ -51,7 +51,7 @@ class GroupAdmin:
         coordinator = choose_coordinator(self._channels.catalog, for_streams=bool(request.streams))
         if coordinator is None:
             raise NotLeader(leader=None)
-        life = await self._propose(
+        generation = await self._propose(
             JoinGroup(
                 group=request.group,
                 member=request.member,
@@ -63,18 +63,18 @@ class GroupAdmin:
                 at_ms=self._channels.wall_ms(),
             )
         )
-        # The index of a join is the member's life: so the one that is answered is this one's and nobody else's.
+        # The index of a join is the member generation, so the answer belongs to this join and to no other.
         group = self._known(request.group)
         return {
             "group": group.group,
             "member": request.member,
-            "life": life,
+            "life": generation,
             "epoch": group.epoch,
             "coordinator": group.coordinator,
             "coordinator_epoch": group.coordinator_epoch,
             "consumer_timeout_ms": self._options.consumer_timeout_ms,
             "coordinator_timeout_ms": self._options.coordinator_timeout_ms,
-            "index": life,
+            "index": generation,
         }
 
     async def _leave(self, request: GroupRequest, principal: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@ where the group is coordinated; any other node passes them on there, one hop.
 
 What a caller must keep: `start` once the node runs, `stop` before it is stopped.
 
-NG1  A group's cursor is read and moved, for a member, only while the channel is assigned to that life of it by the
-     catalog of the channel's leader; and that catalog is not older than what the member has seen. So once a new
+NG1  A group's cursor is read and moved, for a member, only while the channel is assigned to that generation of it by
+     the catalog of the channel's leader; and that catalog is not older than what the member has seen. So once a new
      reader has asked where to begin, the one before cannot move the position any more.
-NG2  Who asks where the group is not known is answered only after a read barrier: it may have joined a moment ago.
+NG2  A request about an unknown group is answered only after a read barrier: the member may have just joined.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NodeGroups:
         self._task: asyncio.Task[None] | None = None
         self._expelled = 0
 
-    # --- life ------------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         # Kept here, and cancelled by `stop`.

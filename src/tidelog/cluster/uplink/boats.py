@@ -6,7 +6,7 @@ log, and ended when it no longer does.
 
 What a caller must keep: everything on the event loop; `moved` hears of every replica that moved.
 
-UB1  At most one instance of a boat lives on a node, and only where its channel is led.
+UB1  At most one instance of a boat exists on a node, and only where its channel is led.
 UB2  A channel that is not marked as a boat's is none, whatever its name: no boat writes to it.
 """
 

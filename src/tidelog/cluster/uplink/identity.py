@@ -63,7 +63,7 @@ class UplinkIdentity:
         self._node_revocations = node_revocations
 
     def of(self, context: Any, *, claimed: str | None = None) -> Caller:
-        """Raises a typed refusal for whoever is nobody."""
+        """Raises a typed refusal if the caller proves no identity."""
         facts = context.auth_context()
         certificates = facts.get("x509_pem_cert", ())
         passed_on = metadata_of(context, PASSED_ON)

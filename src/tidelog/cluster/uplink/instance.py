@@ -3,7 +3,7 @@
 What is to be appended goes through the `LedChannel`, and comes back in order once it is committed on the ISR.
 What is of no concern to the protocol (events, devices, readers) is reported to the `InstanceWatch`.
 
-UI1  An instance lives in one leader epoch. When that ends, or an append was refused, its streams end with a status
+UI1  An instance belongs to one leader epoch. When that ends, or an append was refused, its streams end with a status
      that tells the boat to come again, everything that was pending counts for nothing (U2), and the next Handshake
      begins from the log.
 """
@@ -58,7 +58,7 @@ _EVENTS_INTERVAL_MS: Final = 1_000
 
 
 class Instance:
-    """One boat: its channel, its one session. Lives on the event loop."""
+    """One boat: its channel and its one session. Everything runs on the event loop."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ _URGENT_INTERVAL_MS: Final = 1_000
 """A boat that shakes hands all the time must not keep the disk busy with its holes."""
 _SAVED_TOGETHER: Final = 16
 _LOOK_INTERVAL_MS: Final = 1_000
-"""Folding costs by the call more than by the frame; whoever reads the feed or asks for devices does not wait for it."""
+"""Folding costs more per call than per frame. Readers of the feed and of devices do not wait for it."""
 _LONG_AGO_MS: Final = -(2**62)
 
 Mark: TypeAlias = tuple[int, int, int]
@@ -121,7 +121,7 @@ class BoatMaintenance:
         return [each for each in urgent if self._waited_ms(each) >= _URGENT_INTERVAL_MS]
 
     def _moved(self) -> list[Instance]:
-        """Boats whose file is old, whoever waits longest first."""
+        """Boats whose file is old, the oldest first."""
         interval_ms = self._options.state_interval_ms
         moved = [
             each

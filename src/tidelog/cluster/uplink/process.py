@@ -124,7 +124,7 @@ class NodeUplink:
         self._address = options.advertise or f"{reached_host(options.listen, host)}:{self.port}"
         return self._address
 
-    # --- life ------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------
 
     def bind(self) -> None:
         """Take the port; nobody is served yet."""

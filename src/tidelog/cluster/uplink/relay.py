@@ -171,7 +171,7 @@ async def _abort_lost(context: Any, relayed: _Relayed) -> None:
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
-    """What the boat says (RL3). The call is over if it cannot be written to; whoever reads it hears why."""
+    """Pass the boat's messages on (RL3). A call that cannot be written to is over; its reader gets the reason."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, asyncio.CancelledError):
         async for data in requests:
             await call.write(data)

@@ -243,7 +243,7 @@ class ClusterBoat(SimBoat):
                 if self.rng.random() < 0.5:
                     self.boats.lost(connection)
 
-    # --- lives -------------------------------------------------------------------------------------------
+    # --- processes and disks -----------------------------------------------------------------------------------------
 
     def wipe(self) -> None:
         """The journal's folder is gone: a new lineage."""
@@ -275,7 +275,7 @@ class ClusterBoat(SimBoat):
 
 
 def _random_sender(rng: Random) -> SenderConfig:
-    """The seed's numbers, scaled down to a life of seconds."""
+    """The seed's numbers, scaled down to a run of seconds."""
     return SenderConfig(
         max_live_lag=rng.choice((60, 400)),
         lag_check_interval=10,

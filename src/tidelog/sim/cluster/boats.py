@@ -4,7 +4,7 @@ The code under test is the production code: `BoatAppends`, with its `UplinkChann
 leads the boat's channel. Here is what the shell around it does: a Handshake finds or makes the channel, waits until it
 is led and read, or is passed on; a boat's streams end when the leader's epoch does (U2, RL1); acks leave by the clock
 too; the folds are written down now and then (F3). What happens to boats and their links has its own clock and dice,
-so that a life without boats is the same with this file and without it.
+so that a run without boats is the same with this file and without it.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class ClusterBoats:
     def _meet(
         self, node: ClusterNode, record: ChannelRecord, boat: ClusterBoat, connection: BoatConnection, hello: Hello
     ) -> bool:
-        """Whether whoever leads was found, and took it."""
+        """Whether the leader was found and took the message."""
         if record.leader is None:
             return False
         leader = self.world.nodes[record.leader]

@@ -258,7 +258,7 @@ class SimProducers:
         return True
 
     def _check_remembered(self, node: ClusterNode, one: Try, error: OutOfSequence) -> None:
-        """6: all that came before a producer's oldest block is committed, so whoever leads now knows of it."""
+        """6: all that came before a producer's oldest block is committed, so the present leader knows of it."""
         producer, channel = one.producer, self.world.model.channels.get(one.channel_id)
         oldest = bool(producer.pending) and one.batch is producer.pending[0] and producer.ack is AckPolicy.ALL
         if channel is None or not oldest or channel.losses or channel.in_doubt:
@@ -301,7 +301,7 @@ class SimProducers:
         world.scheduler.after(1 + int(world.rng.random() * 4), hear)
 
     def node_is_off(self, node: ClusterNode) -> None:
-        """Whoever waits for it hears nothing any more."""
+        """The process is gone: its clients get no answer."""
         self._open = {token: one for token, one in self._open.items() if one.node != node.name}
 
     def open_at(self) -> Counter[str]:

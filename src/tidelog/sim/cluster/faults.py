@@ -110,7 +110,7 @@ def rot_in_log(world: ClusterWorld, node: ClusterNode) -> None:
         position, bit = node.disk.flip_random_bit(path)
         if node.torn_bytes(path) > cut:
             # In the last commit of a write-ahead file, which no later one vouches for, a flipped bit is a torn write to
-            # whoever finds it (B4): nobody can know that it had been synced, and so nobody is asked to.
+            # the next opening (B4): nothing shows that it had been synced, so that is not required.
             node.disk.flip_bit(path, position, bit)
             return
         node.tampered = node.rotten = True

@@ -23,7 +23,7 @@ from tidelog.storage.log.segment import base_offset_of
 from tidelog.storage.store.parts import CHANNELS_FOLDER, WAL_FOLDER
 
 NODE_STATE: Final = f"{FOLDER}/node.state"
-"""Of the metadata: which node this is, and how its last life ended."""
+"""Files of the metadata: the node's identity, and how its last process ended."""
 
 
 # --- who may lie -----------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def lie(world: TamperedWorld, node: ClusterNode) -> None:
     folder = world.rng.choice((WAL_FOLDER, WAL_FOLDER, CHANNELS_FOLDER, FOLDER))
     if tell_lie(node.disk, world.rng, folder, kind, choose=_is_of_store) is not None:
         node.tampered = True
-        node.rotten |= kind in (Lie.FLIPPED, Lie.ZEROED)  # in the middle of a file that is rot, and is mended as such
+        node.rotten |= kind in (Lie.FLIPPED, Lie.ZEROED)  # in the middle of a file that is rot, and is repaired as such
         node.rotten |= folder != WAL_FOLDER  # a segment that lost its end, or is gone, leaves a hole
         world.counters["lied"] += 1
         world.counters[f"lied_{kind}"] += 1

@@ -135,7 +135,7 @@ def shorten(plan: ClusterSchedule, name: str, end: int) -> None:
 
 
 def five_nodes(min_isr: int = 2) -> ClusterSchedule:
-    """The metadata lives on n1, n2 and whoever else is there; the channel on n3, n4 and n5. n4 leads it."""
+    """The metadata is on n1, n2 and further nodes; the channel on n3, n4 and n5. n4 leads it."""
     return ClusterSchedule(
         5,
         leader="n4",
@@ -312,8 +312,8 @@ def _elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
 
 
 def rot_last_block(plan: ClusterSchedule, name: str) -> None:
-    """The node was stopped cleanly. Bytes in the middle of its log's last block flip, in a file that its next life has
-    no reason to doubt."""
+    """The node was stopped cleanly. Bytes in the middle of its log's last block flip, in a file that its next process
+    has no reason to doubt."""
     node, channel = plan.node(name), plan.channel
     head = channel.copies[name].entries[-1].head
     found = 0

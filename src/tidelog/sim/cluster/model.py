@@ -122,7 +122,7 @@ class ClusterModel(MetadataModel):
                 raise ClusterBroken(f"1: {leader} is elected by reports; {member.node} holds {channel.name} whole")
 
     def _check_joined(self, channel: ChannelAccount, node: str) -> None:
-        """5: whoever is in sync from now on holds everything that is committed."""
+        """5: every member of the ISR holds everything that is committed from now on."""
         copy = channel.copies.get(node)
         held = 0 if copy is None else copy.held_end
         if channel.in_doubt or (copy is not None and copy.damaged):
@@ -291,7 +291,7 @@ class ClusterModel(MetadataModel):
             f"F3: retention at {node} cuts {channel.name} at {start}, past what is known of its producers"
         )
 
-    def mended(self, node: str, channel_id: int, entries: list[AccountEntry], state: LogState) -> None:
+    def repaired(self, node: str, channel_id: int, entries: list[AccountEntry], state: LogState) -> None:
         """10: what was put in the place of rotten blocks is what was committed there."""
         channel = self.channels.get(channel_id)
         if channel is None:
@@ -306,7 +306,7 @@ class ClusterModel(MetadataModel):
                 and known.head != entry.head
                 and entry.end <= copy.committed_end
             ):
-                raise ClusterBroken(f"10: {node} mends {channel.name} with another block at {entry.base}")
+                raise ClusterBroken(f"10: {node} repairs {channel.name} with another block at {entry.base}")
 
     def deleted_log(self, node: str, channel_id: int) -> None:
         """RRE2: only what the catalog has deleted, or placed elsewhere, is thrown away."""
@@ -380,7 +380,7 @@ class ClusterModel(MetadataModel):
         """The account after an election that may have lost records: what the new leader holds of it.
 
         A block that has rotted in its log, unread and so unnoticed, is not given up by that: it was committed, the log
-        goes on behind it, and once it is read the shell mends it from whoever holds it.
+        goes on behind it, and once it is read the shell repairs it from a node that holds it.
         """
         channel.settled_epoch = channel.unclean_epoch
         channel.losses += 1
@@ -468,7 +468,7 @@ class ClusterModel(MetadataModel):
 
     def _with_what_rotted(self, channel: ChannelAccount, copy: Copy) -> list[AccountEntry]:
         """What a leader has above its committed end. A block that rotted there, and that nobody has read since, is
-        taken from whoever holds it: that is who makes it durable."""
+        taken from a node that holds it: that node makes it durable."""
         own = copy.entries[copy.place(copy.committed_end) :]
         if not copy.damaged:
             return own
@@ -571,7 +571,7 @@ class ClusterModel(MetadataModel):
     def check_logs(self, channel: ChannelAccount, logs: dict[str, list[AccountEntry]], tampered: set[str]) -> None:
         """1, 2: every replica holds the committed records, byte for byte, and all that was acked is there, once.
 
-        Where bits were flipped records may be missing: they are found when they are read, and mended by the shell.
+        Where bits were flipped records may be missing: they are found when they are read, and repaired by the shell.
         """
         self.checks += 1
         leader = channel.record.leader

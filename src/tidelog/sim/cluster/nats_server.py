@@ -1,7 +1,7 @@
 """A simulated NATS server, and the connections of simulated nodes to it.
 
 As a real one: what is sent over a connection arrives in order or is lost with the connection; a message goes to all
-that listen on its subject, and where nobody does whoever asked is told; a payload has a largest size. The server can
+that listen on its subject, and the sender is told where nobody does; a payload has a largest size. The server can
 die and come back without a memory, freeze and go on where it was, and lose single connections. A node that is cut off
 from the server alone notices late; the server notices later still, and until then keeps the dead connection's
 subscriptions, so that messages vanish without a word.

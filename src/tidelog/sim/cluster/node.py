@@ -151,7 +151,7 @@ class ClusterNode(SimNode):
     def now_us(self) -> int:
         return self.clock_ms() * 1_000
 
-    # --- life and death ------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------
 
     def _facts(self) -> NodeFacts:
         self._orders_due = False
@@ -195,7 +195,7 @@ class ClusterNode(SimNode):
         self.orders.clear()
         store, self._store, self.storage = self._store, None, None
         if store is not None and not crashed:
-            store.poison("the process was killed")  # the machine lives on: let go, write nothing
+            store.poison("the process was killed")  # the machine goes on: close, write nothing
             store.close(0)
         model = self.world.model
         for channel in model.channels.values():
@@ -504,7 +504,7 @@ class ClusterNode(SimNode):
         with suppress(LogError):
             self._watermarks.save()
 
-    # --- mending, as the shell does it -------------------------------------------------------------------------
+    # --- repair, as the shell does it -------------------------------------------------------------------------
 
     def _mend(self, core: NodeCore) -> None:
         """What has rotted is fetched from another replica and put in its place."""
@@ -521,8 +521,8 @@ class ClusterNode(SimNode):
                 with suppress(LogError):
                     log.replace(blocks)
                     state = self.logs.state(channel_id)
-                    self.world.counters["mended"] += 1
-                    self.world.model.mended(self.name, channel_id, self.entries(channel_id, state), state)
+                    self.world.counters["repaired"] += 1
+                    self.world.model.repaired(self.name, channel_id, self.entries(channel_id, state), state)
                     ready = LogReady(channel_id=channel_id, generation=replica.generation, state=state, swept=True)
                     core.channels.replicas.storage_done(ready, self.clock_ms())
 

@@ -6,7 +6,7 @@ cluster happens here too. Checks run after each event; at the end the faults sto
 every ISR is full, every replica holds the same bytes, and all that a boat has is in its channel. `tidelog sim cluster
 --seed N` shows a failure again.
 
-Links are TCP in most lives: what is sent over one arrives in order, or is lost when it breaks. In the others messages
+Links are TCP in most runs: what is sent over one arrives in order, or is lost when it breaks. In the others messages
 overtake each other, which a link never does, and the replicas bear it all the same.
 """
 
@@ -347,7 +347,7 @@ class ClusterWorld(MetadataWorld):
         elif record.readonly:
             change = SetReadonly(channel_id=key, expected_channel_epoch=epoch, readonly=False)
         elif record.config.effective_min_isr > len(self._homes_of(record)):
-            # Nodes were removed, and it asks for more of them in sync than are left (R4).
+            # Nodes were removed, and it needs more of them in sync than are left (R4).
             fewer = replace(record.config, min_isr=1)
             change = AlterChannel(channel_id=key, expected_channel_epoch=epoch, config=fewer)
         else:

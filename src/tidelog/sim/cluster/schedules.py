@@ -1,4 +1,4 @@
-"""Directed schedules of channels: what random lives do not find, or find too seldom, told step by step."""
+"""Directed schedules of channels: what random runs do not find, or find too seldom, step by step."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def leader_dies() -> ClusterSchedule:
 
 
 def two_of_three_gone() -> ClusterSchedule:
-    """Two of three members of the ISR are gone, the metadata of five nodes lives: the third goes on where it may."""
+    """Two of three members of the ISR are gone, the metadata of five nodes is there: the third goes on where it may."""
     plan = ClusterSchedule(
         5, leader="n3", replicas=("n3", "n4", "n5"), min_isr=1, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig()
     )
@@ -187,7 +187,7 @@ def leader_cut_from_its_followers(
 
 
 def one_bad_link() -> ClusterSchedule:
-    """R6: two in sync that do not hear each other. No election would mend that, so there is none."""
+    """R6: two in sync that do not hear each other. No election would help, so there is none."""
     plan = ClusterSchedule(
         5,
         leader="n4",
@@ -202,7 +202,7 @@ def one_bad_link() -> ClusterSchedule:
     epoch = plan.channel.record.leader_epoch
     plan.cut("n4", off={"n5"})
     plan.run(10_000)
-    plan.must(plan.channel.record.leader_epoch == epoch, "14: an election that mends nothing")
+    plan.must(plan.channel.record.leader_epoch == epoch, "14: an election that does not help")
     plan.join_links()
     plan.settle()
     return plan
