@@ -75,8 +75,6 @@ WORDS_ALLOWED = {
 PHRASES_ALLOWED = ["bench " + "doors", '"' + "doors", "client do" + "ors catchup"]
 """What a command was first called stays."""
 UNTIDY_WORDS = (
-    "src/tidelog/cluster/",
-    "src/tidelog/sim/cluster/",
     "tests/cluster/",
     "tests/replication/",
     "tests/uplink/",

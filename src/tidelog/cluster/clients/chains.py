@@ -36,7 +36,7 @@ _NUMBER: Final = struct.Struct("<I")
 
 
 class FetchChains:
-    """Of one link."""
+    """The chains of fetches on one link."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[int, asyncio.Future[int | None]] = OrderedDict()

@@ -89,7 +89,7 @@ REQUEST_MS: Final = 10_000
 RETRY_MS: Final = 25
 """Between two tries while nobody leads the metadata."""
 TRIES_MAX: Final = 16
-"""Of one change whose channel keeps moving on."""
+"""Tries for one change whose channel epoch keeps rising."""
 BATCH_CHANNELS: Final = 100
 """Created by one change of the catalog."""
 _PLACED_PER_TURN: Final = 20

@@ -81,7 +81,7 @@ class SharedBarrier:
 
 
 class Rechecks:
-    """Of one node."""
+    """The refusals of one node that wait to be checked again."""
 
     def __init__(self, read_barrier: ReadBarrier) -> None:
         self._read_barrier = read_barrier

@@ -74,7 +74,7 @@ class _Listening:
     record: ChannelRecord
     """Its record when this was last checked: records are never edited, only replaced."""
     number: int
-    """Of the subscription."""
+    """The number of the subscription."""
     retry_ms: int | None = None
     """When to try again, while the channel takes nothing."""
     dropped: int = 0

@@ -62,7 +62,7 @@ async def adopt_channels(driver: NodeDriver, requests: NodeRequests, config: Cha
 
 
 async def _newest_epoch(driver: NodeDriver, channel_id: int, name: str) -> int:
-    """Of a log that is not open yet; looked at in the writer's thread."""
+    """The newest epoch in a log that is not open yet; read in the writer's thread."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[int] = loop.create_future()
     logs = driver.channel_logs

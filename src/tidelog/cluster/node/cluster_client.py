@@ -78,7 +78,7 @@ class ClusterClient:
         return found
 
     async def status(self) -> dict[str, Any]:
-        """Of the node that answered, and of the leader as `leader_status` if that is another one and can be reached."""
+        """The status of the node that answered; `leader_status` is the leader's, if that is another one and answers."""
         status = await self._ask(STATUS, b"")
         status["leader_status"] = None
         leader = next((node for node in status["nodes"] if node["node"] == status["leader"]), None)

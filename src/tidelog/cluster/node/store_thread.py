@@ -59,7 +59,7 @@ class StoreThread:
         self.upkeep_problem: str | None = None
         """Why its files cannot be kept in order, in words: nothing is lost, but the disk fills."""
         self._loss_is_told = False
-        """Of what had been synced: this node has registered as one that may lack anything (R5)."""
+        """The catalog knows of the loss: this node has registered as one that may lack synced records (R5)."""
         self._watermarks_due_ms = self._space_due_ms = self._retention_due_ms = self._strays_due_ms = 0
 
     @classmethod

@@ -16,7 +16,7 @@ Modules:
     replicas         All channels of a node
     state            What one replica knows of its channel and its log
     storage          Carrying out what replicas order of storage
-    surroundings     What a replica asks about the node that it lives on
+    surroundings     Queries of a replica about its node
     tail             The newest blocks of a channel in memory
     transport        How a node's messages reach its peers
     trouble          What a replica does about a log that it cannot read

@@ -16,7 +16,7 @@ def observe_lag(replica: ChannelReplica, silence_of: Callable[[str, int], int], 
     leading, following = replica.leading, replica.following
     record_bytes = replica.log_bytes // max(1, replica.log_end - replica.log_start)
     if leading is not None:
-        # Seed 001: the longest silence of a replica. Nodes speak in pairs, so either sign of life counts (R7).
+        # Seed 001: the longest silence of a replica. Nodes speak in pairs, so a message of either kind counts (R7).
         silence_ms = max(
             (min(now_ms - heard_ms, silence_of(peer, now_ms)) for peer, heard_ms in leading.heard_ms().items()),
             default=0,

@@ -322,7 +322,7 @@ class Leading:
         if progress.stands and progress.fetch_from < replica.log_end:
             self._out.serve_soon()
         elif first or request.again:
-            self._tell(peer, progress)  # the last answer was lost, or a sign of life is wanted
+            self._tell(peer, progress)  # the last answer was lost, or the follower checks that the leader answers
         elif progress.committed_told < replica.committed_end and progress.held_end >= replica.committed_end:
             self._notice_soon(now_ms)
 

@@ -28,7 +28,7 @@ _NEARLY_FULL: Final = 3, 4
 
 
 class ProducerExpiry:
-    """Of one node, for the channels that it leads."""
+    """The expiry of producers on one node, for the channels that it leads."""
 
     def __init__(self, options: ReplicationOptions) -> None:
         self._options = options

@@ -136,7 +136,7 @@ class Replicas:
         self._watched: dict[int, int] = {}
         self._agenda: list[tuple[int, int]] = []
         self.is_due_earlier = False
-        """`wake_at_ms` may be earlier than it was; set back by whoever looks at it."""
+        """`wake_at_ms` may be earlier than it was; the driver resets it when it has looked."""
         self._serving: dict[int, ChannelReplica] = {}
         self._moved: dict[int, ChannelReplica] = {}
         self._tails: OrderedDict[int, ChannelReplica] = OrderedDict()
@@ -568,7 +568,7 @@ class Replicas:
             replica.apply_retention(now_ms)
 
     def observe(self, now_ms: int) -> None:
-        """Renew every channel's lag, for whoever is about to read the metrics."""
+        """Renew every channel's lag before the metrics are read."""
         for replica in self._replicas.values():
             observe_lag(replica, self._silence_of, now_ms)
 

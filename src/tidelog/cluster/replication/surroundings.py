@@ -1,4 +1,4 @@
-"""What a replica asks about the node that it lives on. `Replicas` answers; what a replica wants done are effects."""
+"""Queries of a replica about its node, which `Replicas` answers. What a replica wants done are effects."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ seen the disk be quick again.
 What a caller must keep: `put` and `run_exclusive` from the event loop; every result belongs to an order, in order per
 channel; `stop` after the last of them.
 
-RW1  Whoever drives the logs holds `_driving`: the thread, or the loop while nothing that was given to the thread is
-     without its result. So orders and their results keep their order, whoever carries them out.
-RW2  After a failure of whoever drives nothing is written any more, and `on_failed` says so: a bug, or a write-ahead
-     file whose sync failed, which ends the node (S3). Nothing of that round is answered. A full disk is neither.
+RW1  The thread, or the event loop while the thread has no order without a result, holds `_driving` while it drives the
+     logs. So orders and results keep their order in both cases.
+RW2  After a failure while orders are carried out nothing more is written, and `on_failed` is called: for a bug, or a
+     write-ahead file whose sync failed, which ends the node (S3). Nothing of that round is answered. A full disk is no
+     such failure.
 RW3  The loop waits for the disk only if its last `_QUICK_COMMITS` commits took at most `_QUICK_US` each, and for no
      more than `_SMALL_BYTES`; checkpoints and all other orders are the thread's.
 """

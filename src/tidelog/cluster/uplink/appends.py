@@ -61,7 +61,7 @@ class BoatAppends:
         """Committed or refused, in the order of submission, and not looked at yet."""
         self._settling_is_due = False
         self._refusal: LogError | None = None
-        """Of an append that was refused at once (UA2)."""
+        """The refusal of an append that was refused at once (UA2)."""
         self.failure: LogError | None = None
         """Why this boat is no longer served here (UI1)."""
 

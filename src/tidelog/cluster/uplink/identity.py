@@ -41,7 +41,7 @@ _LOOPBACK: Final = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 class Caller:
     boat: str
     serials: tuple[int, ...] = ()
-    """Of its certificate and of those between it and the authority; none in insecure development."""
+    """Serial numbers of its certificate and of those up to the authority; none in insecure development."""
     is_passed_on: bool = False
 
 

@@ -80,7 +80,7 @@ class LedChannel:
         self._channels.submit(self.channel_id, order)
 
     def other_snapshots(self) -> list[ChannelSnapshot]:
-        """Of what else is folded over the log, so that one place in it is enough to begin reading at (F3)."""
+        """Snapshots of the other folds over the log, so that one place in it is enough to begin reading at (F3)."""
         fold = self._replica.fold
         return [] if fold is None else [ChannelSnapshot(state=fold.state())]
 

@@ -16,7 +16,7 @@ from tidelog.units import MIB
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceOptions:
     retention: Retention = field(default_factory=Retention)
-    """Of every boat's channel, by the leader's clock and in whole segments."""
+    """The retention of every boat's channel, by the leader's clock and in whole segments."""
     state_interval_ms: int = 5_000
     sweep_interval_ms: int = 60_000
     snapshot_interval_ms: int = 3_600_000
@@ -43,7 +43,7 @@ class UplinkOptions:
     tls_client_ca: Path | None = None
     """The authority that signs boats; every boat must show a certificate of it."""
     revocations: Path | None = None
-    """Of boats."""
+    """Revoked certificates of boats."""
     fleet: str | None = None
     """Boats whose certificate names another fleet are refused. One that names none is not."""
     insecure_dev: bool = False

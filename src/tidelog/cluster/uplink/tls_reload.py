@@ -28,7 +28,7 @@ class TlsFiles:
     client_authority: Path
     """Certificates of the authorities that sign boats. During a roll it holds the old and the new one."""
     other_authorities: tuple[Path, ...] = ()
-    """Of others who may connect: the nodes'."""
+    """Authorities of other callers: the nodes'."""
 
 
 class TlsReloader:

@@ -74,7 +74,7 @@ class Copy:
         self.start = start
 
     def place(self, offset: int) -> int:
-        """Of the first entry that ends beyond this offset."""
+        """The index of the first entry that ends beyond this offset."""
         return bisect_right(self.entries, offset, key=end_of)
 
     def has_rotted_at(self, entry: AccountEntry) -> bool:

@@ -76,7 +76,7 @@ class LedBoat:
         self.led_channel = led_channel
         self.replica = replica
         self.connection: BoatConnection | None = None
-        """Of the newest Handshake."""
+        """The connection of the newest Handshake."""
         self.session = 0
         self.appends: BoatAppends | None = None
         """None until the log is read."""

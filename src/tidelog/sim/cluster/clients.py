@@ -43,7 +43,7 @@ class ClientBatch:
     count: int
     expected_offset: int
     token: int = 0
-    """Of the try that is open; 0 if there is none."""
+    """The token of the try that is open; 0 if there is none."""
     tries: int = 0
     open_tries: int = 0
     """Tries whose outcome is not known: the block may be in the log."""

@@ -61,7 +61,7 @@ class ClusterModel(MetadataModel):
         self.channels: dict[int, ChannelAccount] = {}
         self.deleted: dict[int, ChannelAccount] = {}
         self.boats: dict[str, BoatAccount] = {}
-        """Of channels that are boats', by name."""
+        """The accounts of boats' channels, by name."""
         self.tolerates_short_leaders = False
         """A schedule made a short log lead on purpose, to see what the others do."""
 

@@ -141,7 +141,7 @@ class ClusterNode(SimNode):
         self._orders_due = False
         self.nats: SimNatsClient | None = None
         self.exchange: NatsExchange | None = None
-        """Of the present process, in a world whose replication goes over NATS."""
+        """The exchange of the present process, in a world whose replication goes over NATS."""
 
     @property
     def logs(self) -> ChannelLogs:
@@ -491,7 +491,7 @@ class ClusterNode(SimNode):
         if self.world.boats is not None:
             self.world.boats.tick(self)
         if (self.rotten or self.tampered) and not self.orders:
-            self._mend(core)
+            self._repair(core)
         if self.rng.random() < 0.3:
             self._save_watermarks(core)
 
@@ -506,8 +506,8 @@ class ClusterNode(SimNode):
 
     # --- repair, as the shell does it -------------------------------------------------------------------------
 
-    def _mend(self, core: NodeCore) -> None:
-        """What has rotted is fetched from another replica and put in its place."""
+    def _repair(self, core: NodeCore) -> None:
+        """Fetch damaged records from another replica and put them in their place."""
         for channel_id in sorted(self.logs.damaged_channels()):
             replica = core.channels.replicas.replica(channel_id)
             if replica is None or replica.storage is not Storage.READY:
@@ -546,7 +546,7 @@ class ClusterNode(SimNode):
     # --- for checks ------------------------------------------------------------------------------------------
 
     def channel_files(self) -> list[str]:
-        """Of segments and write-ahead files, for rot to choose from."""
+        """Paths of segments and write-ahead files, for rot to choose from."""
         found, folders = [], [".tidelog/channels", ".tidelog/wal"]
         while folders:
             folder = folders.pop()
@@ -561,7 +561,7 @@ class ClusterNode(SimNode):
         return sorted(found)
 
     def torn_bytes(self, path: str) -> int:
-        """Of a write-ahead file: how much of its end would be cut, as a write that the power had torn."""
+        """How many bytes at the end of a write-ahead file would be cut as a torn write."""
         folder, _, name = path.rpartition("/")
         if not name.endswith(WAL_SUFFIX):
             return 0
