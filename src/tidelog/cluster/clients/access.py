@@ -1,8 +1,8 @@
-"""Who may do what: the certificate says who somebody is, the grants of the catalog what it may do.
+"""Permissions: a certificate names the principal, the grants of the catalog say what it may do.
 
-Operators and nodes may do everything: nodes carry out what they were allowed by others, and an operator could give
-itself any grant. A client may do what it was granted, by scope and channel. Where names are only believed
-(`--insecure-dev`), everybody may do everything.
+Operators and nodes may do everything: nodes act for principals that other nodes have checked, and an operator could
+give itself any grant. A client may do what it was granted, by scope and channel. Without authentication
+(`--insecure-dev`), every caller may do everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ADMIN: Final = "admin:channels"
 READ: Final = "read:data"
 WRITE: Final = "write:data"
 ANY_OF_THEM: Final = (READ, WRITE, ADMIN)
-"""Each of them is reason enough to know that a channel exists and who leads it."""
+"""Each of these scopes is enough to know that a channel exists and which node leads it."""
 ALL_CHANNELS: Final = "*"
 """As a name: only a grant for all channels matches it."""
 
@@ -25,7 +25,7 @@ _MAY_EVERYTHING: Final = frozenset({"operator", "node"})
 
 
 class ClientAccess:
-    """Asked for every request; nothing is remembered, so what is revoked ends at once."""
+    """Checked for every request; nothing is cached, so a revocation takes effect at once."""
 
     def __init__(self, *, catalog: Callable[[], Catalog], now_ms: Callable[[], int], insecure_dev: bool) -> None:
         self._catalog = catalog
@@ -48,6 +48,6 @@ class ClientAccess:
             raise AccessDenied(principal=principal, scope=" or ".join(scopes), channel=channel)
 
     def require_operator(self, principal: str, channel: str, deed: str) -> None:
-        """For what no grant can give."""
+        """Raise `AccessDenied` for actions that no grant can give."""
         if not (self._insecure_dev or principal.startswith("operator:")):
             raise AccessDenied(principal=principal, scope=deed, channel=channel)

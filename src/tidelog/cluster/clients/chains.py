@@ -1,13 +1,13 @@
-"""Fetches that follow each other: a client asks for what comes next before it has what came before.
+"""Fetches that follow each other: a client requests the next blocks before it has the previous answer.
 
 Only the node knows where an answer ends, so a fetch that continues names a chain instead of an offset. While one answer
-is being sent, the next is read; nobody waits for a round trip.
+is being sent, the next is read, without waiting for a round trip.
 
 What a caller must keep: `enter` in the order in which fetches arrive, before anything is awaited; leave the turn by its
 end, whatever happens.
 
-FC1  A fetch that continues begins exactly where the one before it in its chain ended; if that failed, brought nothing
-     or is not known, it has no place, and is answered without blocks.
+FC1  A fetch that continues begins exactly where the one before it in its chain ended; if that failed, returned nothing
+     or is not known, it has no start, and is answered without blocks.
 FC2  A link has at most `CHAINS_MAX` chains; the one used longest ago is forgotten.
 """
 
@@ -27,9 +27,10 @@ from tidelog.units import MIB
 
 CHAINS_MAX: Final = 64
 QUEUED_BYTES_MAX: Final = MIB
-"""An answer waits until no more than this is left to send of those before it: it must not share the way with them."""
+"""An answer waits until no more than this is left to send of earlier ones: it must not share the bandwidth with
+them."""
 _BLOCKS_MAX: Final = 1_024
-"""Heads that are looked at to find the end of an answer; where blocks are that small a chain gains nothing."""
+"""Heads that are parsed to find the end of an answer; where blocks are that small a chain gains nothing."""
 _STORED_BYTES_AT: Final = 56
 _WINDOWS_AT: Final = 104
 _NUMBER: Final = struct.Struct("<I")
@@ -40,7 +41,7 @@ class FetchChains:
 
     def __init__(self) -> None:
         self._ends: OrderedDict[int, asyncio.Future[int | None]] = OrderedDict()
-        """Where the newest fetch of each chain ends, once that is known."""
+        """The end of the newest fetch of each chain, once that is known."""
 
     def enter(self, fetch: ChainedFetch) -> Turn:
         turn = Turn(self._ends.get(fetch.chain) if fetch.continues else None)
@@ -52,7 +53,7 @@ class FetchChains:
 
 
 class Turn:
-    """The place of one fetch in its chain. Left without `ended`, those behind it have no place (FC1)."""
+    """The place of one fetch in its chain. Left without `ended`, later fetches have no start (FC1)."""
 
     def __init__(self, before: asyncio.Future[int | None] | None) -> None:
         self._before = before
@@ -67,8 +68,8 @@ class Turn:
         self.ended(None)
 
     async def start(self) -> int | None:
-        """Where a fetch that continues begins; None if it has no place."""
-        # Shielded: who gives up waiting here must not take the end away from the fetch that will set it.
+        """The start of a fetch that continues; None if it has none."""
+        # Shielded: a caller that stops waiting here must not cancel the fetch that will set the end.
         return None if self._before is None else await asyncio.shield(self._before)
 
     def ended(self, end: int | None) -> None:
@@ -77,7 +78,7 @@ class Turn:
 
 
 def end_of(data: Sequence[bytes | bytearray | memoryview]) -> int | None:
-    """The offset after the last block; None if there is none, or too many to look for it."""
+    """The offset after the last block; None if there is none, or too many to search."""
     last: memoryview | None = None
     skip = count = 0
     for piece in data:

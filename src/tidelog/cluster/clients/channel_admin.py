@@ -5,7 +5,7 @@ other node passes the request on to it, with the caller's name. Everything becom
 what counts is decided there, the same way on every node. The metadata leader's `metadata.channel_controller` finishes
 what takes time: new replicas catch up, then those beyond the factor are removed.
 
-What a caller must keep: `principal` is who a certificate says, never what a request says.
+What a caller must keep: `principal` comes from a certificate, never from a request.
 
 CA1  A change of a channel is compare-and-set on its channel epoch. If the caller gave the epoch, a channel that has
      moved on is refused; if not, the change is decided anew, on the same channel and no other of its name.
@@ -87,16 +87,16 @@ from tidelog.errors import (
 
 REQUEST_MS: Final = 10_000
 RETRY_MS: Final = 25
-"""Between two tries while nobody leads the metadata."""
+"""Between two attempts while there is no metadata leader."""
 TRIES_MAX: Final = 16
 """Tries for one change whose channel epoch keeps rising."""
 BATCH_CHANNELS: Final = 100
-"""Created by one change of the catalog."""
+"""The most channels created by one change of the catalog."""
 _PLACED_PER_TURN: Final = 20
 _TRY_AGAIN: Final = frozenset(
     ("not_leader", "leadership_moving", "too_many_proposals", "link_busy", "peer_unreachable", "proposal_lost")
 )
-"""Codes that say nothing about the request itself, are definite, and pass."""
+"""Codes of temporary, definite errors that do not concern the request itself."""
 
 
 class ChannelAdministration:
@@ -109,7 +109,7 @@ class ChannelAdministration:
         groups: Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]] | None = None,
         limits: ReplicationOptions | None = None,
     ) -> None:
-        """`groups` carries out what is asked about consumer groups."""
+        """`groups` handles requests about consumer groups."""
         self._channels = channels
         self._access = access
         self._rng = rng
@@ -127,7 +127,7 @@ class ChannelAdministration:
     async def ask(
         self, kind: int, request: dict[str, Any], *, principal: str, timeout_ms: int = REQUEST_MS
     ) -> dict[str, Any]:
-        """Have a request carried out, wherever the metadata leader is."""
+        """Handle a request, here or by the metadata leader."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while True:
@@ -155,7 +155,7 @@ class ChannelAdministration:
                 return
 
     async def carry_out(self, kind: int, body: dict[str, Any]) -> dict[str, Any]:
-        """A request that another node passed on; only if this node leads the metadata."""
+        """A request that another node relayed; only if this node leads the metadata."""
         passed = read_passed_on(body)
         if not self._channels.is_metadata_leader:
             raise NotLeader(leader=None)
@@ -190,7 +190,7 @@ class ChannelAdministration:
     def _placed(
         self, wanted: WantedChannel, principal: str, loads: dict[str, NodeLoad], *, earlier: int
     ) -> CreateChannel | ChannelRecord:
-        """The change that creates it, or the channel that is there already with the same config."""
+        """The change that creates it, or the existing channel with the same config."""
         self._access.require(principal, wanted.name, ADMIN)
         config = config_of_json(wanted.config)
         existing = self._channels.catalog.channel(wanted.name)
@@ -216,7 +216,7 @@ class ChannelAdministration:
             )
         require_room(self._channels.catalog, loads, placed.nodes, self._limits, placed=earlier)
         leader = first_leader(placed.nodes, pinned=config.leader_pinned, rng_fraction=self._rng.random())
-        # So that the next channels of the same request go elsewhere.
+        # So that the next channels of the same request are placed elsewhere.
         for node in placed.nodes:
             load = loads.get(node, NodeLoad())
             loads[node] = replace(load, replicas=load.replicas + 1, leaders=load.leaders + (node == leader))
@@ -245,11 +245,11 @@ class ChannelAdministration:
     def _created(self, change: CreateChannel) -> dict[str, Any]:
         channel = self._channels.catalog.channel(change.name)
         if channel is None:
-            return {"error": error_json(UnknownChannel(channel=change.name))}  # somebody deleted it at once
+            return {"error": error_json(UnknownChannel(channel=change.name))}  # it was deleted at once
         return {"channel_id": channel.channel_id, "existed": False}
 
     def _refused(self, change: CreateChannel, error: LogError) -> dict[str, Any]:
-        """Somebody else may have created the same channel meanwhile: then it is there, which is what was asked."""
+        """Another client may have created the same channel meanwhile: then it exists, as requested."""
         existing = self._channels.catalog.channel(change.name)
         if existing is None:
             return {"error": error_json(error)}
@@ -264,7 +264,7 @@ class ChannelAdministration:
         request = read_alter(plain)
         self._access.require(principal, request.channel, ADMIN)
         if request.unclean:
-            # Grants give no right to lose records: a person answers for it.
+            # No grant allows losing records: only an operator may.
             self._access.require_operator(principal, request.channel, "elect with loss")
         if request.operation is not AlterOperation.ELECT and (request.unclean or request.leader is not None):
             raise BadMessage(problem="a leader is named for an election only; leader_pinned is a setting")
@@ -274,7 +274,7 @@ class ChannelAdministration:
         return self._answer(channel=None if after is None else channel_json(after), changed=changed)
 
     async def _compare_and_set(self, channel: ChannelRecord, request: AlterRequest, principal: str) -> bool:
-        """Whether anything changed (CA1, CA2)."""
+        """Returns whether anything changed (CA1, CA2)."""
         expected = request.expected_channel_epoch
         for _ in range(TRIES_MAX):
             if expected is not None and expected != channel.channel_epoch:
@@ -298,7 +298,7 @@ class ChannelAdministration:
         raise StaleChannelEpoch(channel=channel.name, expected=channel.channel_epoch, current=channel.channel_epoch)
 
     def _change(self, channel: ChannelRecord, request: AlterRequest, principal: str) -> Change | None:
-        """What to propose, decided on the channel as it is; None if it is so already."""
+        """The change to propose, decided on the channel as it is; None if nothing needs to change."""
         key = {"channel_id": channel.channel_id, "expected_channel_epoch": channel.channel_epoch}
         match request.operation:
             case AlterOperation.ALTER:
@@ -338,7 +338,7 @@ class ChannelAdministration:
         )
 
     def _replaced(self, channel: ChannelRecord, config: ChannelConfig) -> tuple[str, ...]:
-        """Where the replicas belong under another config; those that are not lost for good stay if they can."""
+        """The replicas under another config; those that are not lost for good stay if they can."""
         catalog = self._channels.catalog
         keep = [
             node
@@ -383,7 +383,7 @@ class ChannelAdministration:
         )
 
     def _nearest(self, channel: ChannelRecord) -> str:
-        """Whom the metadata leader would choose (R8)."""
+        """The leader that the metadata leader would choose (R8)."""
         candidates = self._channels.catalog.candidates(channel.channel_id)
         able = () if candidates.basis is Basis.REPORTS else candidates.nodes
         proximity = self._channels.proximity
@@ -401,13 +401,13 @@ class ChannelAdministration:
         return chosen
 
     def _answerable(self, request: AlterRequest, principal: str) -> str:
-        """Who is recorded for ever: the certificate's name; what a request says only where nothing is proved."""
+        """The name that is recorded for ever: the certificate's; the request's only without authentication."""
         return principal if principal.startswith("operator:") else request.operator or principal
 
     # --- producers -----------------------------------------------------------------------------------------
 
     async def _open_producer(self, plain: dict[str, Any], principal: str) -> dict[str, Any]:
-        """Compare-and-set on the producer's epoch: so the epoch that is answered is this opener's and nobody else's."""
+        """Compare-and-set on the producer's epoch: so the epoch in the answer belongs to this opener only."""
         request = read_open_producer(plain)
         self._access.require(principal, request.channel, WRITE)
         channel = self._known(request.channel)
@@ -448,8 +448,8 @@ class ChannelAdministration:
             self._access.require(principal, name, ADMIN)
         catalog = self._channels.catalog
         wanted = None if request.channels is None else {self._known(name).channel_id for name in request.channels}
-        # The plan looks at all channels, or it would even out some nodes at the cost of others.
-        # In a thread, since it may take long: records do not change, and what has moved on by then is refused.
+        # The plan considers all channels, or it would even out some nodes at the cost of others. It runs in a thread,
+        # since it may take long: records do not change, and moves on changed channels are refused.
         plan = await asyncio.to_thread(
             plan_rebalance, channels=catalog.channels(), nodes=catalog.nodes(), loads=self._channels.node_loads()
         )
@@ -480,7 +480,7 @@ class ChannelAdministration:
         return {"channel": name, "channel_id": step.channel_id, "leader": step.to}
 
     async def _apply_steps(self, channel: ChannelRecord, steps: Sequence[Step]) -> None:
-        """Leadership moves at once where it can; a new replica leads when it has caught up, by a later rebalance."""
+        """Leadership moves at once where it can; a new replica leads after it has caught up, by a later rebalance."""
         (after,) = preview([channel], steps)
         record = None if after.leader is None else self._channels.catalog.node(after.leader)
         if after.leader != channel.leader and after.leader in channel.isr_nodes and record is not None:
@@ -531,5 +531,5 @@ def _places_differently(before: ChannelConfig, after: ChannelConfig) -> bool:
 
 
 def _with_leaving(meant: tuple[str, ...], channel: ChannelRecord) -> tuple[str, ...]:
-    """Those that are meant to be, then those that leave once the first have caught up (CA3)."""
+    """The final replicas, then those that leave once the first are in the ISR (CA3)."""
     return (*meant, *(node for node in channel.replicas if node not in meant))

@@ -1,7 +1,7 @@
 """Whether the cluster has room for another channel: by its own settings, below what the catalog could hold.
 
 Every channel costs each of its nodes memory, and a part of the time after a restart in which all of them ask their
-leaders. A script that creates channels without end is refused while everything that exists still works.
+leaders. A script that creates channels without end is refused before existing channels suffer.
 """
 
 from __future__ import annotations

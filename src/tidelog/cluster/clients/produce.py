@@ -1,7 +1,7 @@
 """Producing over the link: blocks that clients send, and the answers they get.
 
-One way in both directions. Every block is judged before the leader's replica sees it: who sends it, whether the channel
-takes it, whether the bytes are whole and may come from a client at all. What is answered in one turn of the loop leaves
+One-way messages in both directions. Every block is checked before the leader's replica gets it: the sender, whether the
+channel takes it, whether the bytes are whole and may come from a client at all. Answers of one turn of the loop leave
 in one message per link.
 
 What a caller must keep: `LocalChannels.produce` calls `answer` exactly once, then or later, or raises a `LogError` and
@@ -10,8 +10,8 @@ never calls it. Call from the event loop only.
 PR1  Every block is answered once (CM1), as long as its link is open.
 PR2  At most `produce_bytes_max` of a link and `produce_bytes_total_max` of all wait for an answer; more is refused.
 PR3  No client writes control records or placeholders, and none under a producer that is not its own in this epoch.
-PR4  A client that takes no answers loses its link: it could not tell any more what was written.
-PR5  What an old catalog may have refused is judged again by a newer one before it is answered (`clients.rechecks`).
+PR4  A client that does not read its answers loses its link: it would no longer know what was written.
+PR5  A refusal by an old catalog is checked again by a newer one before it is sent (`clients.rechecks`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ AnswerProduced = Callable[[Produced], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What one client, and all of them, may have under way. Per node."""
+    """The limits of one client, and of all of them together. Per node."""
 
     produce_bytes_max: int = 32 * MIB
-    """Blocks of one link that wait for their answer."""
+    """Bytes of one link's blocks that wait for their answer."""
     produce_bytes_total_max: int = 512 * MIB
-    """... of all links."""
+    """The same for all links together."""
     fetch_waits_max: int = 128
     """Fetches of one link that wait for records."""
     fetch_bytes_max: int = 8 * MIB
@@ -82,7 +82,7 @@ class ClientLimits:
 
 
 class ClientLink:
-    """What a node remembers of one link."""
+    """The state of one link."""
 
     __slots__ = ("answers", "chains", "checked", "checked_index", "in_flight_bytes", "link", "principal", "waits")
 
@@ -94,7 +94,8 @@ class ClientLink:
         self.waits = 0
         self.chains = FetchChains()
         self.checked: dict[int, ChannelRecord] = {}
-        """Channels that take its blocks here, by the catalog at `checked_index`: found out anew when that changes."""
+        """Channels that take its blocks here, by the catalog at `checked_index`; checked again when the catalog
+        changes."""
         self.checked_index = -1
 
 
@@ -111,7 +112,7 @@ class Producing:
         self.blocks_refused = 0
 
     def receive(self, client: ClientLink, body: memoryview) -> None:
-        """One PRODUCE. A body that cannot be read ends the link: whose blocks it held is not known (PR1)."""
+        """One PRODUCE. An unreadable body ends the link, since its blocks cannot be answered (PR1)."""
         try:
             requests = decode_produce(body)
         except BadMessage as error:
@@ -146,7 +147,7 @@ class Producing:
         take: Callable[[], None],
         refuse: Callable[[LogError], None],
     ) -> None:
-        """Take it or refuse it after a look at a newer catalog (PR5). What waits counts for the limits (PR2)."""
+        """Take it or refuse it by a newer catalog (PR5). Waiting blocks count for the limits (PR2)."""
         try:
             self._require_room(client, size)
         except LogError as error:
@@ -230,7 +231,7 @@ class Producing:
             (client.in_flight_bytes, limits.produce_bytes_max),
             (self.in_flight_bytes, limits.produce_bytes_total_max),
         ):
-            # One block always has room, or a large one would never get through.
+            # One block always has room, or a large one would never be taken.
             if waiting and waiting + size > bytes_max:
                 raise TooManyInFlight(waiting_bytes=waiting, bytes_max=bytes_max)
 
@@ -273,9 +274,9 @@ class Producing:
         epoch = int.from_bytes(maker.producer[_PRODUCER_ID_BYTES:], "little")
         record = self._channels.catalog.producer(producer_id)
         if record is None and self._channels.catalog.was_opened(producer_id):
-            raise UnknownProducer(producer=producer_id)  # it was closed: who still uses it opens it anew
+            raise UnknownProducer(producer=producer_id)  # it was closed: a client that still uses it opens it anew
         if record is None or (record.channel_id == channel.channel_id and epoch > record.epoch):
-            # It was opened at the metadata leader, whose word may not have come here yet.
+            # It was opened at the metadata leader, and this node's catalog may not have it yet.
             raise ProducerNotYetKnown(channel=channel.name, producer=producer_id, epoch=epoch)
         if record.channel_id != channel.channel_id:
             raise UnknownProducer(producer=producer_id)
@@ -311,7 +312,7 @@ class Producing:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """What has been answered leaves now; without this call it leaves after this turn of the loop."""
+        """Send the answers now; without this call they are sent after this turn of the loop."""
         self._flush_is_due = False
         answered, self._answered = self._answered, []
         for client in answered:
@@ -347,7 +348,7 @@ class _Receipt:
 
 
 def _bodies(answers: list[Produced]) -> list[bytes]:
-    """Each fits in one small frame of the link, so that answers stay in order and none waits behind bulk."""
+    """Each fits in one small frame of the link, so that answers stay in order and none waits behind large bodies."""
     bodies = []
     parts: list[bytes] = []
     size = 0
@@ -374,7 +375,7 @@ def known_channel(catalog: Catalog, channel_id: int) -> ChannelRecord:
 
 
 def with_address(error: LogError, channels: LocalChannels) -> LogError:
-    """A leader that is named is named with its address: the client may never have heard of it."""
+    """A named leader comes with its address: the client may not know it."""
     if not isinstance(error, NotChannelLeader) or error.address or error.leader is None:
         return error
     record = channels.catalog.node(error.leader)

@@ -1,4 +1,4 @@
-"""Records that clients publish one by one: what arrived in one turn becomes one block per channel and producer.
+"""Single records of clients: those that arrived in one turn become one block per channel and producer.
 
 PU1  Every record is answered once, in a run with its neighbours, as long as its link is open.
 PU2  Records of one client keep their order. A head that cannot be read ends its link: whose record it was is not known.
@@ -21,7 +21,7 @@ from tidelog.transports.link.frames import SMALL_BYTES_MAX
 
 _ACKS = {int(policy): policy for policy in AckPolicy}
 _RECORDS_MAX = 8_192
-"""In one block: beyond that a commit takes longer than its neighbours should wait."""
+"""The most records of one block: with more a commit takes longer than its neighbours should wait."""
 
 
 class RecordPublishing:
@@ -36,7 +36,7 @@ class RecordPublishing:
         self.records_taken = 0
 
     def receive(self, client: ClientLink, body: memoryview) -> None:
-        """One record; it is looked at in `gather`."""
+        """One record; it is parsed in `gather`."""
         waiting = self._waiting.get(client)
         if waiting is None:
             self._waiting[client] = [body]
@@ -48,7 +48,7 @@ class RecordPublishing:
         return bool(self._waiting)
 
     def gather(self) -> None:
-        """Make blocks of what has arrived in this turn."""
+        """Make blocks of the records that arrived in this turn."""
         waiting, self._waiting = self._waiting, {}
         for client, bodies in waiting.items():
             try:
@@ -99,7 +99,7 @@ class RecordPublishing:
         self._answers.setdefault(client, []).append(answer)
 
     def flush(self) -> None:
-        """Answers leave now."""
+        """Send the answers now."""
         if not self._answers:
             return
         answers, self._answers = self._answers, {}

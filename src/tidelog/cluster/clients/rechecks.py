@@ -1,14 +1,14 @@
-"""Refusals that an old catalog may have given, checked again before they are given.
+"""Refusals by an old catalog, checked again by a newer one before they are sent.
 
 A node's catalog may be behind what an administrator was told elsewhere: a channel that was resumed, made writable, or
 created a moment ago, a grant that was given. A request that would be refused for that waits until the catalog here
 holds all that was committed when the refusal came up, and is checked again.
 
-RC1  What waits is judged in the order in which it came; what comes behind it for the same channel waits too.
-RC2  One look at the metadata leader is under way at a time, and all that wait for the next one share it: refusals that
-     come together cost one look, and those that come while one is under way one more. They cannot share that one, for
-     what undid their refusal may have been committed after it began.
-RC3  A wait ends within `RECHECK_MS`. If nobody leads the metadata by then, the refusal stands.
+RC1  Waiting requests are checked in the order in which they came; later ones for the same channel wait too.
+RC2  One read barrier runs at a time, and all requests that wait for the next one share it: refusals that come together
+     cost one barrier, and those that come during one cost one more. They cannot share the running one, since the change
+     that permits them may have been committed after it began.
+RC3  A wait ends within `RECHECK_MS`. If there is no metadata leader by then, the refusal stands.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tidelog.errors import (
 
 RECHECK_MS: Final = 2_000
 MAY_BE_STALE: Final = (AccessDenied, ChannelPaused, ChannelReadonly, UnknownChannel, UnknownGroup, UnknownMember)
-"""What a newer catalog could allow. All are definite: nothing was done. Not among them is what a newer catalog can only
-confirm (deleted, fenced, owned), nor what is asked again in any case (`retriable`)."""
+"""Refusals that a newer catalog could lift. All are definite: nothing was done. Excluded are those that a newer catalog
+can only confirm (deleted, fenced, owned), and those that clients repeat in any case (`retriable`)."""
 
 T = TypeVar("T")
 ReadBarrier = Callable[[], Awaitable[None]]
 Attempt = Callable[[bool], bool]
-"""Called with whether the catalog is known to be new enough; False if the refusal is to be checked again. Must settle
-when called with True."""
+"""Called with whether the catalog is known to be new enough; returns False if the refusal is to be checked again. Must
+settle when called with True."""
 
 
 class SharedBarrier:
@@ -54,7 +54,7 @@ class SharedBarrier:
         """Callers that wait now."""
 
     async def wait(self) -> None:
-        """Until a barrier that began after this call has ended; raises what that one raised."""
+        """Wait until a barrier that began after this call has ended; raises its error."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._pass(self._running))
         self.waiting += 1
@@ -91,16 +91,16 @@ class Rechecks:
 
     @property
     def count(self) -> int:
-        """Looks at the metadata leader, for tests and statistics."""
+        """Read barriers so far, for tests and statistics."""
         return self._barrier.count
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for a look."""
+        """Callers that wait for a barrier."""
         return self._barrier.waiting
 
     def holds(self, key: Hashable) -> bool:
-        """Whether something of this key waits, so that what comes now has to wait behind it (RC1)."""
+        """Whether requests of this key wait, so that a new one has to wait behind them (RC1)."""
         return key in self._queues
 
     def wait(self, key: Hashable, attempt: Attempt) -> None:
@@ -119,7 +119,7 @@ class Rechecks:
             self._task = None
 
     def _settle(self, key: Hashable, count: int) -> None:
-        """The first `count` waited before the look; those behind them came later and were never judged."""
+        """The first `count` waited before the barrier; those behind them came later and were never checked."""
         queue = self._queues[key]
         for _ in range(count):
             queue[0](True)
@@ -130,7 +130,7 @@ class Rechecks:
             del self._queues[key]
 
     async def catch_up(self) -> None:
-        """After it the catalog holds what was committed before, or nobody could tell in time (RC3)."""
+        """After it the catalog holds everything that was committed before, or the time is up (RC3)."""
         try:
             async with asyncio.timeout(RECHECK_MS / 1000):
                 await self._barrier.wait()
@@ -138,7 +138,7 @@ class Rechecks:
             return
 
     async def _bounded_barrier(self) -> None:
-        """One that gets no answer must not hold up the next."""
+        """A request that gets no answer must not delay the next."""
         try:
             async with asyncio.timeout(RECHECK_MS / 1000):
                 await self._read_barrier()
@@ -146,7 +146,7 @@ class Rechecks:
             return  # the callers have given up by now, or get the refusal
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question, asked once more if an old catalog may have refused it."""
+        """The answer to a request, checked once more if an old catalog may have refused it."""
         try:
             return await ask()
         except MAY_BE_STALE:

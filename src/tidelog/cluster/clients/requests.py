@@ -1,4 +1,4 @@
-"""What clients ask in JSON, read strictly into records: docs/protocols/client.md has the table.
+"""JSON requests of clients, parsed strictly into records: docs/protocols/client.md has the table.
 
 A field that is missing, unknown or of another type is `BadMessage` with its name. Values are checked where
 the request is carried out.
@@ -53,7 +53,7 @@ class GroupQuestion(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeRequest:
     names: tuple[str, ...] | None
-    """None: all that the caller may see."""
+    """None: all channels that the caller may see."""
     barrier: bool
     """Whether everything committed before the request must be seen."""
     after: str
@@ -64,9 +64,9 @@ class DescribeRequest:
 class WantedChannel:
     name: str
     config: Any
-    """JSON: only what differs from the defaults."""
+    """JSON: only settings that differ from the defaults."""
     needs_factor: bool = False
-    """Refused while fewer nodes than its factor can take it."""
+    """Refuse while fewer nodes than its factor can take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class AlterRequest:
     channel: str
     operation: AlterOperation
     config: Any
-    """JSON: only what changes; None for nothing."""
+    """JSON: only settings that change; None for nothing."""
     replicas: tuple[str, ...] | None
     leader: str | None
     unclean: bool
@@ -90,7 +90,7 @@ class OpenProducerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseProducerRequest:
-    """One of both says which: the name, or the id and epoch that its opener was given."""
+    """One of them identifies it: the name, or the id and epoch that its opener got."""
 
     channel: str
     name: str
@@ -146,23 +146,23 @@ class CursorRequest:
     name: str
     offset: int
     claim: GroupClaim | None
-    """As whom: only a member that the channel is assigned to may then read and move its group's cursor."""
+    """The group and member: only a member with the channel assigned may read and move its group's cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupClaim:
-    """Who somebody says it is in a group."""
+    """The identity that a caller claims in a group."""
 
     group: str
     member: str
     life: int
     epoch: int
-    """The newest of the group that it has seen."""
+    """The newest epoch of the group that it has seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """What changes a group, or says that its coordinator is away."""
+    """A request that changes a group, or reports that its coordinator cannot be reached."""
 
     operation: GroupOperation
     group: str
@@ -190,7 +190,7 @@ class RebalanceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedOn:
-    """A request that another node passes on to the metadata leader."""
+    """A request that another node relays to the metadata leader."""
 
     principal: str
     request: dict[str, Any]
@@ -436,7 +436,7 @@ class _Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        """False where it is not said."""
+        """False if it is missing."""
         value = self.take(name, False)
         if type(value) is not bool:
             self.refuse(name)

@@ -1,15 +1,15 @@
-"""The node's side of the client protocol: what clients, operators and other nodes ask about channels.
+"""The node's side of the client protocol: requests of clients, operators and other nodes about channels.
 
-Producing is in `clients.produce`, administration in `channel_admin`; here requests are told apart, allowed or denied,
-and answered. docs/protocols/client.md has the table of requests.
+Producing is in `clients.produce`, administration in `channel_admin`; here requests are dispatched, authorised and
+answered. docs/protocols/client.md has the table of requests.
 
-What a caller must keep: hand over every message and request whose kind `serves` knows; nothing else of a client's link
+What a caller must keep: pass in every message and request whose kind `serves` knows; nothing else of a client's link
 may reach other parts of the node. Call from the event loop only.
 
 CS1  A request is answered with `{"ok"}` or with a typed error that has its fields; only a bug ends otherwise.
 CS2  A caller without the right gets a refusal, and nothing was done.
 CS3  A link has at most `fetch_waits_max` fetches that wait. One that asks for no wait is always served.
-CS4  What an old catalog may have refused is answered by a newer one (`clients.rechecks`).
+CS4  A refusal by an old catalog is checked by a newer one (`clients.rechecks`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _DESCRIBED_PER_TURN: Final = 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatistics:
     links: int
-    """That asked or sent anything."""
+    """Links that requested or sent anything."""
     in_flight_bytes: int
     fetches_waiting: int
     blocks_taken: int
@@ -89,7 +89,7 @@ class ClientStatistics:
 
 
 class GroupService(Protocol):
-    """What the node does for consumer groups (see `groups.coordinators`)."""
+    """The handler of consumer groups (see `groups.coordinators`)."""
 
     async def ask(self, plain: dict[str, Any], principal: str) -> dict[str, Any]: ...
 
@@ -151,12 +151,12 @@ class ClientService:
             raise UnknownMethod(kind=kind)
 
     def gather(self) -> None:
-        """Records that were published one by one in this turn become blocks: before the node's core is polled."""
+        """Make blocks of the single records of this turn: before the node's core is polled."""
         if self._publishing.has_records:
             self._publishing.gather()
 
     def flush(self) -> None:
-        """Answers to producers leave now: for the end of a turn (see `LinkHandler.on_turn`)."""
+        """Send answers to producers now: at the end of a turn (see `LinkHandler.on_turn`)."""
         self._producing.flush()
         self._publishing.flush()
 
@@ -207,7 +207,7 @@ class ClientService:
             return encode_fetched(with_address(error, self._channels))
 
     async def _fetch_chained(self, client: ClientLink, fetch: ChainedFetch) -> Fetched:
-        """What follows is read while this is sent; handed over when what came before is nearly gone."""
+        """The next blocks are read while these are sent; passed to the link when the previous ones are nearly sent."""
         with client.chains.enter(fetch) as turn:
             wanted: Fetch = fetch
             if fetch.continues:
@@ -322,7 +322,7 @@ class ClientService:
     def _page(
         self, client: ClientLink, catalog: Catalog, request: DescribeRequest
     ) -> tuple[list[ChannelRecord], str | None]:
-        """The next channels by name, of those that the caller may see; and the name to go on after."""
+        """The next channels by name, of those that the caller may see; and the name to continue after."""
         may_all = self._access.may_everything(client.principal)
         visible = (
             channel
@@ -335,6 +335,6 @@ class ClientService:
         return page, page[-1].name if len(found) > request.limit else None
 
     def _require_any(self, client: ClientLink, name: str) -> None:
-        """Asked before the catalog is, so that a refusal tells nothing of what exists."""
+        """Checked before the catalog, so that a refusal reveals nothing about what exists."""
         if not self._access.allows(client.principal, name, *ANY_OF_THEM):
             raise AccessDenied(principal=client.principal, scope=READ, channel=name)

@@ -2,7 +2,7 @@
 
 Modules:
 
-    addresses         Where a node is reached, and by whom
+    addresses         The addresses of a node, and of its peers
     adoption          Taking over a data folder of a cloud that knew no catalog
     channels          The channels of a node beside its part in the metadata
     cloud             A cloud

@@ -1,7 +1,7 @@
-"""Where a node is reached, and by whom: what the catalog is told of it, and others dial.
+"""The addresses of a node: registered in the catalog, dialled by others.
 
-`link` is for nodes, operators and clients, `uplink` for boats and for nodes that pass their calls on, `http` (a URL)
-for nodes that pass requests of readers on. Gateways (`liftbridge`) add theirs.
+`link` is for nodes, operators and clients, `uplink` for boats and for nodes that relay their calls, `http` (a URL) for
+nodes that relay requests of readers. Gateways (`liftbridge`) add theirs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def own_addresses(
 
 
 class PeerAddresses:
-    """Which peers a node's links go to, and where those are."""
+    """The peers that a node's links go to, and their addresses."""
 
     def __init__(self, pool: LinkPool) -> None:
         self._pool = pool
@@ -58,7 +58,7 @@ class PeerAddresses:
             self._pool.set_peer(peer, address)
 
     def follow(self, core: NodeCore) -> None:
-        """The catalog knows better than the configuration where a node is."""
+        """The catalog's address of a node overrides the configured one."""
         for peer, address in core.addresses().items():
             self.set(peer, address)
         catalog = core.catalog

@@ -2,7 +2,7 @@
 
 AD1  A channel is adopted once, in the order of the ids, before boats are served: the catalog gives out higher ids only.
 AD2  Its leader begins in an epoch above every one that its log has seen (R1).
-AD3  Nothing is deleted. A log that cannot be adopted is named, and stays where it is.
+AD3  Nothing is deleted. A log that cannot be adopted is logged, and stays where it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROPOSE_MS: Final = 10_000
 
 
 async def adopt_channels(driver: NodeDriver, requests: NodeRequests, config: ChannelConfig) -> int:
-    """Take over what lies on the disk and the catalog has never heard of; returns how many channels that were."""
+    """Take over logs on the disk that the catalog does not know; returns how many."""
     await requests.read_barrier()  # a catalog that is behind would take known channels for strays
     catalog = driver.core.catalog
     assert catalog is not None, "a read barrier has passed"
@@ -82,7 +82,7 @@ async def _newest_epoch(driver: NodeDriver, channel_id: int, name: str) -> int:
 
 
 async def follow_settings(channels: LocalChannels, admin: ChannelAdministration, config: ChannelConfig) -> None:
-    """Give boats' channels the retention that is set now: in a cluster of one nobody else has a say."""
+    """Give boats' channels the configured retention: in a cluster of one no other node decides."""
     for record in channels.catalog.channels():
         if is_boat(record) and record.config.retention != config.retention:
             request = {

@@ -30,7 +30,7 @@ from tidelog.storage.store.watermarks import Watermark
 WatermarkOf: TypeAlias = Callable[[int], Watermark | None]
 """The watermark of a channel that an earlier process saved."""
 _LONG_MS = 1 << 40
-"""The silence of a node that is nobody's peer."""
+"""The silence of a node that is no peer."""
 
 
 class NodeChannels:
@@ -93,7 +93,7 @@ class NodeChannels:
         catalog: Catalog | None,
         propose: Callable[[Change], None],
     ) -> None:
-        """`catalog` only where this node leads the metadata: what is meant for the leader is of no use elsewhere."""
+        """`catalog` only where this node leads the metadata: messages for the leader are useless elsewhere."""
         if isinstance(message, SyncRequest | SyncResponse | SyncNack | Notify | AskLog):
             self.replicas.receive(peer, message, now_ms)
         elif catalog is not None:
@@ -103,7 +103,8 @@ class NodeChannels:
                 self._say("refused", peer=peer, message=type(message).__name__, reason=error)
 
     def follow(self, catalog: Catalog, applied: Sequence[Applied] | None, *, incarnation: int, now_ms: int) -> None:
-        """What the catalog applied; None for everything: it was replaced, or this node's registration changed."""
+        """Changes that the catalog applied; None for everything: it was replaced, or this node's registration
+        changed."""
         channels: list[int] | None = None
         nodes: list[str] = []
         if applied is not None:
@@ -118,7 +119,7 @@ class NodeChannels:
     def tend(
         self, catalog: Catalog | None, propose: Callable[[Change], None], now_ms: int
     ) -> list[tuple[str, ReplicationMessage]]:
-        """What the metadata leader does for channels; `catalog` is None where this node does not lead the metadata."""
+        """The metadata leader's work for channels; `catalog` is None where this node does not lead the metadata."""
         if catalog is None:
             if self._tends:
                 self.controller.step_down()
@@ -135,7 +136,7 @@ class NodeChannels:
         return [(node, message) for node, message in messages if node != self.node]
 
     def rounds_at_ms(self, *, tend_earliest_ms: int) -> int:
-        """When all channels are looked at next, or when `tend` has something to do, no earlier than this."""
+        """When all channels are checked next, or when `tend` has something to do, no earlier than this."""
         rounds_ms = self.replicas.rounds_at_ms()
         due_ms = self.controller.due_ms() if self._tends else None
         return rounds_ms if due_ms is None else min(rounds_ms, max(due_ms, tend_earliest_ms))
@@ -147,7 +148,7 @@ class NodeChannels:
             self.follow_beats()
 
     def follow_beats(self) -> None:
-        """Two nodes speak as often as the most impatient channel that they share (R7)."""
+        """Two nodes exchange heartbeats at the shortest interval of the channels that they share (R7)."""
         self.replicas.beats_changed = False
         for peer in self._heartbeats.peers():
             wish_ms = self.replicas.pair_heartbeat_ms(peer)

@@ -22,7 +22,7 @@ class _Deaf:
         raise BadMessage(problem="an operator's tool takes no messages")
 
     def on_turn(self) -> None:
-        """Nothing is put off."""
+        """The tool delays no message."""
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
         raise BadMessage(problem="an operator's tool answers nothing")
@@ -98,14 +98,14 @@ class ClusterClient:
         return int((await self._ask(PROPOSE, encode_change(change)))["index"])
 
     async def add(self, node: str) -> None:
-        """Expect this node: it is let in when it comes."""
+        """Admit this node: it is registered when it comes."""
         await self.propose(AdmitNode(node=node))
 
     async def remove(self, node: str, *, force: bool = False) -> None:
         await self.propose(RemoveNode(node=node, force=force))
 
     async def transfer(self, node: str | None = None) -> str:
-        """Move leadership of the metadata; the node that leads then."""
+        """Move leadership of the metadata; returns the node that leads then."""
         return str((await self._ask(TRANSFER, (node or "").encode()))["leader"])
 
     async def read(self, what: str, name: str) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """A node's core: founding or joining a cluster, the metadata group, registration, sessions, heartbeats, channels.
 
 No threads, no sockets, no clock: the shell feeds it messages and the time and carries out what `poll` returns, and the
-simulator runs the same code. Files are touched only where a node is born or registers; what the group writes all the
-time leaves as `Output.write`, for the shell to write behind a queue.
+simulator runs the same code. Files are written directly only when a node is created or registers; the group's regular
+writes leave as `Output.write`, for the shell to write behind a queue.
 
 What a caller must keep: pass messages in with the node that the link has proved to be the sender; call `wake` when
 `wake_at_ms` says so; `poll` until None after every input; carry out writes and saves in the order they came.
 
-NC1  A node whose metadata is gone or damaged is a stranger with a new disk: it sets the old files aside, deletes
-     nothing, votes for nobody, and learns the metadata from its peers.
-NC2  A node registers as a higher incarnation whenever it starts or was fenced, before it counts for anything.
-NC3  So is one whose metadata is an older copy of itself, as far as its peers remember more. It takes no part in the
-     group before they were asked, or could not be.
+NC1  A node whose metadata is gone or damaged counts as a node with a new disk: it sets the old files aside, deletes
+     nothing, gives no vote, and gets the metadata from its peers.
+NC2  A node registers with a higher incarnation whenever it starts or was fenced, before it takes part in any decision.
+NC3  The same holds for a node whose metadata is an older copy, if its peers remember more. It takes no part in the
+     group before they were asked, or could not be reached.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class NodeCore:
         now_us: Callable[[], int],
         watermark_of: WatermarkOf = lambda _: None,
     ) -> None:
-        """`peers` are all configured nodes; `now_us` tells the wall clock, for what is recorded, never for deciding."""
+        """`peers` are all configured nodes; `now_us` is the wall clock, for what is recorded, never for deciding."""
         self.node = node
         self.options = options
         self._peers = tuple(sorted({*peers, node}))
@@ -104,19 +104,20 @@ class NodeCore:
         self.damage: str | None = None
         """Why the metadata was set aside when this process started."""
         self.refusal: str | None = None
-        """What the leader last said against registering this node."""
+        """The leader's last reason against registering this node."""
         self.decision: Decision = WaitForVoters("starting")
         self._seek_at_ms = now_ms
         self._leader_hint: str | None = None
         self._incarnation: int | None = None
-        """The one being registered, or registered."""
+        """The incarnation being registered, or registered."""
         self._registered = False
         self.is_leaving = False
-        """It stops on purpose and has itself fenced: it does not register again, and its stop is clean all the same."""
+        """The node stops on purpose and has itself fenced: it does not register again, and its stop is clean all the
+        same."""
         self._incarnation_above = 0
         self._restores_seen = 0
         self._links: set[str] = set()
-        """Peers that there is a link to, also those that the catalog does not know yet."""
+        """Peers with a link, also those that the catalog does not know yet."""
         self._token = 0
         self._controller_due_ms = now_ms
         liveness = options.liveness
@@ -146,7 +147,7 @@ class NodeCore:
 
     @property
     def cluster(self) -> bytes:
-        """No bytes before it belongs to one."""
+        """Empty before the node belongs to a cluster."""
         return b"" if self.storage is None else self.storage.identity.cluster
 
     @property
@@ -166,7 +167,7 @@ class NodeCore:
     def leader(self) -> str | None:
         """The node that leads the metadata, as far as this one knows."""
         if self.member is None or not self.is_in_group:
-            return self._leader_hint  # what others said; a member of the group knows better by itself
+            return self._leader_hint  # what others reported; a member of the group knows better
         leader = self.member.raft.leader
         return None if leader is None else node_of(leader)
 
@@ -213,7 +214,7 @@ class NodeCore:
         self._say("metadata set aside", reason=reason, moved_to=moved_to)
 
     def _wake_standing(self, now_ms: int) -> None:
-        """Tell the others where this disk stands; give its folder up if they remember more (NC3)."""
+        """Report this disk's state to the others; give its folder up if they remember more (NC3)."""
         storage, standing = self.storage, self.standing
         if self.member is None or storage is None:
             return
@@ -278,7 +279,7 @@ class NodeCore:
     def receive(self, peer: str, message: NodeMessage, now_ms: int, now_us: int | None = None) -> None:
         """A message from a node; `now_us` is the steady clock, finer, for round trips."""
         if type(message) is SyncRequest or type(message) is SyncResponse:
-            self.channels.replicas.receive(peer, message, now_ms)  # by far the most
+            self.channels.replicas.receive(peer, message, now_ms)  # by far the most frequent
             return
         if self.member is None:
             self._founding.heard(peer)
@@ -307,7 +308,7 @@ class NodeCore:
             case SessionRenewed() | SessionRefused():
                 self.holder.receive(message)
             case Who():
-                # Hearsay is not passed on: two that wait would keep telling each other of a leader that is gone.
+                # Hearsay is not relayed: two waiting nodes would keep reporting a leader that is gone to each other.
                 leader = self.leader if self.is_in_group else None
                 self._messages.append((peer, Here(cluster=self.cluster, leader=leader)))
             case Here():
@@ -328,15 +329,15 @@ class NodeCore:
         return self.member.catalog if self.member is not None and self.member.is_leader else None
 
     def _propose_own(self, change: Change) -> None:
-        """A change that nobody waits for: the catalog itself shows what became of it."""
+        """A change without a waiting caller: the catalog itself shows the outcome."""
         assert self.member is not None
         self.member_controller.propose_unwatched(self.member, change)
 
     def _note_leader(self, peer: str, leader: str | None, now_ms: int) -> None:
-        """A peer says who leads. One that does not know unsays nobody but itself."""
+        """A peer reports the leader. A peer that knows none only withdraws its own report."""
         if leader is not None:
             if self._leader_hint is None:
-                self._seek_at_ms = now_ms  # there is somebody to register with
+                self._seek_at_ms = now_ms  # there is a leader to register with
             self._leader_hint = leader
         elif peer == self._leader_hint:
             self._leader_hint = None
@@ -385,7 +386,8 @@ class NodeCore:
                 self._messages.append((peer, renewal))
 
     def _wake_controller(self, member: MetadataMember, now_ms: int) -> None:
-        """What a metadata leader does for others, every few milliseconds at most; at once when that begins or ends."""
+        """The metadata leader's work for others, every few milliseconds at most; at once when leadership begins or
+        ends."""
         if now_ms < self._controller_due_ms and member.is_leader == self.member_controller.is_leading:
             return
         self._controller_due_ms = now_ms + CONTROLLER_MS
@@ -397,7 +399,7 @@ class NodeCore:
         return min(self.rounds_at_ms(), self.channels.replicas.agenda_at_ms())
 
     def rounds_at_ms(self) -> int:
-        """As `wake_at_ms`, without what single channels ask for: for that `Replicas.wake_agenda` is enough."""
+        """Like `wake_at_ms`, without the times of single channels: for those `Replicas.wake_agenda` is enough."""
         rounds_ms = self.channels.rounds_at_ms(tend_earliest_ms=self._controller_due_ms)
         moments = [self._seek_at_ms, rounds_ms, self.member_controller.sessions.wake_at_ms()]
         if self.member is not None:
@@ -408,7 +410,7 @@ class NodeCore:
         return min(at for at in moments if at is not None)
 
     def _answer(self, peer: str, answer: SessionRenewed | SessionRefused | RegisterRefused | None) -> None:
-        """To another node, or to ourselves."""
+        """To another node, or to this one."""
         if answer is None:
             return
         if peer != self.node:
@@ -419,7 +421,7 @@ class NodeCore:
             self.holder.receive(answer)
 
     def new_token(self) -> int:
-        """For `propose`, `read` and `wait_applied` of the caller's own."""
+        """A token for the caller's own `propose`, `read` and `wait_applied`."""
         self._token += 1
         return self._token
 
@@ -433,7 +435,7 @@ class NodeCore:
         self.member.written(number)
 
     def stop_cleanly(self) -> None:
-        """Everything is written; say so for the next start (R5)."""
+        """Everything is written; record that for the next start (R5)."""
         if self.storage is not None:
             self.storage.close()
         self.file.stopped_cleanly(self._incarnation if self._registered or self.is_leaving else None)
@@ -476,7 +478,7 @@ class NodeCore:
         return found
 
     def _poll_replicas(self, now_ms: int) -> ReplicasOutput | None:
-        """What the channels have to say; what is meant for the metadata leader goes to it, or nowhere."""
+        """The output of the channels; messages for the metadata leader go to it, or are dropped."""
         output = self.channels.replicas.poll()
         self.channels.follow_changed_beats()
         if output is None:
@@ -509,7 +511,7 @@ class NodeCore:
         assert self.storage is not None
         if self.member.raft.leader is None:
             self._messages += [(peer, Who()) for peer in self._peers if peer != self.node]
-        # A member that was removed while it was away takes itself for one still, and hears of no leader by itself.
+        # A member that was removed while it was away still counts itself as one, and hears of no leader by itself.
         leader = self.leader or self._leader_hint
         if leader is None:
             return
@@ -537,7 +539,7 @@ class NodeCore:
         return None if catalog is None else catalog.node(self.node)
 
     def _note_registration(self, now_ms: int) -> None:
-        """What the catalog says about this node: registered, or fenced and to be registered anew."""
+        """The catalog's record of this node: registered, or fenced and to be registered anew."""
         record = self._own_record()
         if record is None:
             return
@@ -555,7 +557,7 @@ class NodeCore:
             if not self.holder.is_fenced:
                 return
         elif self._incarnation is None or record.incarnation < self._incarnation:
-            return  # our registration is not applied yet
+            return  # this node's registration is not applied yet
         if self._registered:
             self._say("fenced", incarnation=record.incarnation, state=record.state.value)
         self._registered = False
@@ -565,7 +567,7 @@ class NodeCore:
 
     def _on_refused(self, message: RegisterRefused) -> None:
         if self._registered:
-            return  # late: it was let in since
+            return  # late: it was registered since
         self.refusal = message.reason
         self._incarnation_above = max(self._incarnation_above, message.incarnation)
         if self._incarnation is not None and message.incarnation >= self._incarnation:

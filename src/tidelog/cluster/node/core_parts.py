@@ -22,7 +22,8 @@ class NodeOptions:
     voters_max: int = VOTERS_MAX
     replication: ReplicationOptions = field(default_factory=ReplicationOptions)
     serves_channels: bool = True
-    """False: a node of the metadata alone, which holds no replicas and elects nobody: to study the group by itself."""
+    """False: a node of the metadata alone, which holds no replicas and elects no leaders: to study the group by
+    itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +36,19 @@ class NodeFacts:
     capacity_bytes: int = 0
     software: str = ""
     verified: bool = True
-    """Every channel on the disk was checked and is whole, but for `damaged_channels`."""
+    """Every channel on the disk was checked and is whole, except `damaged_channels`."""
     damaged_channels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutput:
     messages: tuple[tuple[str, NodeMessage], ...]
-    """To nodes."""
+    """Messages to nodes."""
     member: Output | None
     """Output of the metadata group; its messages are among those above."""
     results: tuple[Result, ...]
     lines: tuple[str, ...]
-    """For the log."""
+    """Lines for the log."""
     replicas: ReplicasOutput | None = None
     """Orders and outcomes of the channels; their messages are among those above."""
 
@@ -55,9 +56,9 @@ class NodeOutput:
 def registration(
     node: str, incarnation: int, file: NodeFile, facts: NodeFacts, *, disk_id: str, process_id: str, at_ms: int
 ) -> RegisterNode:
-    """What the process found when it started is said until the catalog knows it: a session that is lost later costs no
-    copy its place (R5). The catalog takes no more than `DAMAGED_MAX` channels: beyond that it is told that the whole
-    disk is in doubt."""
+    """Losses that the process found at its start are reported until the catalog knows them: losing the session later
+    removes no copy (R5). The catalog takes at most `DAMAGED_MAX` channels: beyond that the whole disk is reported as
+    unverified."""
     damaged = () if file.is_told else facts.damaged_channels
     is_countable = len(damaged) <= DAMAGED_MAX
     return RegisterNode(

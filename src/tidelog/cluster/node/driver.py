@@ -1,4 +1,4 @@
-"""Drives a node's core: feeds it what arrives, and carries out what it says.
+"""Feeds a node's core with messages and time, and carries out its output.
 
 All decisions are `NodeCore`'s. Messages go to the links, orders to the writers' threads, results to the futures of the
 requests that wait for them; one timer wakes the core. `cluster.node.process` builds the parts and sets them here.
@@ -62,10 +62,10 @@ class NodeDriver:
         """A link passes in what arrived, and `end_turn` follows."""
         self._pump_is_due = False
         self._rates: dict[str, int] = {}
-        """Bytes per second of the last large bodies from each peer, as noted."""
+        """Bytes per second of the last large bodies from each peer, as recorded."""
         self._wake_ms = self._looked_ms = self._transfers_due_ms = 0
         self._member_spoke = False
-        """The metadata group did something, which may have moved when it wants to be woken."""
+        """The metadata group had input, which may have changed when it must be woken."""
         self._ended: asyncio.Future[None] | None = None
 
     # --- the parts ---------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class NodeDriver:
             self._ended.set_result(None)
 
     def stop(self) -> None:
-        """Carry out nothing more of what the core says."""
+        """Stop carrying out the core's output."""
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -257,7 +257,7 @@ class NodeDriver:
         while (output := core.poll(now_ms)) is not None:
             for line in output.lines:
                 self.log(line)
-            # The links come first: the disk would keep them waiting.
+            # The links come first: the disk would delay them.
             if output.messages:
                 self.transport.send(output.messages)
             if output.member is not None:
@@ -314,8 +314,8 @@ class NodeDriver:
                 self.core.heartbeats.record_transfer(peer, rate, _US_PER_S, now_ms)
 
     def _arm_timer(self) -> None:
-        """One that fires too early finds nothing to do and is set anew: cheaper than moving it every time. When the
-        core wants to be woken is looked at every few milliseconds at most: under load that moves all the time."""
+        """A timer that fires too early finds nothing to do and is set anew: cheaper than moving it every time. The
+        core's wake time is checked every few milliseconds at most: under load it changes all the time."""
         replicas = self.core.channels.replicas
         if self._timer is not None and not self._member_spoke and not replicas.is_due_earlier:
             return
@@ -324,7 +324,7 @@ class NodeDriver:
         if now_ms >= min(self._wake_ms, looks_ms):
             self._wake_ms, self._looked_ms, self._member_spoke = self.core.rounds_at_ms(), now_ms, False
             looks_ms = self._wake_ms
-        # What channels want moves with every record, and is known for free.
+        # The channels' wake time changes with every record, and costs nothing to know.
         replicas.is_due_earlier = False
         due_ms = min(self._wake_ms, looks_ms, replicas.agenda_at_ms())
         if self._timer is None or due_ms < self._timer_ms:

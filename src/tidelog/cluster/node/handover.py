@@ -50,7 +50,7 @@ async def _hand_over_metadata(driver: NodeDriver, requests: NodeRequests) -> Non
     assert member is not None
     voters = member.raft.members.voters
     if not any(driver.pool.link_to(node_of(voter)) for voter in voters if voter != member.member):
-        return  # nobody is there to take over
+        return  # no node is there to take over
     with contextlib.suppress(LogError, TimeoutError):
         heir = await requests.transfer(None, timeout_ms=TRANSFER_MS)
         driver.say("leadership handed over", to=heir)

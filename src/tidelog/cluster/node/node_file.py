@@ -1,6 +1,6 @@
-"""What a node remembers of itself, beside the metadata: the cluster it belongs to, its incarnation, how it stopped.
+"""A node's own state file, beside the metadata: its cluster, its incarnation, how it stopped.
 
-Two copies are kept. Should both be lost, nothing breaks: the catalog knows the incarnation, and takes the disk for one
+Two copies are kept. If both are lost, nothing breaks: the catalog knows the incarnation, and treats the disk as one
 that may have lost anything.
 
 NF1  An incarnation is on disk before anyone hears of it, so none is ever used twice (R5).
@@ -8,9 +8,9 @@ NF2  The mark of a clean stop names the incarnation that stopped so, and is take
 NF3  That logs may have lost records is remembered until the catalog has been told. Opening them repairs what it finds,
      so the next start finds nothing; a node that died in between would be trusted with what it no longer holds (R5).
 NF4  The known incarnation, by which the catalog tells an older copy of a disk (R5), is the highest that was on the disk
-     when the process started, and from then on the last under which it was registered: who is fenced and registers
-     again without having stopped has lost nothing. Asking for an incarnation does not raise it: a restored backup asks
-     for one above the catalog's too. One that dies before it is registered is in doubt (NF3).
+     when the process started, and from then on the last under which it was registered: a node that is fenced and
+     registers again without having stopped has lost nothing. Asking for an incarnation does not raise it: a restored
+     backup asks for one above the catalog's too. One that dies before it is registered counts as unverified (NF3).
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ class SavedNodeState:
     node: str
     cluster: str = ""
     incarnation: int = 0
-    """The highest that this node ever asked for."""
+    """The highest incarnation that this node ever asked for."""
     clean_incarnation: int | None = None
-    """The one that stopped cleanly, all synced; None after a crash and while the node runs."""
+    """The incarnation that stopped cleanly, all synced; None after a crash and while the node runs."""
     in_doubt: bool = False
-    """Its logs were not whole when it started, then or earlier, and it has not been registered as such (NF3)."""
+    """Its logs were not whole at this start or an earlier one, and it has not been registered with that fact (NF3)."""
 
 
 def stored_node(disk: Disk, folder: str) -> str | None:
-    """The node that a data folder belongs to; None for a folder in which no node ever ran."""
+    """The node that a data folder belongs to; None for a folder that no node has used."""
     stored = read_either_mark(disk, f"{folder}/{NODE_FILE}")
     return None if stored is None else SavedNodeState(**stored).node
 
 
 def forget_cluster(disk: Disk, folder: str) -> None:
-    """Let a node whose metadata is gone found a cluster again; only where there can be no other node of the old one."""
+    """Allow a node whose metadata is gone to found a cluster again; only where no other node of the old one can
+    exist."""
     for path in (f"{folder}/{NODE_FILE}", f"{folder}/{NODE_FILE}{COPY_SUFFIX}"):
         if disk.exists(path):
             remove_durably(disk, path)
@@ -66,7 +67,7 @@ class NodeFile:
         self.known_incarnation = found.incarnation
         """NF4."""
         self.is_told = False
-        """The catalog knows what this process found when it started."""
+        """The catalog knows the losses that this process found when it started."""
         self.clean_incarnation = found.clean_incarnation
         self.state = replace(found, clean_incarnation=None)
         if found.clean_incarnation is not None:
@@ -93,7 +94,7 @@ class NodeFile:
         return not self.state.in_doubt
 
     def registered(self) -> None:
-        """The catalog knows this node as it said it is."""
+        """The catalog has registered this node with the reported facts."""
         self.known_incarnation, self.is_told = self.state.incarnation, True  # NF4
         if self.state.in_doubt:
             self.state = replace(self.state, in_doubt=False)

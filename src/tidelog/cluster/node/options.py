@@ -1,4 +1,4 @@
-"""What the process of a node is told at its start: who it is, whom it serves, what it may use."""
+"""The options of a node's process: its identity, its listeners, its limits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COPY_BYTES_MAX: Final = 16 * MIB
 class NodeProcessOptions:
     node: str
     listen: str | None
-    """None: nobody links to this node, and it has no peers; a cluster of one."""
+    """None: no links, and no peers; a cluster of one."""
     peers: dict[str, str]
-    """Node to address; our own may be among them."""
+    """Node to address; this node may be among them."""
     data_dir: Path
     advertise: str | None = None
-    """What other nodes dial; our entry in `peers`, or what we listen on."""
+    """The address that other nodes dial; by default this node's entry in `peers`, or the address it listens on."""
     host: str = ""
     """Replicas of a channel are kept on different hosts; the machine's name by default."""
     tags: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class NodeProcessOptions:
     store: StoreOptions = field(default_factory=lambda: StoreOptions(copy_bytes_max=COPY_BYTES_MAX))
     """Small channels stay in the write-ahead file: thousands of them cost no file each."""
     uplink: UplinkOptions | None = None
-    """How boats are served; None serves none."""
+    """The options for serving boats; None serves none."""
     groups: GroupOptions = field(default_factory=GroupOptions)
     """How long members of consumer groups may be silent."""
     nats: NatsOptions | None = None
@@ -55,7 +55,7 @@ class NodeProcessOptions:
     nats_namespace: str = DEFAULT_NAMESPACE
     """The first part of all subjects of this cluster."""
     transport: Literal["link", "nats"] = "link"
-    """What replication goes over."""
+    """The transport of replication."""
     gateway_addresses: tuple[tuple[str, str], ...] = ()
     """Names and addresses of the gateways of this node, for the catalog."""
 

@@ -5,8 +5,8 @@ All decisions are `NodeCore`'s. `NodeDriver` feeds it and carries out its output
 What a caller must keep: `start` once, `stop` once; watch `wait_stopped`, which ends when the node cannot go on.
 
 NS1  One process per data folder and per port; a second one is refused before it touches anything.
-NS2  Everything that arrives in one turn of the event loop is carried out in one go, so proposals share writes.
-NS3  Every request ends within its time; one that may have happened says so (`definite` is False).
+NS2  Everything that arrives in one turn of the event loop is processed together, so proposals share writes.
+NS3  Every request ends within its time; the error of one that may have had an effect is not definite.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = ["COPY_BYTES_MAX", "INTERNAL_FOLDER", "REQUEST_MS", "RETRY_MS", "Node"
 INTERNAL_FOLDER: Final = ".tidelog"
 REQUEST_MS: Final = 5_000
 RETRY_MS: Final = 50
-"""Between two tries while nobody leads."""
+"""Between two attempts while there is no leader."""
 _ALLOWED_KINDS: Final[frozenset[Kind]] = frozenset({"node", "operator", "client"})
 _POOL: Final = PoolOptions(backoff_max_ms=1_000)
 """A peer that comes back is found within a second, whichever of the two dials."""
@@ -221,7 +221,7 @@ class Node:
             await self._listener.start()
 
     async def _bind_servers(self, disk: OsDisk) -> None:
-        """Take the ports for boats and for readers over HTTP, as far as the options name them."""
+        """Bind the ports for boats and for HTTP, as far as the options name them."""
         options = self.options
         if (boats := options.uplink) is not None:
             from tidelog.cluster.uplink.process import NodeUplink
@@ -246,7 +246,7 @@ class Node:
             await self._http.start()
 
     async def _open_ways(self) -> None:
-        """Open the ways to the other nodes: links, and NATS."""
+        """Open the transports to the other nodes: links, and NATS."""
         addresses = PeerAddresses(self.pool)
         for peer, address in self.options.peers.items():
             if peer != self.options.node:
@@ -257,7 +257,7 @@ class Node:
             self.attach.start(self.nats)
 
     def _open_transport(self) -> ReplicationTransport:
-        """Makes the NATS connection too, and does not start it: what needs the connection subscribes first."""
+        """Makes the NATS connection too, and does not start it: its users subscribe first."""
         options, core = self.options, self.core
         if options.nats is None:
             return LinkTransport(self.pool)
@@ -329,7 +329,7 @@ class Node:
         )
 
     async def stop(self) -> None:
-        """Hand leadership over, finish what is being written, and leave the mark of a clean stop."""
+        """Hand leadership over, finish pending writes, and leave the mark of a clean stop."""
         driver = self.driver
         if driver.stopping:
             return
@@ -385,7 +385,7 @@ class Node:
             self.driver.receive(link, kind, body)
 
     def on_turn(self) -> None:
-        """A link has handed out all that arrived (see `LinkHandler`)."""
+        """A link has delivered everything that arrived (see `LinkHandler`)."""
         self.clients.gather()
         self.driver.end_turn()
         self.clients.flush()
@@ -393,7 +393,7 @@ class Node:
     # --- requests -----------------------------------------------------------------------------
 
     async def on_request(self, link: Link, kind: int, body: memoryview) -> Buffers:
-        """From a client, from a node for one of its clients, or from an operator's tool (see `LinkHandler`)."""
+        """A request of a client, of a node for one of its clients, or of an operator's tool (see `LinkHandler`)."""
         if self.clients.serves(kind):
             return await self.clients.on_request(link, kind, body)
         if link.peer_kind == "client":

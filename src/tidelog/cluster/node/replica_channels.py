@@ -1,9 +1,9 @@
 """`LocalChannels` over the replicas of a running node: produce, fetch, offsets, cursors.
 
-Everything runs on the event loop; what needs the disk goes to the writer's or a reader's thread. All waits have an end.
+Everything runs on the event loop; disk access runs in the writer's or a reader's thread. All waits have an end.
 
 DO1  Nothing beyond the committed end, or beyond what is durable here, is given out.
-DO2  A produced block is answered once: with its offset when its ack policy is satisfied, or with why not.
+DO2  A produced block is answered once: with its offset when its ack policy is satisfied, or with an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReplicaChannels:
         """Readers that wait for a channel to change."""
         self._readers = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="tidelog-fetch")
         self._watchers: dict[int | None, list[Callable[[ChannelReplica], None]]] = {None: []}
-        """By channel; None has those that watch all channels."""
+        """By channel; None has watchers of all channels."""
         driver.moved_watchers.append(self._moved)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class ReplicaChannels:
         return lambda: self._driver.catalog_watchers.remove(watcher)
 
     async def wait_moved(self, channel_id: int, deadline_ms: int) -> bool:
-        """Until the replica's role, committed end or log start changes; False when the time is up."""
+        """Wait until the replica's role, committed end or log start changes; False when the time is up."""
         left_ms = deadline_ms - steady_clock_ms()
         if left_ms <= 0:
             return False
@@ -341,11 +341,11 @@ class ReplicaChannels:
         """The offset of a place. Times and seqs are found by range, not by order (B2)."""
         replica = self.replica(channel_id)
         if replica.leading is None:
-            # A follower may know of a smaller committed end than another node has told before (invariant 4).
+            # A follower may know of a smaller committed end than another node has reported before (invariant 4).
             raise replica.not_leader()
         if not replica.serves:
             raise self._behind(replica)
-        # Taken together, before any wait: afterwards this node may know of a newer epoch and of less.
+        # Read together, before any wait: afterwards this node may know of a newer epoch and of less.
         end, log_start, epoch = replica.committed_end, replica.log_start, replica.leading.epoch
         if isinstance(at, Earliest):
             offset = log_start
@@ -410,7 +410,7 @@ class ReplicaChannels:
         return record
 
     def leader_address(self, record: ChannelRecord) -> str:
-        """Where clients find the leader of a channel; empty if nobody leads or nobody knows."""
+        """The address of a channel's leader for clients; empty if there is none or it is not known."""
         node = None if record.leader is None else self.catalog.node(record.leader)
         return "" if node is None else dict(node.addresses).get("link", "")
 

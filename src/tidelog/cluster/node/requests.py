@@ -26,11 +26,11 @@ REQUEST_MS: Final = 5_000
 READ_TRY_MS: Final = 500
 """The wait for one answer of the leader to a read: shorter than any election."""
 RETRY_MS: Final = 25
-"""Between two tries while nobody leads."""
+"""Between two attempts while there is no leader."""
 _TRY_AGAIN: Final = frozenset(
     ("not_leader", "leadership_moving", "too_many_proposals", "too_many_reads", "link_busy", "peer_unreachable")
 )
-"""Codes of refusals that say nothing about the request itself, and pass."""
+"""Codes of temporary refusals that do not concern the request itself."""
 
 _COMMITS_KEPT: Final = 100
 
@@ -76,9 +76,9 @@ class NodeRequests:
     # --- changes -------------------------------------------------------------------------------------------
 
     async def propose(self, change: Change, *, timeout_ms: int = REQUEST_MS) -> int:
-        """Bring a change about, wherever the leader is; returns the index it was committed at.
+        """Propose a change, here or at the leader; returns the index it was committed at.
 
-        What the catalog refuses is raised, typed. Other errors say by `definite` whether it may have happened.
+        Refusals of the catalog are raised, typed. Other errors say by `definite` whether it may have been applied.
         """
 
         async def attempt(left_ms: int) -> int:
@@ -125,7 +125,7 @@ class NodeRequests:
         return await self._until_led(attempt, timeout_ms)
 
     async def wait_applied(self, index: int, *, timeout_ms: int) -> None:
-        """Until the catalog here has applied this index."""
+        """Wait until the catalog here has applied this index."""
         core = self._driver.core
         token, member = core.new_token(), core.member
         if member is None:
@@ -208,7 +208,7 @@ class NodeRequests:
         return found
 
     async def _until_led(self, attempt: Callable[[int], Awaitable[T]], timeout_ms: int) -> T:
-        """Try again while nobody leads, until the time is up."""
+        """Retry while there is no leader, until the time is up."""
         deadline_ms = steady_clock_ms() + timeout_ms
         while True:
             try:

@@ -1,10 +1,9 @@
-"""The channels' storage of a running node: the store, its writer, saved watermarks, and what is looked at now and then.
+"""The channels' storage of a running node: the store, its writer, saved watermarks, and periodic checks.
 
-What a caller must keep: `look` whenever the node's core is woken; `close` once, after everything that orders.
+What a caller must keep: `look` whenever the node's core is woken; `close` once, after the last order.
 
 NT1  Watermarks are saved every five seconds and at the stop, as hints (R9).
-NT2  What fails without anybody waiting for it (retention, writing back) is said, once when it begins and once when it
-     ends.
+NT2  Background failures (retention, writing back) are logged, once when they begin and once when they end.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WATERMARKS_MS: Final = 5_000
 SPACE_MS: Final = 2_000
 RETENTION_MS: Final = 10_000
 STRAYS_MS: Final = 5_000
-"""A log whose channel was deleted while this node was away keeps its name from a new one until it is gone."""
+"""A log whose channel was deleted while this node was away blocks its name for a new one until it is removed."""
 
 
 class StoreThread:
@@ -123,7 +122,7 @@ class StoreThread:
         self._said_problem = self.problem is not None
 
     def look_at_upkeep(self) -> None:
-        """Say when retention or the segments begin to fail and when they are well again, each once."""
+        """Log when retention or the segments begin to fail and when they work again, each once."""
         errors = [*self.writer.storage.unkept.values(), *self.logs.unkept()]
         said, self.upkeep_problem = self.upkeep_problem, None
         if errors:
