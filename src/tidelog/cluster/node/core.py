@@ -112,8 +112,7 @@ class NodeCore:
         """The incarnation being registered, or registered."""
         self._registered = False
         self.is_leaving = False
-        """The node stops on purpose and has itself fenced: it does not register again, and its stop is clean all the
-        same."""
+        """The node stops on purpose and has itself fenced: it does not register again, and its stop is clean."""
         self._incarnation_above = 0
         self._restores_seen = 0
         self._links: set[str] = set()
@@ -386,8 +385,7 @@ class NodeCore:
                 self._messages.append((peer, renewal))
 
     def _wake_controller(self, member: MetadataMember, now_ms: int) -> None:
-        """The metadata leader's work for others, every few milliseconds at most; at once when leadership begins or
-        ends."""
+        """The metadata leader's work, every few milliseconds at most; at once when leadership begins or ends."""
         if now_ms < self._controller_due_ms and member.is_leader == self.member_controller.is_leading:
             return
         self._controller_due_ms = now_ms + CONTROLLER_MS
