@@ -9,6 +9,9 @@ import pytest
 
 from tests.cluster.test_channel_admin import Desk
 from tests.sim.mutations import Edit, plant
+from tests.sim.schedules import cluster_lies
+from tests.sim.schedules.cluster import ClusterSchedule
+from tests.sim.schedules.cluster_lies import LIES, SHORT_LOGS
 from tidelog.cluster.metadata import channel_controller
 from tidelog.cluster.metadata import elections as channel_elections
 from tidelog.cluster.metadata.elections import Elections, is_compared
@@ -17,12 +20,9 @@ from tidelog.cluster.replication import leading as replica_leading
 from tidelog.cluster.replication.following import Following
 from tidelog.cluster.replication.state import ReplicaState
 from tidelog.errors import NotElectable
-from tidelog.sim.cluster import lies as cluster_lies
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
-from tidelog.sim.cluster.lies import LIES, SHORT_LOGS
 from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.cluster.scene import ClusterWorld
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.metadata.model import ClusterBroken
 
 QUICK = [name for name in LIES if name.endswith(("3 nodes, kill", "5 nodes, crash"))]

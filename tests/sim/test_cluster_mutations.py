@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 
 from tests.sim.mutations import Edit, plant
+from tests.sim.schedules import cluster_schedules as schedules
+from tests.sim.schedules.cluster import ClusterSchedule
 from tidelog.cluster.metadata import elections as channel_elections
 from tidelog.cluster.metadata.elections import Elections
 from tidelog.cluster.replication import leading as replica_leading
@@ -19,9 +21,7 @@ from tidelog.cluster.replication.state import ReplicaState
 from tidelog.core.catalog import election_rules
 from tidelog.core.catalog.state import State
 from tidelog.core.replication.witnesses import Witnesses
-from tidelog.sim.cluster import schedules
 from tidelog.sim.cluster.model import ClusterViolation
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.cluster.world import run_cluster_world
 from tidelog.sim.metadata.model import ClusterBroken
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.schedules.cluster import ClusterSchedule
 from tidelog.cli.sim_commands import run_seeds
 from tidelog.sim.cluster.faults import rot_in_log
 from tidelog.sim.cluster.model import ClusterViolation
 from tidelog.sim.cluster.scene import WRITES_MS
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.cluster.world import SHORT_MS, run_cluster_world
 from tidelog.sim.metadata.model import ClusterBroken
 

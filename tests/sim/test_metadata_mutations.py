@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from tests.sim.mutations import MUTATIONS, plant
+from tests.sim.schedules import metadata_schedules as schedules
+from tests.sim.schedules.metadata import Schedule
 from tidelog.errors import CatalogCorrupt
-from tidelog.sim.metadata import schedules
 from tidelog.sim.metadata.model import ClusterBroken, MetadataViolation
-from tidelog.sim.metadata.schedule import Schedule
 from tidelog.sim.metadata.world import run_metadata_world
 
 RUN_MS = 10_000

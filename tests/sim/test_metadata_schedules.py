@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidelog.sim.metadata import schedules
-from tidelog.sim.metadata.schedule import Schedule
+from tests.sim.schedules import metadata_schedules as schedules
+from tests.sim.schedules.metadata import Schedule
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.mutations import Edit, plant
+from tests.sim.schedules import cluster_schedules as schedules
+from tests.sim.schedules.cluster import ClusterSchedule
 from tests.sim.test_cluster_world import check_lane
 from tidelog.cluster.nats.exchange import NatsExchange
 from tidelog.cluster.replication.following import Following
-from tidelog.sim.cluster import schedules
 from tidelog.sim.cluster.model import ClusterViolation, NatsClusterViolation
 from tidelog.sim.cluster.nats_server import NATS_SOMETIMES
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.cluster.world import SHORT_MS, run_nats_cluster_world, run_short_nats_cluster_seeds
 
 FAST_SEEDS = 20

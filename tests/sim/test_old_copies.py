@@ -6,6 +6,7 @@ import pytest
 
 from tests.sim.mutations import MUTATIONS as BUGS
 from tests.sim.mutations import Edit, plant
+from tests.sim.schedules.metadata import Schedule, is_append
 from tidelog.cluster.metadata.standing import MemberStanding
 from tidelog.cluster.node.core import NodeCore
 from tidelog.cluster.status.node_status import node_status
@@ -15,7 +16,6 @@ from tidelog.core.node_messages import Judged, Standing
 from tidelog.core.raft import RaftConfig
 from tidelog.sim.metadata.model import ClusterBroken, MetadataViolation
 from tidelog.sim.metadata.node import SimNode
-from tidelog.sim.metadata.schedule import Schedule, is_append
 from tidelog.sim.metadata.world import run_metadata_world
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidelog.core.raft.members import Members
 from tidelog.core.raft.messages import Entry, EntryKind, HardState, Ready, Snapshot, SnapshotHead
-from tidelog.sim.metadata.raft_storage_run import StoredState
+from tidelog.sim.metadata.stored_state import StoredState
 from tidelog.sim.power import PluggedDisk
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.raft.files import StoredIdentity

@@ -30,7 +30,7 @@ from tidelog.codecs.raft_codec import encode_entry
 from tidelog.core.raft.messages import Entry, EntryKind, EntryPlace, HardState, Snapshot, SnapshotHead
 from tidelog.errors import DiskError, FolderLocked, LogClosed, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.disk import SimDisk
-from tidelog.sim.metadata.raft_storage_run import StoredState
+from tidelog.sim.metadata.stored_state import StoredState
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk

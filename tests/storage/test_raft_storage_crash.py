@@ -26,7 +26,7 @@ from tests.storage.raft import (
 from tidelog.core.raft.messages import HardState, Ready, Snapshot
 from tidelog.errors import DiskError, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.disk import FailKind, SimDisk
-from tidelog.sim.metadata.raft_storage_run import StoredState, state_after_compaction, states_of_write
+from tidelog.sim.metadata.stored_state import StoredState, state_after_compaction, states_of_write
 from tidelog.sim.power import PluggedDisk, PowerCut
 from tidelog.storage.raft.files import MARK_SLOT_STEP
 from tidelog.storage.raft.opening import open_raft_storage, set_aside

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.storage.raft_storage_run import ACTIONS, SOMETIMES, run_raft_storage
 from tidelog.core.raft.messages import EntryPlace, Snapshot
 from tidelog.errors import MetadataPoisoned
-from tidelog.sim.metadata.raft_storage_run import ACTIONS, SOMETIMES, run_raft_storage
 from tidelog.storage.disk import Buffer, Disk
 from tidelog.storage.log.log import Log
 from tidelog.storage.raft import storage as raft_storage

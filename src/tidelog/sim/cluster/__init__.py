@@ -11,12 +11,9 @@ Modules:
     clients       Clients of simulated channels
     faults        What happens to a simulated cluster with channels
     liars         Nodes of a simulated cluster whose disks lie about channels
-    lies          Disks that lie
     model         What must hold of replicated channels
     nats_server   A simulated NATS server, and the connections of simulated nodes to it
     node          One node of a simulated cluster with its channels
     scene         Whole clusters: nodes, links, producers, readers and boats
-    schedule      The words in which directed schedules of channels are told
-    schedules     Directed schedules of channels
     world         The world of whole clusters, run by seed
 """

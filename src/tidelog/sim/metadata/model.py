@@ -42,7 +42,7 @@ from tidelog.core.raft import (
     VoteAnswer,
     VoteRequest,
 )
-from tidelog.sim.metadata.raft_storage_run import StoredState, state_after_compaction, states_of_write
+from tidelog.sim.metadata.stored_state import StoredState, state_after_compaction, states_of_write
 from tidelog.sim.seeds import WorldBroken, WorldViolation
 from tidelog.storage.raft.storage import RaftStorage, gathered
 

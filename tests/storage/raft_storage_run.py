@@ -11,19 +11,20 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from tidelog.core.raft.members import Members
 from tidelog.core.raft.messages import Entry, EntryKind, HardState, Ready, Snapshot, SnapshotHead
 from tidelog.errors import DiskError, MetadataDamaged, MetadataPoisoned
 from tidelog.sim.disk import FailKind
+from tidelog.sim.metadata.stored_state import StoredState, state_after_compaction, states_of_write
 from tidelog.sim.power import PluggedDisk, PowerCut
 from tidelog.sim.seeds import WorldResult, WorldViolation
 from tidelog.storage.log.options import LogOptions
 from tidelog.storage.log.segment import SEGMENT_SUFFIX
 from tidelog.storage.raft.files import StoredIdentity
 from tidelog.storage.raft.opening import LIVE_NAME, create_raft_storage, open_raft_storage, set_aside
-from tidelog.storage.raft.storage import RaftStorage, gathered
+from tidelog.storage.raft.storage import RaftStorage
 
 FOLDER = ".tidelog/metadata"
 QUARANTINE = ".tidelog/quarantine"
@@ -59,46 +60,7 @@ class RaftStorageViolation(WorldViolation):
 
     def __init__(self, seed: int, problem: str) -> None:
         super().__init__(seed, problem)
-        self.args = (f"seed {seed}: {problem}\nreplay: tidelog.sim.metadata.raft_storage_run.run_raft_storage({seed})",)
-
-
-class StoredState(NamedTuple):
-    """What a storage holds."""
-
-    hard_state: HardState
-    snapshot: Snapshot
-    entries: tuple[Entry, ...]
-
-    @property
-    def last_index(self) -> int:
-        return self.snapshot.head.index + len(self.entries)
-
-    def term_at(self, index: int) -> int:
-        base = self.snapshot.head
-        return base.term if index == base.index else self.entries[index - base.index - 1].term
-
-
-def states_of_write(before: StoredState, readys: list[Ready]) -> list[StoredState]:
-    """Every state that a crash in this write may leave; the last one is that of a finished write."""
-    hard_state, snapshot, entries = gathered(readys)
-    states = [before]
-    if hard_state is not None:
-        states.append(before._replace(hard_state=hard_state))
-    if snapshot is not None:
-        states.append(states[-1]._replace(snapshot=snapshot, entries=()))
-    base = states[-1]
-    if entries:
-        count = entries[0].index - base.snapshot.head.index - 1
-        # A suffix that is being replaced may be gone in part: it lies in several segments, and the newest goes first.
-        states += [base._replace(entries=base.entries[:end]) for end in range(count, len(base.entries))]
-        kept = base.entries[:count]
-        states += [base._replace(entries=kept + tuple(entries[:end])) for end in range(len(entries) + 1)]
-    return states
-
-
-def state_after_compaction(before: StoredState, snapshot: Snapshot) -> StoredState:
-    covered = snapshot.head.index - before.snapshot.head.index
-    return before._replace(snapshot=snapshot, entries=before.entries[covered:]) if covered > 0 else before
+        self.args = (f"seed {seed}: {problem}\nreplay: tests.storage.raft_storage_run.run_raft_storage({seed})",)
 
 
 def run_raft_storage(seed: int, *, actions: int = ACTIONS) -> WorldResult:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tests.sim.schedules.cluster import ClusterSchedule
 from tidelog.core.liveness import LivenessConfig
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.metadata.model import ClusterBroken
 
 HEARTBEAT_MS = 200

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+from tests.sim.schedules.metadata import SLOW, Schedule
 from tidelog.cluster.node.core import NodeOptions
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.core.catalog import ChannelConfig, CreateChannel
@@ -22,7 +23,6 @@ from tidelog.sim.cluster.clients import SimProducer
 from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.cluster.scene import ClusterWorld
 from tidelog.sim.metadata.model import ClusterBroken
-from tidelog.sim.metadata.schedule import SLOW, Schedule
 
 CHANNEL = "c0"
 

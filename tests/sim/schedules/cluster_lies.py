@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tests.sim.schedules.cluster import ClusterSchedule
 from tidelog.core.catalog import ChangeLeader, NodeState
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.replication.messages import SyncRequest, SyncResponse
 from tidelog.sim.cluster.liars import put_store_back
 from tidelog.sim.cluster.node import ClusterNode
-from tidelog.sim.cluster.schedule import ClusterSchedule
 from tidelog.sim.lying import durable_files, end_process, flip_bytes, remove_file, take_picture, zero_bytes
 from tidelog.sim.metadata.faults import lose_disk
 from tidelog.sim.metadata.node import FOLDER

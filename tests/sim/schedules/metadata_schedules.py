@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.sim.schedules.metadata import Schedule, is_append
 from tidelog.cluster.node.core import NodeCore
 from tidelog.core.catalog import AdmitNode, NodeState, RemoveNode
 from tidelog.core.liveness import LivenessConfig
@@ -17,7 +18,6 @@ from tidelog.core.node_messages import ForMember, Register
 from tidelog.core.raft import AddLearner, AppendEntries, RaftConfig, SnapshotChunk
 from tidelog.errors import MembershipPending
 from tidelog.sim.metadata.model import ClusterBroken
-from tidelog.sim.metadata.schedule import Schedule, is_append
 
 # --- elections and commits -------------------------------------------------------------------------------
 
