@@ -200,7 +200,7 @@ class Kit:
     # --- heartbeats ------------------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Every node that lives and is connected is heard by all others at this moment."""
+        """Every running, connected node is heard by all others at this moment."""
         for name, node in self.nodes.items():
             if node.alive and not node.frozen:
                 for other in (*self.nodes, TO_METADATA):
@@ -273,7 +273,7 @@ class Kit:
         )
 
     def elect(self, name: str, channel_id: int = 1) -> None:
-        """As the metadata leader would, whoever leads now."""
+        """As the metadata leader would, whichever node leads now."""
         self.take(
             ChangeLeader(
                 channel_id=channel_id,

@@ -150,7 +150,7 @@ def test_fw7_damage_counts_again_where_another_leader_holds_what_was_lost() -> N
     assert asked[-1].held_end == 6
 
 
-def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:
+def test_b4_a_replica_that_was_repaired_in_place_reports_it_at_once() -> None:
     kit = Kit("a", "b", "c")
     kit.create()
     kit.write(*numbered(12))
@@ -158,7 +158,7 @@ def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:
     damaged(kit, "c")
     gap = kit["c"].storage.logs.log(1).damaged()[0]
     blocks = [block for block in kit["a"].blocks() if gap.start <= block.offsets.start and block.end <= gap.stop]
-    kit.produce(b"on its way")  # appended while the log is being mended
+    kit.produce(b"on its way")  # appended while the log is being repaired
     kit["c"].held_back = []
     kit.run()
     kit["c"].storage.logs.log(1).replace(blocks)
@@ -179,7 +179,7 @@ def test_b4_a_replica_that_was_mended_in_place_says_so_at_once() -> None:
     assert kit["a"].bytes_of() == kit["c"].bytes_of()
 
 
-def test_md2_only_blocks_of_the_epoch_that_the_log_had_there_mend_it() -> None:
+def test_md2_only_blocks_of_the_epoch_that_the_log_had_there_repair_it() -> None:
     kit = Kit("a", "b", "c")
     kit.create()
     kit.write(*numbered(6))

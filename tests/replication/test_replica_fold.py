@@ -1,4 +1,4 @@
-"""What a replica remembers of producers and cursors: a fold over the log, the same on whoever leads (F1 to F3)."""
+"""A replica's state of producers and cursors: a fold over the log, the same under every leader (F1 to F3)."""
 
 from __future__ import annotations
 

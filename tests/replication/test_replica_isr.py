@@ -105,7 +105,7 @@ def test_r3_a_joining_replica_does_not_count_toward_the_minimum() -> None:
     assert leading._joining == {"b"}
     end = kit["a"].replica().committed_end
     assert kit.record().isr_nodes == ("a",)
-    assert kit["a"].replica().committed_end == end, "R4: one in sync of two is too few, whoever is joining"
+    assert kit["a"].replica().committed_end == end, "R4: one in sync of two is too few, even with a joining replica"
 
 
 def test_r3_a_proposal_names_the_incarnation_that_caught_up() -> None:
@@ -265,7 +265,7 @@ def test_who_says_that_it_does_not_lead_is_silent_from_then_on() -> None:
     assert kit["b"].replica().role is Role.CANDIDATE
 
 
-def test_r7_a_node_that_lives_and_cannot_open_its_log_does_not_keep_the_channel() -> None:
+def test_r7_a_live_node_that_cannot_open_its_log_does_not_keep_the_channel() -> None:
     kit = whole("a", "b", "c")
     kit["b"].kill()
     kit["b"].held_back = []

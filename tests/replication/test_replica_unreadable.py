@@ -1,4 +1,4 @@
-"""A disk that does not give back what it holds: whoever leads on it lets another one lead (R10, TE1 to TE3)."""
+"""A disk that does not give back what it holds: a leader on it lets another node lead (R10, TE1 to TE3)."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_serving_leader_that_finds_a_committed_record_damaged_leads_on_and_doe
     for _ in range(3):
         read_for(kit, "a", "b", 2)
     assert said(kit, "a") == 1
-    assert kit.leading() == ["a"], "the others have it, and it is mended in its place"
+    assert kit.leading() == ["a"], "the others have it, and it is repaired in place"
     assert not kit.delivered(Resign)
 
 

@@ -194,7 +194,7 @@ def test_what_may_take_long_is_the_threads(case: str, monkeypatch: pytest.Monkey
     run(monkeypatch, scene)
 
 
-def test_orders_and_results_keep_their_order_whoever_carries_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_and_results_keep_their_order_in_the_thread_and_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         number = first = await world.warm_up()
         for one in range(200):
