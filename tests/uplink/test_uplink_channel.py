@@ -471,12 +471,43 @@ def test_block_of_an_older_run_does_not_pass_over_the_run_that_followed_it() -> 
         cloud.say_hello(0)
         cloud.bring(run, range(1, stop), live=True)
     for _ in range(2):
-        cloud.bring(4, range(17, 25))
+        cloud.bring(4, range(4, 25))
         cloud.receive(BackfillDone(session=cloud.session))
         cloud.channel.disconnected(cloud.session)
         cloud.say_hello(4)
         cloud.bring(5, range(1, 4), live=True)
-    cloud.assert_runs({1: range(1, 101)}, {2: range(1, 4)}, {3: range(1, 23)}, {4: range(17, 25)}, {5: range(1, 4)})
+    cloud.assert_runs({1: range(1, 101)}, {2: range(1, 4)}, {3: range(1, 23)}, {4: range(4, 25)}, {5: range(1, 4)})
+
+
+def test_block_that_continues_an_older_run_is_of_it_although_a_later_run_was_seen_to_begin() -> None:
+    """Two blocks show only that the later run began between them, not that it began right after the first."""
+    cloud = LplexCloud()
+    for run, stop in ((1, 41), (5, 4)):
+        cloud.say_hello(0)
+        cloud.bring(run, range(1, stop), live=True)
+    cloud.bring(1, range(31, 51))
+    cloud.bring(3, range(11, 31))
+    cloud.bring(1, range(51, 61))
+    cloud.assert_runs({1: range(1, 61)}, {3: range(11, 31)}, {5: range(1, 4)})
+
+
+def test_steady_bus_of_a_run_between_is_not_taken_for_late_times_of_the_one_before() -> None:
+    """Times of lplex's journal are late by steps that grow from the first frame of a block on, which is never late."""
+    cloud = LplexCloud()
+
+    def bring(run: int, seqs: range, kind: Any) -> None:
+        cloud.receive(kind(session=cloud.session, seqs=seqs, block=run_block(run, seqs, steady=True)))
+
+    for run, stop in ((1, 41), (3, 4)):
+        cloud.say_hello(0)
+        bring(run, range(1, stop), LiveData)
+    for _ in range(2):
+        bring(2, range(11, 31), BackfillData)
+        cloud.receive(BackfillDone(session=cloud.session))
+        cloud.say_hello(3)
+        bring(3, range(1, 4), LiveData)
+    held = sorted(sorted(seqs) for seqs in cloud.held().values())
+    assert held == [[1, 2, 3], [*range(1, 41)], [*range(11, 31)]]
 
 
 def test_block_behind_a_gap_may_be_of_a_run_whose_first_files_are_deleted() -> None:
