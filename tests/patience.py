@@ -2,6 +2,7 @@
 
     async with asyncio.timeout(patient(30)):
         ...
+    await wait_until(lambda: boat.all_acked(), "all frames acked")
 
 How slow the machine is now is measured, not configured: a fixed chore for the processor and a sync of a small file,
 each compared with what an idle machine takes, and how many processes wait for each core. It is measured again every few
@@ -10,9 +11,12 @@ seconds, when somebody asks. A deadline is never shorter than it says.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 CHORE_STEPS: Final = 400_000
@@ -24,6 +28,9 @@ SLOWNESS_MAX: Final = 15.0
 """A machine that is slower than this is not waited for."""
 AGAIN_S: Final = 10.0
 
+WAIT_S: Final = 60.0
+POLL_S: Final = 0.01
+
 _slowness = 1.0
 _measured_at: float | None = None
 
@@ -31,6 +38,29 @@ _measured_at: float | None = None
 def patient(seconds: float) -> float:
     """This deadline, on the machine as it is now."""
     return seconds * slowness()
+
+
+async def wait_until(
+    condition: Callable[[], bool | Awaitable[bool]], what: str = "what it waits for", deadline_s: float = WAIT_S
+) -> None:
+    """Return as soon as the condition holds; the test fails if it does not within the deadline."""
+    end_s = time.monotonic() + patient(deadline_s)
+    while True:
+        holds = condition()
+        if inspect.isawaitable(holds):
+            holds = await holds
+        if holds:
+            return
+        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {what}"
+        await asyncio.sleep(POLL_S)
+
+
+def block_until(condition: Callable[[], bool], what: str = "what it waits for", deadline_s: float = WAIT_S) -> None:
+    """As `wait_until`, for code without an event loop."""
+    end_s = time.monotonic() + patient(deadline_s)
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {what}"
+        time.sleep(POLL_S)
 
 
 def slowness() -> float:

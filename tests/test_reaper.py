@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import block_until, patient
 from tests.reaper import VARIABLE
-from tests.uplink.processes import wait_until
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).parent.parent
@@ -67,7 +66,7 @@ def test_a_killed_test_run_leaves_no_process_behind(number: signal.Signals, tmp_
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
-        wait_until(lambda: "started" in said.read_text(), deadline_s=DEADLINE_S, what=f"the start; {said.read_text()}")
+        block_until(lambda: "started" in said.read_text(), deadline_s=DEADLINE_S, what=f"the start; {said.read_text()}")
         found = re.search(r"started (\d+) (\d+) (\d+) \.", said.read_text())
         assert found
         pids = [int(one) for one in found.groups()]
@@ -79,7 +78,7 @@ def test_a_killed_test_run_leaves_no_process_behind(number: signal.Signals, tmp_
         finally:
             run.kill()
             run.wait()
-    wait_until(lambda: not any(map(is_alive, pids)), deadline_s=DEADLINE_S, what=f"the end of {pids}")
+    block_until(lambda: not any(map(is_alive, pids)), deadline_s=DEADLINE_S, what=f"the end of {pids}")
 
 
 def path() -> str:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from tests.blocks.crafted import LINEAGE
 from tests.cli.commands import Tidelog
-from tests.patience import patient
+from tests.patience import block_until, patient
 from tests.pipeline.folders import put, small_store
 from tidelog.blocks.frames import encode_frames
 from tidelog.cli.demo.answers import WIND_PGN, BoatPosition, max_wind_in_bytes, wrong_winds
@@ -59,13 +58,6 @@ def processes_of(folder: Path, *, but: int | None = None) -> dict[int, str]:
         if int(one.name) != but and os.fsencode(folder) in line + environment:
             found[int(one.name)] = line.replace(b"\0", b" ").decode(errors="replace")
     return found
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + patient(UP_S)
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def start(*arguments: str, folder: Path, **options: Any) -> subprocess.Popen[str]:
@@ -141,14 +133,14 @@ def test_no_java_is_left_when_the_engine_is_interrupted(tmp_path: Path, moment: 
         try:
             assert process.stdout is not None
             if moment == "starting":
-                wait_until(lambda: any("java" in line for line in others()), "Java is started")
+                block_until(lambda: any("java" in line for line in others()), "Java is started", UP_S)
             else:
                 assert process.stdout.readline() == "10\n"
                 assert any("pyspark" in line for line in others())
             process.send_signal(signal.SIGTERM)
             assert process.stdout.readline() == "interrupted\n"
             assert [line for line in others() if "java" in line] == []
-            wait_until(lambda: others() == [], "its workers have gone")
+            block_until(lambda: others() == [], "its workers have gone", UP_S)
         finally:
             process.kill()
 

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.transports.links import DEADLINE_S, HOST, plain_end
+from tests.patience import WAIT_S
+from tests.transports.links import HOST, plain_end
 from tidelog.blocks.block import Block, MadeBlock
 from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.client import Client, ClientOptions, connect
@@ -556,10 +557,10 @@ def cluster_in_a_thread(*channels: str, count: int = 3) -> Iterator[FakeCluster]
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(DEADLINE_S)
+    assert ready.wait(WAIT_S)
     cluster, loop, stop = found
     try:
         yield cluster
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(DEADLINE_S)
+        thread.join(WAIT_S)

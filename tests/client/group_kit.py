@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.client import Client, ClientOptions, Group, GroupBatch, Rebalance, Record, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
@@ -27,13 +27,6 @@ def hasty() -> GroupOptions:
     """Members that fall silent are missed soon; still far above what this machine needs between two heartbeats."""
     silence_ms = int(patient(1_500))
     return GroupOptions(consumer_timeout_ms=silence_ms, coordinator_timeout_ms=silence_ms)
-
-
-async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = FORM_S) -> None:
-    give_up = time.monotonic() + patient(deadline_s)
-    while not condition():
-        assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 def free_port() -> int:

@@ -16,8 +16,8 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, cluster_in_a_thread, fake_client, fake_cluster
 from tests.client.running import DEADLINE_S
-from tests.patience import patient
-from tests.transports.links import HOST, Tree, refusal_of, secure_end, until
+from tests.patience import patient, wait_until
+from tests.transports.links import HOST, Tree, refusal_of, secure_end
 from tidelog.client import (
     ClientClosed,
     ClientOptions,
@@ -224,7 +224,7 @@ async def test_closing_does_not_wait_for_calls_that_cannot_end() -> None:
         for node in cluster.nodes.values():
             node.is_frozen = True
         call = asyncio.ensure_future(client.describe("a"))
-        await until(lambda: any(node.asked and node.is_frozen for node in cluster.nodes.values()))
+        await wait_until(lambda: any(node.asked and node.is_frozen for node in cluster.nodes.values()))
         await client.close()
         assert isinstance(await refusal_of(call), ClientClosed)
 

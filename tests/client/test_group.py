@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import Member, all_values, created, hasty, members, opened, shared_out, wait_until
+from tests.client.group_kit import Member, all_values, created, hasty, members, opened, shared_out
+from tests.patience import wait_until
 from tests.transports.links import refusal_of
 from tidelog.client import Client, connect_sync
 from tidelog.errors import (

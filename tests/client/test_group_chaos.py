@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import Member, Nodes, all_values, created, hasty, opened, wait_until
+from tests.client.group_kit import Member, Nodes, all_values, created, hasty, opened
+from tests.patience import wait_until
 from tidelog.client import Client
 from tidelog.errors import LogError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import FORM_S, Member, all_values, created, free_port, shared_out, wait_until
+from tests.client.group_kit import FORM_S, Member, all_values, created, free_port, shared_out
 from tests.client.running import run
 from tests.gateways.gateway_kit import HOST, NodeProcess
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.client import connect
 
 CHANNELS = [f"bus/{number}" for number in range(6)]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
-from tests.patience import patient
-from tests.transports.links import refusal_of, until
+from tests.patience import patient, wait_until
+from tests.transports.links import refusal_of
 from tidelog.blocks.header import Codec
 from tidelog.client import Client, ClientClosed, ManyReceipt, Receipt, Record
 from tidelog.errors import (
@@ -62,7 +62,7 @@ async def test_what_gathers_while_requests_are_under_way_goes_as_one_block() -> 
         await producer.send(b"0")
         node.holds_answers = True
         receipts = [producer.send(b"1")]
-        await until(lambda: bool(node.held))
+        await wait_until(lambda: bool(node.held))
         receipts += [producer.send(b"%d" % number) for number in range(2, 50)]
         assert len(log.blocks) == 2
         node.holds_answers = False
@@ -110,7 +110,7 @@ async def test_what_a_deposed_leader_had_not_committed_is_sent_again(keeps_tail:
         await producer.send(b"0")
         log.commits = False
         receipt = producer.send(b"1")
-        await until(lambda: bool(log.waiting))
+        await wait_until(lambda: bool(log.waiting))
         log.commits = True
         log.move("n2", keeps_tail=keeps_tail)
         await receipt
@@ -124,7 +124,7 @@ async def test_a_broken_link_loses_nothing() -> None:
         await producer.send(b"0")
         node.holds_answers = True
         receipt = producer.send(b"1")
-        await until(lambda: bool(node.held))
+        await wait_until(lambda: bool(node.held))
         node.held.clear()
         node.holds_answers = False
         node.drop_links()
@@ -139,7 +139,7 @@ async def test_a_frozen_leader_is_left_for_the_new_one_without_waiting_for_its_l
         await producer.send(b"0")
         cluster.nodes["n1"].is_frozen = True
         receipt = producer.send(b"1")
-        await until(lambda: len(cluster.nodes["n2"].asked) + len(cluster.nodes["n3"].asked) > 0)
+        await wait_until(lambda: len(cluster.nodes["n2"].asked) + len(cluster.nodes["n3"].asked) > 0)
         log.move("n2")
         await receipt
         assert log.values() == [b"0", b"1"]
@@ -274,7 +274,7 @@ async def test_back_pressure_is_typed_and_ends_when_answers_come() -> None:
         with pytest.raises(QueueFull):
             producer.send(bytes(50), key=b"k")
         room = asyncio.ensure_future(producer.send_room(50))
-        await until(lambda: bool(log.waiting))
+        await wait_until(lambda: bool(log.waiting))
         assert not room.done()
         log.commits = True
         log.commit()
@@ -331,7 +331,7 @@ async def test_closing_tells_of_failures_that_nobody_has_seen() -> None:
     async with fake_client("a") as (cluster, client):
         lost = client.producer("nothing")
         receipt = lost.send(b"x")
-        await until(lambda: receipt.is_done)
+        await wait_until(lambda: receipt.is_done)
         with pytest.raises(UnknownChannel):
             await lost.close()
         good, bad = client.producer("a"), client.producer("nothing")
@@ -354,7 +354,7 @@ async def test_closing_sends_what_was_taken_and_ends_what_cannot_be_sent() -> No
         other = client.producer("a", batch_records_max=1, requests_max=1)
         log.commits = False
         sent, waiting = other.send(b"2"), other.send(b"3")
-        await until(lambda: bool(log.waiting))
+        await wait_until(lambda: bool(log.waiting))
         await client.close(flush=False)
         assert isinstance(await refusal_of(sent), OutcomeUnknown)
         assert isinstance(await refusal_of(waiting), ClientClosed)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.client.fake_cluster import QUICK, FakeCluster, fake_client
 from tests.client.running import run
-from tests.patience import patient
-from tests.transports.links import refusal_of, until
+from tests.patience import patient, wait_until
+from tests.transports.links import refusal_of
 from tidelog.blocks.block import missing_block
 from tidelog.blocks.header import BlockKind
 from tidelog.blocks.messages import Message, encode_messages, encode_values
@@ -238,7 +238,7 @@ async def test_a_cursor_is_saved_while_reading() -> None:
             await reader.read()
             assert "job" not in log.cursors
             pending = asyncio.ensure_future(reader.read())
-            await until(lambda: log.cursors.get("job") == 1)
+            await wait_until(lambda: log.cursors.get("job") == 1)
             fill(cluster, b"1")
             await pending
 
@@ -348,7 +348,7 @@ async def read_through_faults(cluster: FakeCluster, client: Client, dice: random
     log.commits = True
     log.move("n1")
     fill(cluster, b"end")
-    await until(lambda: (bool(found) and found[-1][1] == b"end") or reading.done())
+    await wait_until(lambda: (bool(found) and found[-1][1] == b"end") or reading.done())
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await reader.close()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.client.fake_cluster import fake_client
-from tests.client.group_kit import created, members, opened, wait_until
+from tests.client.group_kit import created, members, opened
 from tests.client.test_reader import fill
-from tests.transports.links import refusal_of, until
+from tests.patience import wait_until
+from tests.transports.links import refusal_of
 from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.messages import encode_values
 from tidelog.client import Record
@@ -46,7 +47,7 @@ async def test_no_record_of_the_old_channel_counts_as_there_already_in_the_new_o
         node = cluster.nodes["n1"]
         node.holds_answers = True
         receipt = producer.send(b"1")
-        await until(lambda: cluster.log("a").values() == [b"0", b"1"])
+        await wait_until(lambda: cluster.log("a").values() == [b"0", b"1"])
         new = cluster.recreate("a")
         new.append(cluster_block(b"somebody else's"))
         node.held.clear()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.test_client_service import World, block, produce, run
-from tests.transports.links import refusal_of, until
+from tests.patience import wait_until
+from tests.transports.links import refusal_of
 from tidelog.cluster.clients.rechecks import SharedBarrier
 from tidelog.codecs.client_codec import OFFSETS
 from tidelog.core.catalog import PauseChannel, ResumeChannel, SetReadonly
@@ -52,7 +53,7 @@ def test_a_block_is_taken_that_only_an_old_catalog_refuses(what: str) -> None:
             hear_at_barrier(world, lambda: world.cluster.take(SetReadonly(**key_of(world), readonly=False)))
         produces = [produce(world.bus, block(b"%d" % number), token=number) for number in range(5)]
         client.send(*produces)
-        await until(lambda: len(client.answers) == 5)
+        await wait_until(lambda: len(client.answers) == 5)
         assert [(answer.token, answer.first_offset, answer.error) for answer in client.answers] == [
             (number, number, None) for number in range(5)
         ]
@@ -103,13 +104,13 @@ def test_what_comes_behind_a_block_that_is_judged_again_waits_behind_it() -> Non
 
         world.service._producing.rechecks._read_barrier = read_barrier
         client.send(produce(world.bus, block(b"0"), token=0))
-        await until(lambda: world.service._producing.rechecks.count == 1)
+        await wait_until(lambda: world.service._producing.rechecks.count == 1)
         world.cluster.take(SetReadonly(**key_of(world), readonly=False))
         client.send(produce(world.bus, block(b"1"), token=1))
         await asyncio.sleep(0.05)
         assert client.answers == []
         gate.set()
-        await until(lambda: len(client.answers) == 2)
+        await wait_until(lambda: len(client.answers) == 2)
         assert [(answer.token, answer.first_offset) for answer in client.answers] == [(0, 0), (1, 1)]
 
     run(work)
@@ -146,7 +147,7 @@ def test_many_questions_that_are_refused_at_once_look_at_most_twice() -> None:
             asyncio.ensure_future(refusal_of(stranger.ask(OFFSETS, channel_id=world.bus, at="latest")))
             for _ in range(100)
         ]
-        await until(lambda: rechecks.waiting == 100)
+        await wait_until(lambda: rechecks.waiting == 100)
         gate.set()
         assert {type(error) for error in await asyncio.gather(*refusals)} == {AccessDenied}
         assert 1 <= barriers <= 2
@@ -167,14 +168,14 @@ async def test_a_barrier_is_shared_by_all_that_came_before_it_began_and_by_nobod
 
     shared = SharedBarrier(read_barrier)
     first = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
-    await until(lambda: begun == 1)
+    await wait_until(lambda: begun == 1)
     second = [asyncio.ensure_future(shared.wait()) for _ in range(3)]
-    await until(lambda: shared.waiting == 6)
+    await wait_until(lambda: shared.waiting == 6)
     first[0].cancel()
     second[0].cancel()
     gates[0].set()
     await asyncio.gather(*first[1:])
-    await until(lambda: begun == 2)
+    await wait_until(lambda: begun == 2)
     assert not any(waiting.done() for waiting in second[1:]), "the first had begun before they came"
     third = asyncio.ensure_future(shared.wait())
     gates[1].set()

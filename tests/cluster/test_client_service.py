@@ -14,7 +14,8 @@ import pytest
 from tests.blocks.crafted import steady_frames
 from tests.cluster.test_channel_admin import Metadata, admin_of
 from tests.core.catalog_kit import Cluster
-from tests.transports.links import HOST, TIMEOUT_MS, Recorder, plain_end, refusal_of, until
+from tests.patience import wait_until
+from tests.transports.links import HOST, TIMEOUT_MS, Recorder, plain_end, refusal_of
 from tidelog.blocks.block import Block, MadeBlock, iterate_blocks
 from tidelog.blocks.control import EpochStarted, encode_control
 from tidelog.blocks.frames import encode_frames
@@ -220,7 +221,7 @@ class Client:
     async def produce(self, produce: Produce) -> Produced:
         before = len(self.answers)
         self.send(produce)
-        await until(lambda: len(self.answers) > before)
+        await wait_until(lambda: len(self.answers) > before)
         return self.answers[-1]
 
     async def refusal(self, produce: Produce) -> LogError:
@@ -330,11 +331,11 @@ def test_answers_of_one_turn_go_in_few_messages_and_in_order() -> None:
         world.channels.held = []
         for start in range(0, 2_000, 50):
             client.send(*(produce(world.bus, token=token) for token in range(start, start + 50)))
-        await until(lambda: len(world.channels.held or ()) == 2_000)
+        await wait_until(lambda: len(world.channels.held or ()) == 2_000)
         assert client.answers == []
         for answer in world.channels.held:
             answer()
-        await until(lambda: len(client.answers) == 2_000)
+        await wait_until(lambda: len(client.answers) == 2_000)
         assert [answer.token for answer in client.answers] == list(range(2_000))
         assert [answer.first_offset for answer in client.answers] == list(range(2_000))
         assert len(client.bodies) <= 4
@@ -424,7 +425,7 @@ def test_a_body_that_cannot_be_read_ends_the_link() -> None:
     async def work(world: World) -> None:
         client = await world.client()
         client.link.post(PRODUCE, b"nonsense")
-        await until(lambda: client.link.is_closed)
+        await wait_until(lambda: client.link.is_closed)
         assert world.service.statistics().links == 0
 
     run(work)
@@ -461,10 +462,10 @@ def test_every_block_is_answered_once_however_answers_and_links_come_and_go(seed
         while held:
             held.pop(dice.randrange(len(held)))()
         for number in stay:
-            await until(lambda number=number: len(clients[number].answers) >= tokens[number])  # type: ignore[misc]
+            await wait_until(lambda number=number: len(clients[number].answers) >= tokens[number])  # type: ignore[misc]
             found = sorted(answer.token for answer in clients[number].answers)
             assert found == list(range(tokens[number])), f"seed {seed}: PR1"
-        await until(lambda: world.service.statistics().links == len(stay))
+        await wait_until(lambda: world.service.statistics().links == len(stay))
         assert world.service.statistics().in_flight_bytes == 0, f"seed {seed}: PR2"
 
     run(work)
@@ -527,19 +528,19 @@ def test_a_link_that_sends_more_than_it_may_have_in_flight_is_told_to_wait() -> 
         greedy, other = await world.client(), await world.client("operator", "other")
         world.channels.held = []
         greedy.send(*(produce(world.bus, block(bytes(1_000)), token=token) for token in range(5)))
-        await until(lambda: len(greedy.answers) == 2)
+        await wait_until(lambda: len(greedy.answers) == 2)
         assert [answer.token for answer in greedy.answers] == [3, 4]
         error = greedy.answers[0].error
         assert isinstance(error, TooManyInFlight)
         assert (error.retriable, error.definite, error.bytes_max) == (True, True, 3 * size)
         # All links together have a limit too.
         other.send(*(produce(world.bus, block(bytes(1_000)), token=token) for token in range(2)))
-        await until(lambda: len(other.answers) == 1)
+        await wait_until(lambda: len(other.answers) == 1)
         assert isinstance(other.answers[0].error, TooManyInFlight)
         for answer in world.channels.held:
             answer()
         world.channels.held = None
-        await until(lambda: len(greedy.answers) == 5)
+        await wait_until(lambda: len(greedy.answers) == 5)
         assert (await greedy.produce(produce(world.bus, block(bytes(1_000))))).error is None
 
     run(work, World(limits=limits))
@@ -558,10 +559,10 @@ def test_what_a_link_had_in_flight_is_free_again_when_it_ends() -> None:
         client = await world.client()
         world.channels.held = []
         client.send(produce(world.bus))
-        await until(lambda: bool(world.channels.held))
+        await wait_until(lambda: bool(world.channels.held))
         assert world.service.statistics().in_flight_bytes > 0
         client.link.abort("gone")
-        await until(lambda: world.service.statistics().links == 0)
+        await wait_until(lambda: world.service.statistics().links == 0)
         world.channels.held[0]()
         assert world.service.statistics().in_flight_bytes == 0
 
@@ -577,10 +578,10 @@ async def test_a_client_that_takes_no_answers_loses_its_link() -> None:
         # More answers than the queue of the link holds, all in one turn.
         for start in range(0, 4_000, 100):
             client.send(*(produce(world.bus, token=token) for token in range(start, start + 100)))
-        await until(lambda: len(world.channels.held or ()) == 4_000)
+        await wait_until(lambda: len(world.channels.held or ()) == 4_000)
         for answer in world.channels.held:
             answer()
-        await until(lambda: client.link.is_closed)
+        await wait_until(lambda: client.link.is_closed)
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
@@ -596,7 +597,7 @@ def test_a_fetch_waits_for_records_and_is_answered_when_they_come() -> None:
     async def work(world: World) -> None:
         client = await world.client()
         reader = asyncio.ensure_future(client.fetch(world.bus, 0, wait_ms=30_000))
-        await until(lambda: world.service.statistics().fetches_waiting == 1)
+        await wait_until(lambda: world.service.statistics().fetches_waiting == 1)
         await client.produce(produce(world.bus, block(b"news")))
         fetched = await reader
         assert fetched.committed_end == 1
@@ -610,16 +611,16 @@ def test_only_so_many_fetches_of_a_link_wait() -> None:
     async def work(world: World) -> None:
         client = await world.client()
         waiting = [asyncio.ensure_future(client.fetch(world.bus, 0, wait_ms=30_000)) for _ in range(2)]
-        await until(lambda: world.service.statistics().fetches_waiting == 2)
+        await wait_until(lambda: world.service.statistics().fetches_waiting == 2)
         with pytest.raises(TooManyWaits):
             await client.fetch(world.bus, 0, wait_ms=30_000)
         assert (await client.fetch(world.bus, 0)).data == (), "without waiting it is served"
         other = await world.client("operator", "other")
         waiting.append(asyncio.ensure_future(other.fetch(world.bus, 0, wait_ms=30_000)))
-        await until(lambda: world.service.statistics().fetches_waiting == 3)
+        await wait_until(lambda: world.service.statistics().fetches_waiting == 3)
         for task in waiting:
             task.cancel()
-        await until(lambda: world.service.statistics().fetches_waiting == 0)
+        await wait_until(lambda: world.service.statistics().fetches_waiting == 0)
 
     run(work, World(limits=ClientLimits(fetch_waits_max=2)))
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
-from tests.uplink.parties import wait_until
+from tests.patience import patient, wait_until
 from tidelog.cluster.node.cluster_client import ClusterClient
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.catalog import AddGrant, AdmitNode, FenceNode, RemoveNode

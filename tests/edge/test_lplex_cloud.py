@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.patience import patient
-from tests.uplink.parties import BoatParty, row, wait_until
+from tests.patience import patient, wait_until
+from tests.uplink.parties import BoatParty, row
 from tidelog.blocks.lpj import decode_lpj_block, inflate_lpj
 from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.core.ranges import RangeSet

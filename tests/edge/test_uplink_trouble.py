@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.patience import patient
-from tests.uplink.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, target, wait_until
+from tests.patience import patient, wait_until
+from tests.uplink.parties import HOST, BoatParty, CloudParty, Credentials, Fleet, target
 from tidelog.edge.uplink.target import UplinkTarget
 from tidelog.edge.uplink.trouble import own_trouble, probe
 from tidelog.pki.certificates import DAY_US

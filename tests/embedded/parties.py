@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.test_node import free_port
-from tests.patience import patient
-from tests.uplink.parties import wait_until
+from tests.patience import patient, wait_until
 from tidelog.cluster.node.core import NodeOptions
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.replication.metrics import ChannelSample

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from tests.faults.faulty_disk import CREATE, READ_ONLY, SPACE, SYNC, WRITE, FaultyDisk
-from tests.patience import patient
-from tests.uplink.processes import wait_until
+from tests.patience import block_until, patient
 from tidelog.cli.demo.ports import free_port
 
 DEADLINE_S = 30.0
@@ -69,11 +68,11 @@ class Party:
             code, found = self.ask("/healthz")
             return code == status
 
-        wait_until(is_there, deadline_s=DEADLINE_S, what=f"health {status}; {self.said()[-2_000:]}")
+        block_until(is_there, deadline_s=DEADLINE_S, what=f"health {status}; {self.said()[-2_000:]}")
         return found
 
     def wait_said(self, words: str) -> None:
-        wait_until(lambda: words in self.said(), deadline_s=DEADLINE_S, what=f"{words!r} in {self.said()[-2_000:]}")
+        block_until(lambda: words in self.said(), deadline_s=DEADLINE_S, what=f"{words!r} in {self.said()[-2_000:]}")
 
     def metric(self, name: str) -> float:
         _, text = self.ask("/metrics")
@@ -138,7 +137,7 @@ def test_a_boat_whose_disk_is_full_is_unwell_from_the_first_failed_write(parties
     party = boat(parties, tmp_path)
     party.start()
     party.wait_health(200)
-    wait_until(lambda: party.metric("tidelog_journal_durable_head_seq") > 0, deadline_s=DEADLINE_S, what="a flush")
+    block_until(lambda: party.metric("tidelog_journal_durable_head_seq") > 0, deadline_s=DEADLINE_S, what="a flush")
     party.disk.fill()
     answer = party.wait_health(503)
     assert "No space left on device" in answer["detail"]
@@ -147,7 +146,7 @@ def test_a_boat_whose_disk_is_full_is_unwell_from_the_first_failed_write(parties
     assert party.metric("tidelog_journal_writable") == 0
     assert party.metric("tidelog_journal_frames_buffered") > 0
     hits = party.disk.hits
-    wait_until(lambda: party.disk.hits > hits + 3, deadline_s=DEADLINE_S, what="more failed writes")
+    block_until(lambda: party.disk.hits > hits + 3, deadline_s=DEADLINE_S, what="more failed writes")
     party.disk.heal()
     party.wait_health(200)
     party.wait_said("the disk takes frames again")
@@ -163,7 +162,7 @@ def test_a_boat_that_cannot_seal_its_journal_says_so_and_goes_on_recording(parti
     party = boat(parties, tmp_path, "-journal-block-size", "4096")
     party.start()
     sealed = tmp_path / "data" / "journal" / "sealed"
-    wait_until(lambda: any(file.stat().st_size > 8192 for file in sealed.glob("*.seg")), deadline_s=DEADLINE_S,
+    block_until(lambda: any(file.stat().st_size > 8192 for file in sealed.glob("*.seg")), deadline_s=DEADLINE_S,
                what="a sealed block")  # fmt: skip
     assert party.wait_health(200)["status"] == "ok"
     party.disk.strike(errno.EIO, WRITE | CREATE, part="/sealed/")
@@ -175,7 +174,7 @@ def test_a_boat_that_cannot_seal_its_journal_says_so_and_goes_on_recording(parti
     assert party.metric("tidelog_journal_writable") == 1
     durable = party.metric("tidelog_journal_durable_head_seq")
     hits = party.disk.hits
-    wait_until(
+    block_until(
         lambda: party.disk.hits > hits + 1 and party.metric("tidelog_journal_durable_head_seq") > durable,
         deadline_s=DEADLINE_S,
         what="more failed seals, and more frames on the disk",
@@ -197,14 +196,14 @@ def test_frames_beyond_the_buffer_are_dropped_counted_and_said_once(parties: Par
     """Where not even the next seqs can be leased, the limit is what was leased."""
     party = boat(parties, tmp_path)
     party.start()
-    wait_until(
+    block_until(
         lambda: party.ask("/healthz")[0] == 200 and party.metric("tidelog_journal_durable_head_seq") > 0,
         deadline_s=DEADLINE_S,
         what="a flush",
     )
     party.disk.fill()
     party.wait_health(503)
-    wait_until(lambda: party.metric("lplex_journal_drops_total") > 0, deadline_s=DEADLINE_S, what="a dropped frame")
+    block_until(lambda: party.metric("lplex_journal_drops_total") > 0, deadline_s=DEADLINE_S, what="a dropped frame")
     dropped = int(re.findall(r"(\d+) were dropped so far", party.wait_health(503)["detail"])[0])
     assert dropped > 0
     assert party.said().count("frames are dropped reason=") == 1

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.groups.coordinator import GroupOptions
@@ -53,13 +53,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
             await work
 
     asyncio.run(bounded())
-
-
-async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = FORM_S) -> None:
-    give_up = time.monotonic() + patient(deadline_s)
-    while not condition():
-        assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 def free_port() -> int:

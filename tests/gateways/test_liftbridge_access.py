@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import HOST, Api, Cluster, wait_until
+from tests.gateways.gateway_kit import HOST, Api, Cluster
+from tests.patience import wait_until
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.catalog import AddGrant, RemoveGrant
 from tidelog.errors import InvalidConfig

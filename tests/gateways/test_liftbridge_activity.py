@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened, wait_until
-from tests.patience import patient
+from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened
+from tests.patience import patient, wait_until
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.gateways.liftbridge.gateway import LiftbridgeOptions
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.gateways.gateway_kit import dialled, opened, wait_until
+from tests.gateways.gateway_kit import dialled, opened
 from tests.nats.subject_kit import Publisher
+from tests.patience import wait_until
 from tests.transports.nats_server import NatsServer
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.transports.nats.connection import NatsOptions

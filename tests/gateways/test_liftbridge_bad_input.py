@@ -14,8 +14,8 @@ import grpc
 import pytest
 from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
-from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened, wait_until
-from tests.patience import patient
+from tests.gateways.gateway_kit import HOST, Api, Cluster, dialled, opened
+from tests.patience import patient, wait_until
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.transports.grpc.http2_frames import END_HEADERS, PREFACE, Http2FrameKind, frame, settings_frame
 from tidelog.units import KIB, MIB

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import FORM_S, Api, Cluster, dialled, one_node, opened, wait_until
+from tests.gateways.gateway_kit import FORM_S, Api, Cluster, dialled, one_node, opened
 from tests.gateways.test_liftbridge_access import Tree, grant, secured, shown
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.client import connect
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.groups.coordinator import GroupOptions

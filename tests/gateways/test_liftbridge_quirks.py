@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened, run, wait_until
+from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened, run
+from tests.patience import wait_until
 from tests.transports.nats_server import NatsServer
 from tidelog.client import connect
 from tidelog.codecs.liftbridge_envelope import MessageType, encode_envelope, open_envelope

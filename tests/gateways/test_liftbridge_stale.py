@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, wait_until
+from tests.gateways.gateway_kit import Api, Cluster, dialled, opened
 from tests.gateways.test_liftbridge_access import DENIED, Tree, grant, secured, shown
+from tests.patience import wait_until
 from tidelog.cluster.node.process import Node
 from tidelog.cluster.node.replica_channels import ReplicaChannels
 from tidelog.codecs.proto import liftbridge_pb2 as pb

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 
-from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, run, wait_until
-from tests.patience import patient
+from tests.gateways.gateway_kit import Api, Cluster, dialled, opened, run
+from tests.patience import patient, wait_until
 from tests.transports.nats_server import NatsServer
 from tidelog.client import connect
 from tidelog.codecs.liftbridge_envelope import MessageType, encode_envelope, open_envelope

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened, wait_until
+from tests.gateways.gateway_kit import Api, Cluster, dialled, one_node, opened
+from tests.patience import wait_until
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

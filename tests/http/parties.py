@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import ssl
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,20 +160,6 @@ async def serving(
             yield Client(server, session, key=key, scheme="http" if trusting is None else "https")
     finally:
         await server.stop()
-
-
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await wait_until_true(holds, what)
-
-
-async def wait_until_true(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline_s = time.monotonic() + patient(DEADLINE_S)
-    while not await condition():
-        assert time.monotonic() < deadline_s, f"{what} did not happen"
-        await asyncio.sleep(0.005)
 
 
 def columns(numbers: range, *, can_id: int = 0x09F8_010A, length: int = 8) -> FrameColumns:

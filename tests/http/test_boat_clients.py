@@ -11,9 +11,9 @@ from typing import Any
 import can
 import pytest
 
-from tests.http.parties import START_US, Answer, Client, columns, serving, wait_until
+from tests.http.parties import START_US, Answer, Client, columns, serving
 from tests.http.test_boat_http import Boat
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.blocks.columns import FrameColumns
 from tidelog.edge.sources.socketcan import SocketCanOptions, SocketCanSource
 from tidelog.edge.sources.transmitting import BusSender, SendOptions, Transmit

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tests.http.parties import KEY, START_US, Client, columns, options, serving, wait_until
+from tests.http.parties import KEY, START_US, Client, columns, options, serving
+from tests.patience import wait_until
 from tidelog.blocks.columns import FrameColumns
 from tidelog.cluster.boats.view import FrameBlock, InstanceStatus, ReplicationEvent
 from tidelog.cluster.http.cloud_http import CloudHttp

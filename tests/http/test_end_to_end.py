@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.http.parties import DEADLINE_S, START_US, Client, columns, options, serving, wait_until_true
-from tests.patience import patient
+from tests.http.parties import DEADLINE_S, START_US, Client, columns, options, serving
+from tests.patience import patient, wait_until
 from tidelog.blocks.columns import FrameColumns
 from tidelog.cluster.http.cloud_http import CloudHttp
 from tidelog.cluster.node.cloud import Cloud, CloudOptions
@@ -41,7 +41,7 @@ async def has(client: Client, path: str, **wanted: Any) -> None:
         answer = (await client.ask(path)).json
         return bool({key: answer[key] for key in wanted} == wanted)
 
-    await wait_until_true(holds, f"{path} with {wanted}")
+    await wait_until(holds, f"{path} with {wanted}")
 
 
 async def test_a_frame_of_the_bus_is_seen_on_the_boat_and_in_the_cloud(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ async def test_a_frame_of_the_bus_is_seen_on_the_boat_and_in_the_cloud(tmp_path:
             async def is_known() -> bool:
                 return bool((await in_cloud.ask("/instances")).json["instances"])
 
-            await wait_until_true(is_known, "the boat shook hands")
+            await wait_until(is_known, "the boat shook hands")
             assert boat.http is not None
             on_boat = Client(boat.http.server, in_cloud.session)
             await has(on_boat, "/replication/status", connected=True, instance_id="tug")
@@ -112,14 +112,14 @@ async def test_a_second_boat_under_one_name_is_counted_on_both_sides(tmp_path: P
     in_cloud_name, on_boat_name = "tidelog_instance_name_in_use_total", "tidelog_replication_name_in_use_total"
     try:
         async with serving(CloudHttp(options(), view=cloud.view).server) as in_cloud:
-            await wait_until_true(lambda: _is_known(in_cloud), "the first shook hands")
+            await wait_until(lambda: _is_known(in_cloud), "the first shook hands")
             assert await metric(in_cloud, f'{in_cloud_name}{{instance="tug"}}') == 0
             tasks.append(asyncio.ensure_future(second.run()))
 
             async def is_counted() -> bool:
                 return await metric(in_cloud, f'{in_cloud_name}{{instance="tug"}}') > 0
 
-            await wait_until_true(is_counted, "the second was told to wait")
+            await wait_until(is_counted, "the second was told to wait")
             assert first.http is not None
             assert second.http is not None
             on_first, on_second = (Client(one.http.server, in_cloud.session) for one in (first, second) if one.http)
@@ -127,7 +127,7 @@ async def test_a_second_boat_under_one_name_is_counted_on_both_sides(tmp_path: P
             async def is_told() -> bool:
                 return await metric(on_second, on_boat_name) > 0
 
-            await wait_until_true(is_told, "it counts the dials that were told to wait")
+            await wait_until(is_told, "it counts the dials that were told to wait")
             assert await metric(on_first, on_boat_name) == 0
             assert (await in_cloud.ask("/instances/tug/status")).json["name_in_use"] >= 1
     finally:

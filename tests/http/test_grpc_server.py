@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import grpc
 import pytest
 from benchmarks.kits.grpc_pump import GrpcPump, grpc_message
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.transports.grpc.call import GrpcOptions, percent_encoded, timeout_of
 from tidelog.transports.grpc.hpack import encode_headers
 from tidelog.transports.grpc.http2_frames import (
@@ -30,13 +29,6 @@ from tidelog.units import KIB, MIB
 
 HOST = "127.0.0.1"
 Status = grpc.StatusCode
-
-
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + patient(30)
-    while not condition():
-        assert time.monotonic() < give_up, what
-        await asyncio.sleep(0.005)
 
 
 class Handlers:

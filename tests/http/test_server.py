@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.http.parties import KEY, Client, columns, options, serving, wait_until
-from tests.patience import patient
+from tests.http.parties import KEY, Client, columns, options, serving
+from tests.patience import patient, wait_until
 from tidelog.errors import DiskError, DiskFull, InvalidConfig, UnknownChannel
 from tidelog.http.access import READ_DATA, READ_STATUS, AccessOptions
 from tidelog.http.feed import FrameFeed

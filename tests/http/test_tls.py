@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.http.parties import Client, options, serving, wait_until_true
-from tests.patience import patient
+from tests.http.parties import Client, options, serving
+from tests.patience import patient, wait_until
 from tests.pki.certificates import KEY as LEAF_KEY
 from tests.pki.certificates import NOW_US, Files, crafted
 from tidelog.errors import InvalidConfig
@@ -140,7 +140,7 @@ async def test_a_certificate_speaks_for_its_holder(tmp_path: Path) -> None:
         async def is_refused() -> bool:
             return (await client.ask("/counts", ssl=operator)).status != 200
 
-        await wait_until_true(is_refused, "the revoked certificate is refused")
+        await wait_until(is_refused, "the revoked certificate is refused")
         answer = await client.ask("/counts", ssl=operator)
         assert (answer.status, answer.json["error"]) == (401, "certificate_revoked")
         # Of another authority: the handshake fails.
@@ -169,7 +169,7 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_half_of_one_is_n
         async def is_new() -> bool:
             return await common_name(client) != "first"
 
-        await wait_until_true(is_new, "the new certificate is shown")
+        await wait_until(is_new, "the new certificate is shown")
         assert await common_name(client) == "second"
         assert server.problem is None
         current.key.unlink()

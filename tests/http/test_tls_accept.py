@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.parties import wait_until
 from tests.http.test_tls import authority, node_files, trusting
+from tests.patience import wait_until
 from tidelog.transports.grpc.tls_accept import TlsAccept
 from tidelog.units import KIB
 

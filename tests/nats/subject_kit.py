@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tidelog.client import Client, Record
 from tidelog.codecs.liftbridge_envelope import MessageType, encode_envelope, open_envelope
 from tidelog.codecs.proto import liftbridge_pb2 as pb
@@ -45,7 +44,7 @@ class Publisher:
         self.nats.subscribe(self.inbox, self._take)
         self.nats.subscribe("probes", self._probed)
         await self.nats.start()
-        await until(lambda: self.nats.is_up, "the publisher's connection")
+        await wait_until(lambda: self.nats.is_up, "the publisher's connection")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -64,7 +63,7 @@ class Publisher:
         """Until the server has done what the other asked of it before."""
         before = self._probes
         assert other.publish("probes", [b""])
-        await until(lambda: self._probes > before, "the other's word")
+        await wait_until(lambda: self._probes > before, "the other's word")
 
     def send(self, subject: str, value: bytes, *, token: str = "", policy: int = pb.ALL, **fields: Any) -> bool:
         """In an envelope, to be acknowledged under this token."""
@@ -73,15 +72,8 @@ class Publisher:
         return self.nats.publish(subject, [payload])
 
     async def acked(self, *tokens: str) -> list[pb.Ack]:
-        await until(lambda: all(token in self.acks for token in tokens), f"acks of {tokens}")
+        await wait_until(lambda: all(token in self.acks for token in tokens), f"acks of {tokens}")
         return [self.acks[token] for token in tokens]
-
-
-async def until(condition: Callable[[], bool], what: str, *, deadline_s: float = WAIT_S) -> None:
-    end = time.monotonic() + patient(deadline_s)
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 async def records_of(client: Client, channel: str, count: int, *, deadline_s: float = WAIT_S) -> list[Record]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.test_node import Trio
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.transports.nats_server import NatsServer
-from tests.uplink.parties import wait_until
 from tidelog.client import Client, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.cluster.status.node_metrics import fill_node_metrics

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_node import free_port
-from tests.nats.subject_kit import Publisher, enveloped, records_of, until
+from tests.nats.subject_kit import Publisher, enveloped, records_of
 from tests.nats.test_nats_transport import NatsTrio
+from tests.patience import wait_until
 from tests.transports.nats_server import NatsServer
 from tidelog.client import Client, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions
@@ -42,7 +43,7 @@ async def lone(folder: Path) -> AsyncIterator[tuple[Node, Client, Publisher, Nat
         node = Node(options, log=lines.append)
         await node.start()
         try:
-            await until(lambda: node.core.is_registered and node.core.is_leader, "the node leads")
+            await wait_until(lambda: node.core.is_registered and node.core.is_leader, "the node leads")
             async with await connect([address], insecure_dev=True) as client, Publisher(server.url) as publisher:
                 yield node, client, publisher, server
         finally:
@@ -59,7 +60,7 @@ async def attached(
 
 async def listens(node: Node, publisher: Publisher, channel: str, subject: str) -> None:
     """Until the server knows: what the node says after it subscribed comes to the publisher after that."""
-    await until(lambda: subjects(node).get(channel) == subject, f"{channel} is listened to")
+    await wait_until(lambda: subjects(node).get(channel) == subject, f"{channel} is listened to")
     assert node.nats is not None
     await publisher.hears(node.nats)
 
@@ -116,11 +117,11 @@ async def test_a_channel_is_attached_and_detached_by_altering_it_and_rests_while
         await client.alter("foo", subject="late")
         await listens(node, publisher, "foo", "late")
         await client.set_readonly("foo", True)
-        await until(lambda: not subjects(node), "a read-only channel is not fed")
+        await wait_until(lambda: not subjects(node), "a read-only channel is not fed")
         await client.set_readonly("foo", False)
         await listens(node, publisher, "foo", "late")
         await client.pause("foo")
-        await until(lambda: not subjects(node), "a paused channel is not fed")
+        await wait_until(lambda: not subjects(node), "a paused channel is not fed")
         await client.resume("foo")
         await listens(node, publisher, "foo", "late")
         await client.alter("foo", subject="later")
@@ -128,11 +129,11 @@ async def test_a_channel_is_attached_and_detached_by_altering_it_and_rests_while
         publisher.send("later", b"there", token="1")
         await publisher.acked("1")
         await client.alter("foo", subject=None)
-        await until(lambda: not subjects(node), "no subject")
+        await wait_until(lambda: not subjects(node), "no subject")
         await client.alter("foo", subject="later")
         await listens(node, publisher, "foo", "later")
         await client.delete("foo")
-        await until(lambda: not subjects(node), "a deleted channel is not fed")
+        await wait_until(lambda: not subjects(node), "a deleted channel is not fed")
 
 
 async def test_channels_of_one_queue_group_share_and_others_get_everything(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ async def test_channels_of_one_queue_group_share_and_others_get_everything(tmp_p
             publisher.send("shared", b"%d" % number)
         found = await records_of(client, "c", 100)
         assert len(found) == 100
-        await until(lambda: node.attach.statistics().appended == 200, "every message twice")
+        await wait_until(lambda: node.attach.statistics().appended == 200, "every message twice")
         shares = [one["appended"] for one in node.attach.status()["channels"]]
         assert sum(shares) == 200
         assert all(0 < share <= 100 for share in shares)
@@ -171,13 +172,13 @@ def test_subjects_that_cannot_be_are_refused_in_words_before_anything_happens(
 async def test_a_subject_of_the_cluster_itself_is_refused_where_it_would_be_listened_to(tmp_path: Path) -> None:
     async with lone(tmp_path) as (node, client, _, _):
         await client.create_channel("foo", factor=1, subject="tidelog-default.foo.0.replicate")
-        await until(lambda: bool(node.attach.status()["refused_subjects"]), "the refusal")
+        await wait_until(lambda: bool(node.attach.status()["refused_subjects"]), "the refusal")
         (words,) = node.attach.status()["refused_subjects"]
         assert "foo" in words
         assert "choose another" in words
         assert not subjects(node)
         await client.alter("foo", subject="good")
-        await until(lambda: subjects(node) == {"foo": "good"}, "another subject")
+        await wait_until(lambda: subjects(node) == {"foo": "good"}, "another subject")
         assert not node.attach.status()["refused_subjects"]
 
 
@@ -202,9 +203,9 @@ async def test_a_server_that_was_killed_is_listened_to_again(tmp_path: Path) -> 
         server.kill()
         assert node.nats is not None
         nats = node.nats
-        await until(lambda: not nats.is_up and not publisher.nats.is_up, "the server is missed")
+        await wait_until(lambda: not nats.is_up and not publisher.nats.is_up, "the server is missed")
         server.start()
-        await until(lambda: nats.is_up and publisher.nats.is_up, "the server is found")
+        await wait_until(lambda: nats.is_up and publisher.nats.is_up, "the server is found")
         publisher.send("again", b"after", token="2")
         await publisher.acked("2")
         assert [record.value for record in await records_of(client, "foo", 2)] == [b"before", b"after"]
@@ -218,7 +219,7 @@ async def three(folder: Path) -> AsyncIterator[tuple[NatsTrio, Client, Publisher
         try:
             for name in trio.peers:
                 await trio.start_over(name, transport="link")
-            await until(trio.is_formed, f"three voters; {trio.lines}")
+            await wait_until(trio.is_formed, f"three voters; {trio.lines}")
             async with (
                 await connect(list(trio.peers.values()), insecure_dev=True) as client,
                 Publisher(server.url) as publisher,
@@ -232,11 +233,11 @@ async def three(folder: Path) -> AsyncIterator[tuple[NatsTrio, Client, Publisher
 async def test_only_the_leader_listens_and_the_next_one_takes_over(tmp_path: Path) -> None:
     async with three(tmp_path) as (trio, client, publisher):
         await client.create_channel("foo", factor=3, subject="moving")
-        await until(lambda: trio.is_whole("foo"), "all replicas are in sync")
+        await wait_until(lambda: trio.is_whole("foo"), "all replicas are in sync")
         targets = ("n1", "n2", "n3", "n1")
         for number, target in enumerate(targets):
             await client.elect("foo", target)
-            await until(lambda target=target: listeners(trio) == [target], f"{target} alone listens")
+            await wait_until(lambda target=target: listeners(trio) == [target], f"{target} alone listens")
             nats = trio.nodes[target].nats
             assert nats is not None
             await publisher.hears(nats)
@@ -251,16 +252,16 @@ async def test_messages_wait_while_too_few_replicas_are_in_sync(tmp_path: Path) 
     async with three(tmp_path) as (trio, client, publisher):
         settings = {"placement": "pinned", "pinned_nodes": ["n1", "n2"], "leader_pinned": "n1", "min_isr": 2}
         await client.create_channel("foo", subject="waiting", **settings)
-        await until(lambda: listeners(trio) == ["n1"], "n1 listens")
+        await wait_until(lambda: listeners(trio) == ["n1"], "n1 listens")
         node = trio.nodes["n1"]
         await listens(node, publisher, "foo", "waiting")
         publisher.send("waiting", b"before", token="0")
         await publisher.acked("0")
         await trio.stop("n2")
-        await until(lambda: is_alone(node), "n2 is missed")
+        await wait_until(lambda: is_alone(node), "n2 is missed")
         for number in range(1, 51):
             publisher.send("waiting", b"%d" % number, token=str(number))
-        await until(lambda: node.attach.status()["held_bytes"] > 0, "they wait")
+        await wait_until(lambda: node.attach.status()["held_bytes"] > 0, "they wait")
         assert node.attach.status()["channels"][0]["problem"] == "not_enough_replicas"
         assert set(publisher.acks) == {"0"}
         await trio.start_over("n2", transport="link")

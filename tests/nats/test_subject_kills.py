@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from benchmarks.kits.cluster_kit import OPERATOR, ClusterKit
 
-from tests.nats.subject_kit import Publisher, until
-from tests.patience import patient
+from tests.nats.subject_kit import Publisher
+from tests.patience import patient, wait_until
 from tests.transports.nats_server import NatsServer
 from tidelog.client import Client, LinkTlsFiles, connect
 from tidelog.codecs.proto import liftbridge_pb2 as pb
@@ -82,7 +82,7 @@ async def leader_of(client: Client, *, other_than: str = "") -> str:
 
 async def goes_on(kit: ClusterKit, load: Load) -> None:
     target = len(load.acked) + BETWEEN
-    await until(lambda: len(load.acked) >= target, f"acks go on\n{kit.last_words()}", deadline_s=FAULT_S)
+    await wait_until(lambda: len(load.acked) >= target, f"acks go on\n{kit.last_words()}", deadline_s=FAULT_S)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_every_acked_message_is_kept_while_leaders_and_the_server_die(tmp_path: 
                 await strike(kit, server, client, fault)
             await goes_on(kit, load)
             load.is_ending = True
-            await until(lambda: not load._sent, "all are acked", deadline_s=FAULT_S)
+            await wait_until(lambda: not load._sent, "all are acked", deadline_s=FAULT_S)
             await check(client, load)
 
     with NatsServer(tmp_path / "nats") as server:

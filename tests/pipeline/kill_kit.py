@@ -20,10 +20,10 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing
 from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.pipeline.standalone import SparkCluster
 from tidelog.client.sync import SyncClient
 from tidelog.core.uplink.sender import SenderConfig

@@ -24,6 +24,8 @@ from tidelog.pipeline.tables.table import DataFile, OffsetRange, RangeFiles, Tab
 
 START = datetime(2026, 11, 15, 12, tzinfo=UTC)
 LINEAGE = "ab" * 16
+SPARK_S = 120.0
+"""For what a Spark job does beside the test."""
 
 
 def frames_batch(start: int, end: int, *, channel: str = "boat-1", day: int = 0) -> pa.RecordBatch:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import block_until, patient
 from tests.pipeline.folders import BLOCK_ROWS, control_block, frame_blocks, put, segments, small_store, spoil
-from tests.pipeline.table_kit import Here, frames_table, offsets_of, part
+from tests.pipeline.table_kit import SPARK_S, Here, frames_table, offsets_of, part
 from tidelog.errors import (
     ChannelRecreated,
     CommittedLost,
@@ -240,20 +239,12 @@ def test_a_trigger_picks_up_what_comes_and_new_channels(spark: SparkSession, tmp
     job = FramesJob(spark, options_of(tmp_path))
     query = job.start(interval_s=0.2)
     try:
-        wait_for(lambda: job.progress.frames == 2 * BLOCK_ROWS)
+        block_until(lambda: job.progress.frames == 2 * BLOCK_ROWS, "two blocks", SPARK_S)
         add_blocks(tmp_path, "boat-2", 1)
-        wait_for(lambda: job.progress.frames == 3 * BLOCK_ROWS)
+        block_until(lambda: job.progress.frames == 3 * BLOCK_ROWS, "the third block", SPARK_S)
     finally:
         query.stop()
     assert offsets_of(job.table, "boat-2") == held(1)
-
-
-def wait_for(condition: object, *, seconds: float = 120) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.05)
 
 
 # --- batches -----------------------------------------------------------------------------------------

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing
 from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
 
-from tests.patience import patient
+from tests.patience import block_until, wait_until
 from tests.pipeline.folders import BLOCK_ROWS, NOW_US, control_block, frame_blocks, put, small_store
-from tests.pipeline.table_kit import Here, offsets_of
+from tests.pipeline.table_kit import SPARK_S, Here, offsets_of
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.errors import HistoryRewritten, LogError, NotElectable, OffsetTrimmed, StaleIncarnation
@@ -139,7 +138,6 @@ def test_a_table_whose_next_records_were_trimmed_is_not_started_unless_skipping_
 BOAT = "boat-1"
 START_US = 1_790_000_000 * US_PER_S
 SAIL_S = 20
-_DEADLINE_S = 120.0
 
 
 def sail(sea: BoatCluster, folder: Path, *, stretch: int, node: str) -> int:
@@ -151,17 +149,10 @@ def sail(sea: BoatCluster, folder: Path, *, stretch: int, node: str) -> int:
         async with sailing(boat):
             boat.record_many(Voyage(seed=1, start_us=START_US).frames(start_us, start_us + SAIL_S * US_PER_S))
             boat.client.notify()
-            await wait_until(boat.all_acked, "all frames acked")
+            await wait_until(boat.all_acked, "all frames acked", SPARK_S)
             return boat.journal.head
 
     return asyncio.run(sent())
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + patient(_DEADLINE_S)
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {_DEADLINE_S:g} s: {what}"
-        time.sleep(0.05)
 
 
 def elect_unclean(logs: ClusterLogs, leader: str) -> None:
@@ -177,7 +168,7 @@ def elect_unclean(logs: ClusterLogs, leader: str) -> None:
                 raise
         return bool(logs.client.describe(BOAT)["leader"] == leader)
 
-    until(is_elected, f"{leader} to lead by an operator's word")
+    block_until(is_elected, f"{leader} to lead by an operator's word", SPARK_S)
 
 
 @pytest.mark.slow
@@ -194,7 +185,7 @@ def test_an_unclean_election_that_costs_records_of_the_table_is_refused_and_doub
         leader = found["leader"]
         (follower,) = set(found["replicas"]) - {leader}
         (witness,) = set(kit.names) - set(found["replicas"])
-        until(lambda: len(logs.client.describe(BOAT)["isr"]) == 2, "both replicas in sync")
+        block_until(lambda: len(logs.client.describe(BOAT)["isr"]) == 2, "both replicas in sync", SPARK_S)
         kit.kill(follower)
         sent = sail(sea, tmp_path, stretch=1, node=witness)
         job = FramesJob(Here(), options)  # type: ignore[arg-type]
@@ -209,7 +200,7 @@ def test_an_unclean_election_that_costs_records_of_the_table_is_refused_and_doub
         kit.start(follower)
         elect_unclean(logs, follower)
         kit.start(leader)
-        until(lambda: len(logs.client.describe(BOAT)["isr"]) == 2, "the old leader to have cut its log")
+        block_until(lambda: len(logs.client.describe(BOAT)["isr"]) == 2, "the old leader to have cut its log", SPARK_S)
         (ends,) = logs.channels([BOAT])
         assert ends.committed_end < planned[0].end, "the election cost nothing"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import block_until, patient
 from tidelog.errors import ChannelRecreated, StageFailed, StageRefused
 from tidelog.pipeline.jobs.slow_stages import SlowStage, SlowStages, now_ms
 from tidelog.pipeline.jobs.supervisor import Supervisor
@@ -21,18 +21,11 @@ def stage(work: Callable[[], object], *, every_ms: int = 1, restarts_max: int = 
     return SlowStage(work=work, every_ms=every_ms, supervisor=supervisor, due_ms=now_ms())
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + patient(DEADLINE_S)
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.005)
-
-
 def test_work_is_done_again_and_again_until_it_is_stopped() -> None:
     done: list[int] = []
     slow = SlowStages([stage(lambda: done.append(1))])
     slow.start()
-    wait_for(lambda: len(done) >= 3)
+    block_until(lambda: len(done) >= 3)
     assert slow.stop()
     count = len(done)
     slow.raise_failure()
@@ -45,7 +38,7 @@ def test_what_is_not_due_is_not_done() -> None:
     later.due_ms = now_ms() + 3_600_000
     slow = SlowStages([stage(lambda: done.append(1)), later])
     slow.start()
-    wait_for(lambda: len(done) >= 2)
+    block_until(lambda: len(done) >= 2)
     assert slow.stop()
     assert set(done) == {1}
 
@@ -61,7 +54,7 @@ def test_a_stage_rests_longer_than_it_took() -> None:
 
     slow = SlowStages([stage(work)])
     slow.start()
-    wait_for(lambda: len(moments) >= 4)
+    block_until(lambda: len(moments) >= 4)
     assert slow.stop()
     first_start, first_end, second_start, *_ = moments
     assert second_start - first_end > 3.9 * (first_end - first_start)
@@ -83,7 +76,7 @@ def test_a_stage_that_breathes_waits_as_long_as_its_step_took() -> None:
     slow = SlowStages([stage(work)])
     held.append(slow)
     slow.start()
-    wait_for(lambda: len(moments) >= 4)
+    block_until(lambda: len(moments) >= 4)
     assert slow.stop()
     began, worked, breathed, again, *_ = moments
     assert breathed - worked >= 0.9 * (worked - began)
@@ -109,7 +102,7 @@ def test_a_passing_failure_is_tried_again_and_forgotten() -> None:
     one = stage(work)
     slow = SlowStages([one])
     slow.start()
-    wait_for(lambda: len(calls) >= 4)
+    block_until(lambda: len(calls) >= 4)
     assert slow.stop()
     slow.raise_failure()
     assert one.supervisor.failures == 0
@@ -136,7 +129,7 @@ def test_what_ends_a_stage_for_good_is_raised_where_the_pipeline_runs(
         return False
 
     with pytest.raises(ending):
-        wait_for(looked)
+        block_until(looked)
     assert slow.stop()
 
 

@@ -23,11 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing, wait_until
+from benchmarks.kits.uplink_parties import BenchBoat, no_limits, sailing
 from benchmarks.pipeline.boat_cluster import BoatCluster, boat_cluster
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.pipeline.standalone import SparkCluster
+from tests.pipeline.table_kit import SPARK_S
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline.jobs.runner import PipelineRunner, tables_of
@@ -108,7 +109,7 @@ async def sail(sea: BoatCluster, folder: Path) -> int:
             boat.journal.record_many(voyage.frames(START_US, START_US + VOYAGE_S * US_PER_S), START_US)
             boats.append(await stack.enter_async_context(sailing(boat)))
             boat.client.notify()
-        await wait_until(lambda: all(boat.all_acked() for boat in boats), "all frames in the cluster")
+        await wait_until(lambda: all(boat.all_acked() for boat in boats), "all frames in the cluster", SPARK_S)
         return sum(boat.journal.head for boat in boats)
 
 

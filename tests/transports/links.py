@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from tests.patience import patient
+from tests.patience import wait_until
 from tidelog.errors import LogError, UnknownMethod
 from tidelog.pki.certificates import (
     AuthorityOptions,
@@ -44,7 +43,6 @@ from tidelog.transports.link.mux import LinkMux
 HOST = "127.0.0.1"
 CLUSTER = bytes(range(16))
 OTHER_CLUSTER = bytes(range(1, 17))
-DEADLINE_S = 60.0
 TIMEOUT_MS = 60_000
 QUIET = 10_000_000
 """Milliseconds that never pass in a test."""
@@ -240,19 +238,12 @@ async def duo(
     try:
         near_end = near_end or plain_end("n1", options=options)
         near = await dial_link(f"{HOST}:{listener.port}", end=near_end, handler=near_handler)
-        await until(lambda: bool(links))
+        await wait_until(lambda: bool(links))
         yield Duo(listener, near, links[0], near_handler, far_handler)
         near.abort("the test is over")
         links[0].abort("the test is over")
     finally:
         await listener.close()
-
-
-async def until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
-    """Wait for a condition, and fail if it does not come about."""
-    async with asyncio.timeout(patient(deadline_s)):
-        while not condition():  # noqa: ASYNC110 - conditions are plain facts, not events
-            await asyncio.sleep(0.005)
 
 
 async def refusal_of(work: Awaitable[object]) -> LogError:

@@ -11,17 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.transports.links import (
-    CLUSTER,
-    HOST,
-    OTHER_CLUSTER,
-    TIMEOUT_MS,
-    Recorder,
-    echo,
-    plain_end,
-    refusal_of,
-    until,
-)
+from tests.patience import wait_until
+from tests.transports.links import CLUSTER, HOST, OTHER_CLUSTER, TIMEOUT_MS, Recorder, echo, plain_end, refusal_of
 from tidelog.errors import InvalidConfig, LinkClosed, LogError, PeerUnreachable
 from tidelog.transports.link.link import Buffers, Link, LinkListener, dial_link
 from tidelog.transports.link.pool import LinkPool, PoolOptions
@@ -100,7 +91,7 @@ def all_up(nodes: list[Node]) -> bool:
 
 async def settled(nodes: list[Node]) -> None:
     """Until every pair has one link, and no second one is being drained."""
-    await until(lambda: all_up(nodes) and not any(node.pool._others for node in nodes))
+    await wait_until(lambda: all_up(nodes) and not any(node.pool._others for node in nodes))
 
 
 async def test_every_pair_has_one_link_and_says_everything_over_it() -> None:
@@ -113,7 +104,7 @@ async def test_every_pair_has_one_link_and_says_everything_over_it() -> None:
                 if other is not node:
                     assert bytes(await node.pool.request(other.name, 1, b"hi", timeout_ms=TIMEOUT_MS)) == b"hi"
                     assert node.pool.send(other.name, [(7, node.name.encode())])
-        await until(lambda: all(len(node.handler.messages) == 2 for node in nodes))
+        await wait_until(lambda: all(len(node.handler.messages) == 2 for node in nodes))
         statistics = nodes[0].pool.statistics()
         assert set(statistics) == {"n2", "n3"}
         assert all(one.is_up and one.link is not None and one.ups == 1 for one in statistics.values())
@@ -133,7 +124,7 @@ async def test_when_both_dial_at_once_the_smaller_ones_link_stays_on_both_sides(
         for node, link in admissions:
             node.pool.admit(link)
         await settled([first, second])
-        await until(lambda: not any(link.is_usable for link in (far,)))
+        await wait_until(lambda: not any(link.is_usable for link in (far,)))
         kept, seen = first.pool.link_to("n2"), second.pool.link_to("n1")
         assert kept is near, f"seed {seed}: LP1"
         assert seen is not None
@@ -154,12 +145,12 @@ async def test_what_is_under_way_on_the_losing_link_ends_with_an_answer() -> Non
         first.handler.answers[5] = wait
         far = await dial_link(first.address, end=second.pool._end, handler=second.handler)
         second.pool.admit(far)
-        await until(lambda: all_up([first, second]))
+        await wait_until(lambda: all_up([first, second]))
         asking = asyncio.create_task(far.request(5, b"", timeout_ms=TIMEOUT_MS))
-        await until(lambda: first.pool._links["n2"].statistics().requests_running == 1)
+        await wait_until(lambda: first.pool._links["n2"].statistics().requests_running == 1)
         near = await dial_link(second.address, end=first.pool._end, handler=first.handler)
         first.pool.admit(near)
-        await until(lambda: not far.is_usable)
+        await wait_until(lambda: not far.is_usable)
         gate.set()
         assert bytes(await asking) == b"late"
         await settled([first, second])
@@ -171,7 +162,7 @@ async def test_links_come_back_after_everything_broke_again_and_again(seed: int)
     async with cluster("n1", "n2", "n3", seed=seed) as nodes:
         introduce(nodes)
         for _ in range(6):
-            await until(lambda: all_up(nodes))
+            await wait_until(lambda: all_up(nodes))
             dice.choice(nodes).crash()
         await settled(nodes)
         for node in nodes:
@@ -186,17 +177,17 @@ async def test_a_new_process_of_a_peer_takes_the_place_of_the_old_one() -> None:
     async with cluster("n1") as (node,):
         ends = [plain_end("n0"), plain_end("n0")]
         old = await dial_link(node.address, end=ends[0], handler=Recorder())
-        await until(lambda: node.pool.nodes_up() == ["n0"])
+        await wait_until(lambda: node.pool.nodes_up() == ["n0"])
         # The old process died silently: its connection stays open, and nothing reads it.
         new = await dial_link(node.address, end=ends[1], handler=Recorder())
-        await until(lambda: not old.is_usable)
+        await wait_until(lambda: not old.is_usable)
         kept = node.pool.link_to("n0")
         assert kept is not None
         assert kept.peer_process == ends[1].process, "LP2"
         assert node.told == [("up", "n0"), ("down", "n0"), ("up", "n0")]
         old.abort("the test is over")
         new.abort("the test is over")
-        await until(lambda: node.pool.nodes_up() == [])
+        await wait_until(lambda: node.pool.nodes_up() == [])
 
 
 async def test_an_operator_with_the_name_of_a_node_is_not_taken_for_it() -> None:
@@ -216,7 +207,7 @@ async def test_peers_move_and_go_while_the_pool_runs() -> None:
         with socket.create_server((HOST, 0)) as nobody:
             wrong = f"{HOST}:{nobody.getsockname()[1]}"
         first.pool.set_peer("n2", wrong)
-        await until(lambda: first.pool.statistics()["n2"].dials > 2)
+        await wait_until(lambda: first.pool.statistics()["n2"].dials > 2)
         problem = first.pool.statistics()["n2"].problem
         assert problem is not None
         assert "cannot be reached" in problem
@@ -226,10 +217,10 @@ async def test_peers_move_and_go_while_the_pool_runs() -> None:
         assert error.definite
         assert not first.pool.send("n2", [(7, b"")])
         first.pool.set_peer("n2", second.address)
-        await until(lambda: all_up([first, second]))
+        await wait_until(lambda: all_up([first, second]))
         first.pool.remove_peer("n2")
         assert first.pool.link_to("n2") is None
-        await until(lambda: second.pool.nodes_up() == [])
+        await wait_until(lambda: second.pool.nodes_up() == [])
         assert first.told == [("up", "n2"), ("down", "n2")]
         assert isinstance(await refusal_of(first.pool.request("n2", 1, b"", timeout_ms=1)), LogError)
 
@@ -240,7 +231,7 @@ async def test_a_peer_that_is_another_node_or_of_another_cluster_stays_down_with
         await foreign.start()
         first.pool.set_peer("n9", second.address)
         first.pool.set_peer("n3", foreign.address)
-        await until(lambda: all(one.problem is not None for one in first.pool.statistics().values()))
+        await wait_until(lambda: all(one.problem is not None for one in first.pool.statistics().values()))
         statistics = first.pool.statistics()
         assert "n9 was expected" in (statistics["n9"].problem or "")
         assert "cluster" in (statistics["n3"].problem or "")

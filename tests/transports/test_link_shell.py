@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.patience import patient, slowness
+from tests.patience import patient, slowness, wait_until
 from tests.transports.links import (
     CLUSTER,
     HOST,
@@ -28,7 +28,6 @@ from tests.transports.links import (
     hello_of,
     plain_end,
     refusal_of,
-    until,
 )
 from tidelog.errors import (
     AddressTaken,
@@ -111,10 +110,10 @@ async def test_a_refused_message_is_counted_and_a_bug_in_its_handler_ends_the_li
     async with duo() as both:
         both.far_handler.refuses = {2: UnknownMethod(kind=2), 3: KeyError("a bug")}
         both.near.post(2, b"")
-        await until(lambda: both.far.statistics().messages_refused == 1)
+        await wait_until(lambda: both.far.statistics().messages_refused == 1)
         assert both.near.is_usable
         both.near.post(3, b"")
-        await until(lambda: both.near.is_closed and both.far.is_closed)
+        await wait_until(lambda: both.near.is_closed and both.far.is_closed)
         assert "handler_failed" in (both.far.close_reason or "")
         assert "handler_failed" in (both.near.close_reason or "")
 
@@ -150,30 +149,30 @@ async def test_a_request_past_its_deadline_fails_and_its_handler_is_stopped() ->
         error = await refusal_of(both.near.request(5, b"", timeout_ms=50))
         assert isinstance(error, WaitTimedOut)
         assert not error.definite
-        await until(lambda: gate.cancelled == 1)
+        await wait_until(lambda: gate.cancelled == 1)
         assert both.near.statistics().calls_open == 0
-        await until(lambda: both.far.statistics().requests_running == 0)
+        await wait_until(lambda: both.far.statistics().requests_running == 0)
 
 
 async def test_a_cancelled_request_frees_its_call_on_both_sides() -> None:
     async with duo() as both, gated(both) as gate:
         asking = asyncio.create_task(both.near.request(5, bytes(MIB), timeout_ms=TIMEOUT_MS))
-        await until(lambda: gate.begun == 1)
+        await wait_until(lambda: gate.begun == 1)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: gate.cancelled == 1)
-        await until(lambda: both.far.statistics().held_bytes == 0)
+        await wait_until(lambda: gate.cancelled == 1)
+        await wait_until(lambda: both.far.statistics().held_bytes == 0)
         assert both.near.statistics().calls_open == 0
 
 
 async def test_draining_lets_answers_finish() -> None:
     async with duo() as both, gated(both) as gate:
         asking = asyncio.create_task(both.near.request(5, b"", timeout_ms=TIMEOUT_MS))
-        await until(lambda: gate.begun == 1)
+        await wait_until(lambda: gate.begun == 1)
         both.near.post(7, b"last words")
         closing = asyncio.create_task(both.far.close(drain_ms=TIMEOUT_MS))
-        await until(lambda: not both.near.is_usable)
+        await wait_until(lambda: not both.near.is_usable)
         with pytest.raises(LinkClosed):
             both.near.post(7, b"too late")
         gate.open.set()
@@ -187,7 +186,7 @@ async def test_draining_lets_answers_finish() -> None:
 async def test_a_drain_that_takes_too_long_fails_what_waits() -> None:
     async with duo() as both, gated(both) as gate:
         asking = asyncio.create_task(both.near.request(5, b"", timeout_ms=TIMEOUT_MS))
-        await until(lambda: gate.begun == 1)
+        await wait_until(lambda: gate.begun == 1)
         await both.far.close(drain_ms=20)
         error = await refusal_of(asking)
         assert isinstance(error, LinkClosed)
@@ -200,7 +199,7 @@ async def test_a_link_that_is_cut_fails_what_waits_and_tells_once() -> None:
         ends: list[str] = []
         both.near.on_close.append(lambda _, reason: ends.append(reason))
         asking = asyncio.create_task(both.near.request(5, b"", timeout_ms=TIMEOUT_MS))
-        await until(lambda: gate.begun == 1)
+        await wait_until(lambda: gate.begun == 1)
         both.far.abort("a test")
         assert isinstance(await refusal_of(asking), LinkClosed)
         both.near.abort("again")
@@ -267,7 +266,7 @@ async def test_a_caller_that_says_nothing_is_hung_up_on() -> None:
     async with listening(end, Recorder(), links) as listener:
         with await stranger(listener.port) as connection:
             assert await hung_up(connection) == b""
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert links == []
 
 
@@ -326,7 +325,7 @@ async def test_a_peer_that_stops_reading_costs_bounded_memory_and_then_its_link(
     async with listening(plain_end("n2", options=options), Recorder(answers={1: echo}), links) as listener:
         near = await dial_link(f"{HOST}:{listener.port}", end=plain_end("n1"), handler=Recorder())
         with await introduced(listener.port):
-            await until(lambda: len(links) == 2)
+            await wait_until(lambda: len(links) == 2)
             deaf = next(link for link in links if link.peer == "n9")
             busy = 0
             for _ in range(400):
@@ -347,12 +346,12 @@ async def test_a_peer_that_takes_nothing_loses_its_link_after_the_deadline() -> 
     links: list[Link] = []
     async with listening(plain_end("n2", options=STALLING), Recorder(), links) as listener:
         with await introduced(listener.port):
-            await until(lambda: len(links) == 1)
+            await wait_until(lambda: len(links) == 1)
             with contextlib.suppress(LinkBusy):
                 for _ in range(8):
                     links[0].post(7, bytes(MIB))
             asked = asyncio.create_task(links[0].request(1, b"", timeout_ms=TIMEOUT_MS))
-            await until(lambda: links[0].is_closed)
+            await wait_until(lambda: links[0].is_closed)
             assert "read nothing" in (links[0].close_reason or "")
             assert isinstance(await refusal_of(asked), LinkClosed)
 
@@ -371,7 +370,7 @@ async def test_a_flood_of_requests_from_a_peer_that_does_not_read_is_not_read() 
     links: list[Link] = []
     async with listening(plain_end("n2", options=replace(STALLING, stall_max_ms=QUIET)), Recorder(), links) as listener:
         with await introduced(listener.port) as connection:
-            await until(lambda: len(links) == 1)
+            await wait_until(lambda: len(links) == 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             pings = frame(FrameType.PING) * 4_096
             sent = 0
@@ -422,7 +421,7 @@ async def test_a_flood_from_one_peer_does_not_starve_the_others() -> None:
 async def test_a_link_measures_its_way_and_its_speed() -> None:
     options = LinkOptions(ping_interval_ms=20)
     async with duo(options=options) as both:
-        await until(lambda: both.near.statistics().rtt_ms is not None)
+        await wait_until(lambda: both.near.statistics().rtt_ms is not None)
         body = bytes(4 * MIB)
         while both.far.statistics().bulk_bytes_per_s == 0:
             both.near.post(7, body)
@@ -444,7 +443,7 @@ async def test_another_cluster_is_refused_on_both_sides_before_any_message() -> 
         foreign = plain_end("n1", cluster=OTHER_CLUSTER)
         error = await refusal_of(dial_link(f"{HOST}:{listener.port}", end=foreign, handler=handler))
         assert (type(error), error.code) == (PeerRefused, WrongCluster.code)
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert "code=wrong_cluster" in lines[0]
         assert (links, handler.messages) == ([], [])
 
@@ -483,7 +482,7 @@ async def test_a_node_that_is_not_the_expected_one_is_refused_on_both_sides() ->
         address = f"{HOST}:{listener.port}"
         error = await refusal_of(dial_link(address, end=plain_end("n1"), handler=Recorder(), expected="n3"))
         assert isinstance(error, WrongPeer)
-        await until(lambda: any("code=wrong_peer" in line for line in lines))
+        await wait_until(lambda: any("code=wrong_peer" in line for line in lines))
         own_name = await refusal_of(dial_link(address, end=plain_end("n2"), handler=Recorder()))
         assert own_name.code == "wrong_peer"
         assert links == []
@@ -545,7 +544,7 @@ async def test_what_is_put_and_flushed_leaves_without_a_turn_of_the_loop() -> No
         assert both.near.statistics().bytes_sent == sent, "nothing leaves before it is flushed"
         both.near.flush()
         assert both.near.statistics().bytes_sent > sent
-        await until(lambda: len(both.far_handler.messages) == 2)
+        await wait_until(lambda: len(both.far_handler.messages) == 2)
         assert [body for _, _, body in both.far_handler.messages] == [b"first", b"second"]
 
 
@@ -565,11 +564,11 @@ async def test_what_a_link_brought_before_it_ended_still_has_its_turn() -> None:
     handler = Turns()
     async with listening(plain_end("n2"), handler, links) as listener:
         with await introduced(listener.port) as connection:
-            await until(lambda: bool(links))
+            await wait_until(lambda: bool(links))
             connection.setblocking(True)
             both = frame(FrameType.MESSAGE, kind=7) + frame(FrameType.MESSAGE, kind=8)
             await asyncio.to_thread(connection.sendall, both)
-            await until(lambda: links[0].is_closed)
+            await wait_until(lambda: links[0].is_closed)
     assert (handler.brought, handler.taken) == (2, 2)
 
 

@@ -13,19 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.pki.certificates import KEY, crafted
-from tests.transports.links import (
-    CLUSTER,
-    HOST,
-    OTHER_CLUSTER,
-    TIMEOUT_MS,
-    Recorder,
-    Tree,
-    duo,
-    echo,
-    refusal_of,
-    until,
-)
+from tests.transports.links import CLUSTER, HOST, OTHER_CLUSTER, TIMEOUT_MS, Recorder, Tree, duo, echo, refusal_of
 from tests.transports.links import secure_end as end_of
 from tidelog.errors import AuthorityError, CertificateRevoked, LogError, PeerRefused, TlsFailed, WrongKind, WrongPeer
 from tidelog.pki.certificates import DAY_US, key_pem
@@ -117,7 +107,7 @@ async def test_a_caller_without_a_certificate_is_refused(tree: Tree) -> None:
 
         with pytest.raises(ssl.SSLError):
             await asyncio.to_thread(call)
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert "code=tls_failed" in lines[0]
         assert links == []
 
@@ -126,7 +116,7 @@ async def test_plain_tcp_and_old_tls_do_not_get_in(tree: Tree) -> None:
     async with server(end_of(tree.files("n2"), "n2")) as (listener, links, lines):
         with socket.create_connection((HOST, listener.port)) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-            await until(lambda: listener.refused == 1)
+            await wait_until(lambda: listener.refused == 1)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(tree.authority)
@@ -139,7 +129,7 @@ async def test_plain_tcp_and_old_tls_do_not_get_in(tree: Tree) -> None:
 
         with pytest.raises(ssl.SSLError):
             await asyncio.to_thread(call)
-        await until(lambda: listener.refused == 2)
+        await wait_until(lambda: listener.refused == 2)
         assert all("code=tls_failed" in line for line in lines)
         assert links == []
 
@@ -148,7 +138,7 @@ async def test_half_open_tls_is_closed_by_the_deadline(tree: Tree) -> None:
     end = replace(end_of(tree.files("n2"), "n2"), options=LinkOptions(handshake_timeout_ms=100))
     async with server(end) as (listener, links, _):
         with socket.create_connection((HOST, listener.port)):
-            await until(lambda: listener.refused == 1)
+            await wait_until(lambda: listener.refused == 1)
         assert links == []
 
 
@@ -159,7 +149,7 @@ async def test_a_boat_of_the_other_tree_is_refused_by_tls(tree: Tree, tmp_path: 
     async with server(end_of(tree.files("n2"), "n2")) as (listener, links, lines):
         boat = end_of(boats.files("n1", authority=tree.authority), "n1")
         assert isinstance(await refused(boat, listener), TlsFailed)
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert "code=tls_failed" in lines[0]
         assert links == []
 
@@ -181,7 +171,7 @@ async def test_a_boat_or_an_operator_of_our_own_tree_is_refused_by_kind(tree: Tr
         for name, kind in (("b1", "node"), ("o1", "operator")):
             error = await refused(end_of(tree.files(name), name, kind=kind), listener)
             assert (type(error), error.code) == (PeerRefused, WrongKind.code)
-        await until(lambda: listener.refused == 2)
+        await wait_until(lambda: listener.refused == 2)
         assert all("code=wrong_kind" in line for line in lines)
         assert links == []
 
@@ -228,7 +218,7 @@ async def test_an_expired_certificate_is_refused(tree: Tree) -> None:
         error = await refused(end_of(tree.files("old"), "old"), listener)
         assert isinstance(error, TlsFailed)
         assert "expired" in str(error)
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert "expired" in lines[0]
         assert links == []
 
@@ -255,7 +245,7 @@ async def test_a_revoked_certificate_is_refused_and_its_running_link_ended(
         link = await dial_link(f"{HOST}:{listener.port}", end=thief, handler=Recorder())
         good = await dial_link(f"{HOST}:{listener.port}", end=end_of(tree.files("n1"), "n1"), handler=Recorder())
         revoked.write_text(f"{serial_hex(leaf.serial_number)} stolen\n")
-        await until(lambda: link.is_closed)
+        await wait_until(lambda: link.is_closed)
         assert CertificateRevoked.code in (link.close_reason or "")
         error = await refused(thief, listener)
         assert (type(error), error.code) == (PeerRefused, CertificateRevoked.code)
@@ -267,7 +257,7 @@ async def test_another_name_than_the_certificates_is_refused(tree: Tree) -> None
     async with server(end_of(tree.files("n2"), "n2")) as (listener, links, lines):
         error = await refused(end_of(tree.files("n1"), "n3"), listener)
         assert (type(error), error.code) == (PeerRefused, WrongPeer.code)
-        await until(lambda: listener.refused == 1)
+        await wait_until(lambda: listener.refused == 1)
         assert "code=wrong_peer" in lines[0]
         assert links == []
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transports.links import Tree, until
+from tests.patience import wait_until
+from tests.transports.links import Tree
 from tests.transports.nats_jwt import trust
 from tests.transports.nats_server import NatsServer
 from tidelog.core.subjects import is_reply_subject, queue_group_problem, subject_problem
@@ -47,7 +48,7 @@ async def connected(
     await nats.start()
     try:
         if waits:
-            await until(lambda: nats.is_up)
+            await wait_until(lambda: nats.is_up)
         yield nats, told
     finally:
         await nats.close()
@@ -82,7 +83,7 @@ async def test_messages_keep_their_order_and_those_of_one_read_come_in_one_call(
         nats.subscribe("order", calls.append)
         for number in range(2_000):
             assert nats.publish("order", [b"number ", memoryview(b"%d" % number)], reply="back.here")
-        await until(lambda: sum(map(len, calls)) == 2_000)
+        await wait_until(lambda: sum(map(len, calls)) == 2_000)
     messages = [message for call in calls for message in call]
     assert payloads(messages) == [b"number %d" % number for number in range(2_000)]
     assert messages[0] == NatsMessage("order", "back.here", False, b"number 0")
@@ -94,7 +95,7 @@ async def test_a_request_that_nobody_listens_to_is_answered_by_the_server(server
     async with connected(options_of(server)) as (nats, _):
         nats.subscribe(f"{nats.inbox}.>", answers.extend)
         nats.publish("nobody.here", [b"question"], reply=f"{nats.inbox}.7.1")
-        await until(lambda: bool(answers))
+        await wait_until(lambda: bool(answers))
         assert answers == [NatsMessage(f"{nats.inbox}.7.1", "", True, b"")]
 
 
@@ -103,7 +104,7 @@ async def test_an_empty_message_of_a_publisher_is_no_word_of_the_server(server: 
     async with connected(options_of(server)) as (nats, _):
         nats.subscribe("empty", got.extend)
         nats.publish("empty", [])
-        await until(lambda: bool(got))
+        await wait_until(lambda: bool(got))
         assert got == [NatsMessage("empty", "", False, b"")]
 
 
@@ -116,7 +117,7 @@ async def test_after_unsubscribing_nothing_more_comes_and_the_server_forgets_it(
         nats.publish("left", [b"1"])
         nats.unsubscribe(number)
         nats.publish("left", [b"2"], reply=f"{nats.inbox}.1.1")
-        await until(lambda: bool(nobody))
+        await wait_until(lambda: bool(nobody))
     assert got == []
 
 
@@ -127,7 +128,7 @@ async def test_members_of_a_queue_group_share_the_messages(server: NatsServer) -
             nats.subscribe("shared", share.extend, queue="workers")
         for number in range(200):
             nats.publish("shared", [b"%d" % number])
-        await until(lambda: sum(map(len, got)) == 200)
+        await wait_until(lambda: sum(map(len, got)) == 200)
     assert all(got)
     assert sorted(int(text) for share in got for text in payloads(share)) == list(range(200))
 
@@ -139,7 +140,7 @@ async def test_what_may_wait_has_a_limit_and_what_is_too_large_is_refused(server
     async with connected(options_of(server), pending_bytes_max=100 * KIB) as (nats, told):
         assert nats.publish("limit", [bytes(60 * KIB)])
         assert not nats.publish("limit", [bytes(60 * KIB)])
-        await until(lambda: nats.statistics().pending_bytes == 0)
+        await wait_until(lambda: nats.statistics().pending_bytes == 0)
         assert nats.publish("limit", [bytes(60 * KIB)])
     async with connected(options_of(server)) as (nats, told):
         assert not nats.publish("limit", [bytes(nats.max_payload), b"1"])
@@ -181,14 +182,14 @@ async def test_a_server_that_is_away_at_the_start_is_found_when_it_comes(tmp_pat
     got: list[NatsMessage] = []
     async with connected(options_of(server), waits=False) as (nats, told):
         nats.subscribe("early", got.extend)
-        await until(lambda: nats.statistics().failures >= 2)
+        await wait_until(lambda: nats.statistics().failures >= 2)
         assert not nats.is_up
         assert not nats.publish("early", [b"lost"])
         assert len(told.lines) == 1, told.lines
         with server:
-            await until(lambda: nats.is_up)
+            await wait_until(lambda: nats.is_up)
             nats.publish("early", [b"there"])
-            await until(lambda: bool(got))
+            await wait_until(lambda: bool(got))
     assert payloads(got) == [b"there"]
     assert told.downs == []
 
@@ -205,17 +206,17 @@ async def test_subscriptions_stand_again_before_on_up_when_the_server_was_killed
         nats = NatsConnection(options_of(server), on_up=on_up, on_down=told.downs.append, log=told.lines.append)
         nats.subscribe("again", got.extend)
         await nats.start()
-        await until(lambda: len(got) == 1)
+        await wait_until(lambda: len(got) == 1)
         inboxes = {nats.inbox}
         for kills in (1, 2):
             # Something is on its way when it dies.
             for _ in range(50):
                 nats.publish("elsewhere", [bytes(100 * KIB)])
             server.kill()
-            await until(lambda kills=kills: len(told.downs) == kills)
+            await wait_until(lambda kills=kills: len(told.downs) == kills)
             assert not nats.is_up
             server.start()
-            await until(lambda kills=kills: len(got) == kills + 1)
+            await wait_until(lambda kills=kills: len(got) == kills + 1)
             inboxes.add(nats.inbox)
         await nats.close()
     assert payloads(got) == [b"1", b"2", b"3"]
@@ -245,7 +246,7 @@ async def test_nx3_what_comes_with_a_subscription_is_delivered_after_on_up_and_n
     )
     nats.subscribe("early", lambda messages: seen.append(payloads(messages)))
     await nats.start()
-    await until(lambda: len(seen) == 2)
+    await wait_until(lambda: len(seen) == 2)
     await nats.close()
     listener.close()
     await listener.wait_closed()
@@ -271,7 +272,7 @@ async def test_nx7_a_server_that_lets_us_in_and_breaks_is_dialed_ever_more_seldo
     port = listener.sockets[0].getsockname()[1]
     options = NatsOptions(servers=(f"nats://127.0.0.1:{port}",))
     async with connected(options, waits=False) as (_, told):
-        await until(lambda: len(dialed_s) == 6, deadline_s=30)
+        await wait_until(lambda: len(dialed_s) == 6, deadline_s=30)
     assert told.ups >= 5, "each of them came up"
     # At least half of 0.1, 0.2, 0.4, 0.8 and 1 s.
     assert dialed_s[-1] - dialed_s[0] >= 1.25
@@ -292,7 +293,7 @@ async def test_the_next_server_is_taken_when_one_is_gone(tmp_path: Path) -> None
         async with connected(NatsOptions(servers=(one.url, two.url))) as (_, told):
             at_one = f":{one.port} " in told.lines[0]
             (one if at_one else two).kill()
-            await until(lambda: told.ups == 2)
+            await wait_until(lambda: told.ups == 2)
             assert f":{(two if at_one else one).port} " in told.lines[-1]
 
 
@@ -303,7 +304,7 @@ async def test_closing_sends_what_waits_and_leaves_no_task(server: NatsServer) -
         async with connected(options_of(server)) as (nats, _):
             for number in range(500):
                 nats.publish("closing", [b"%d" % number])
-        await until(lambda: len(got) == 500)
+        await wait_until(lambda: len(got) == 500)
     assert not tasks_of_the_connection()
 
 
@@ -317,12 +318,12 @@ async def test_user_and_password_are_taken_and_a_wrong_one_is_told_once(tmp_path
         file = tmp_path / "password"
         file.write_text("wrong\n")
         async with connected(options_of(server, user="sea", password_file=file), waits=False) as (nats, told):
-            await until(lambda: nats.statistics().failures >= 3)
+            await wait_until(lambda: nats.statistics().failures >= 3)
             assert len(told.lines) == 1
             assert "uthorization" in told.lines[0]
             # It is read again each time.
             file.write_text(f"{SECRET}\n")
-            await until(lambda: nats.is_up)
+            await wait_until(lambda: nats.is_up)
 
 
 async def test_what_we_may_not_do_is_told_once_and_the_connection_stays(tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ async def test_what_we_may_not_do_is_told_once_and_the_connection_stays(tmp_path
                 nats.publish("forbidden", [b""])
             nats.subscribe("allowed", got.extend)
             nats.publish("allowed", [b"yes"])
-            await until(lambda: bool(got) and nats.statistics().failures == 3)
+            await wait_until(lambda: bool(got) and nats.statistics().failures == 3)
             assert told.downs == []
             assert sum("ermissions violation" in line for line in told.lines) == 1
 
@@ -351,9 +352,9 @@ async def test_a_credentials_file_opens_a_server_that_trusts_signed_users(tmp_pa
         async with connected(options_of(server, credentials=credentials)) as (nats, _):
             nats.subscribe("signed", got.extend)
             nats.publish("signed", [b"yes"])
-            await until(lambda: bool(got))
+            await wait_until(lambda: bool(got))
         async with connected(options_of(server), waits=False) as (stranger, told):
-            await until(lambda: stranger.statistics().failures >= 1)
+            await wait_until(lambda: stranger.statistics().failures >= 1)
             assert "uthorization" in told.lines[0]
 
 
@@ -376,10 +377,10 @@ async def test_tls_both_ways_and_a_server_of_another_authority_is_not_believed(t
         async with connected(good) as (nats, _):
             nats.subscribe("secret", got.extend)
             nats.publish("secret", [b"yes"])
-            await until(lambda: bool(got))
+            await wait_until(lambda: bool(got))
         bad = options_of(server, tls_ca=other, tls_cert=ours.certificate, tls_key=ours.key)
         async with connected(bad, waits=False) as (nats, told):
-            await until(lambda: nats.statistics().failures >= 1)
+            await wait_until(lambda: nats.statistics().failures >= 1)
             assert "certificate" in told.lines[0].lower()
 
 
@@ -398,7 +399,7 @@ async def test_no_password_goes_to_a_server_without_tls_where_tls_is_asked_for(t
     file.write_text(SECRET)
     options = NatsOptions(servers=(f"tls://127.0.0.1:{port}",), user="sea", password_file=file)
     async with connected(options, waits=False) as (nats, told):
-        await until(lambda: nats.statistics().failures >= 1)
+        await wait_until(lambda: nats.statistics().failures >= 1)
         assert "TLS is asked for" in told.lines[0]
     listener.close()
     await listener.wait_closed()
@@ -450,7 +451,7 @@ async def test_a_server_that_falls_silent_is_left() -> None:
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     async with connected(NatsOptions(servers=(f"nats://127.0.0.1:{port}",))) as (_, told):
-        await until(lambda: told.ups == 2, deadline_s=30)
+        await wait_until(lambda: told.ups == 2, deadline_s=30)
     assert len(told.downs) == 1
     listener.close()
     await listener.wait_closed()

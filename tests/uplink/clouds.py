@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.uplink.parties import HOST, Fleet, log_of, wait_until
+from tests.patience import wait_until
+from tests.uplink.parties import HOST, Fleet, log_of
 from tidelog.cluster.boats.view import InstanceStatus
 from tidelog.cluster.http.store_view import StoreView
 from tidelog.cluster.node.cloud import Cloud, CloudOptions

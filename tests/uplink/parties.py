@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import shutil
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.pki.certificates import PrivateKey, crafted
 from tidelog.blocks.block import Block
 from tidelog.blocks.columns import FrameColumns
@@ -65,13 +64,6 @@ Metadata = Sequence[tuple[str, str]]
 
 def run(scenario: Coroutine[Any, Any, T], deadline_s: float = 60.0) -> T:
     return asyncio.run(asyncio.wait_for(scenario, patient(deadline_s)))
-
-
-async def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    give_up = time.monotonic() + patient(deadline_s)
-    while not condition():
-        assert time.monotonic() < give_up, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 def row(seq: int) -> Row:

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.patience import patient
+from tests.patience import block_until, patient
 from tidelog.blocks.block import Block
 from tidelog.blocks.decode import counted_frames
 from tidelog.blocks.header import BlockKind
@@ -62,7 +62,7 @@ class Parties:
         arguments += ["-tls-client-ca", str(cloud / "client-ca.crt"), *settings]
         said_before = len(self.said("cloud"))
         self.cloud = self._start("cloud", arguments)
-        wait_until(lambda: self._is_up(said_before), deadline_s=UP_S, what="the cloud is up")
+        block_until(lambda: self._is_up(said_before), deadline_s=UP_S, what="the cloud is up")
 
     def _is_up(self, said_before: int) -> bool:
         said = self.said("cloud")[said_before:]
@@ -104,7 +104,7 @@ class Parties:
                 assert self.running(name).poll() is None, f"the {name} ended by itself: {self.said(name)[-1000:]}"
             return self.held_bytes() >= grown
 
-        wait_until(has_grown, deadline_s=deadline_s, what="progress")
+        block_until(has_grown, deadline_s=deadline_s, what="progress")
 
     def running(self, name: str) -> Process:
         process = self.boat if name == "boat" else self.cloud
@@ -148,13 +148,6 @@ def sizes_of(folder: Path) -> Iterator[int]:
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile by its owner
             if path.is_file():
                 yield path.stat().st_size
-
-
-def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str) -> None:
-    end = time.monotonic() + patient(deadline_s)
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {deadline_s} s"
-        time.sleep(0.02)
 
 
 def kill(process: Process) -> None:
@@ -249,7 +242,7 @@ class CloudProcess:
             command += [f"-{name}", str(self.folder / name)]
         with (self.folder / "cloud.log").open("w") as log:
             self.process: Process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, text=True)
-        wait_until(self._is_up, deadline_s=UP_S, what="the cloud is up")
+        block_until(self._is_up, deadline_s=UP_S, what="the cloud is up")
 
     def _is_up(self) -> bool:
         said = self.said()

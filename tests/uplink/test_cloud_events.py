@@ -7,18 +7,9 @@ from typing import Any
 
 import grpc
 
+from tests.patience import wait_until
 from tests.uplink.clouds import CloudHouse, running_cloud
-from tests.uplink.parties import (
-    LplexBoat,
-    answer,
-    backfill_block,
-    code_of,
-    dialed,
-    live_frame,
-    lpj_block,
-    send_frames,
-    wait_until,
-)
+from tests.uplink.parties import LplexBoat, answer, backfill_block, code_of, dialed, live_frame, lpj_block, send_frames
 from tidelog.cluster.boats.events import CHECKPOINT_FRAMES, EventRing
 from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.core.uplink.receiver import ReceiverLimits

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.uplink.clouds import CloudHouse, TlsFolder, running_cloud
 from tests.uplink.parties import (
     START_US,
@@ -29,7 +29,6 @@ from tests.uplink.parties import (
     row,
     send_frames,
     target,
-    wait_until,
 )
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.uplink.clouds import CloudHouse, running_cloud, saved
-from tests.uplink.parties import LplexBoat, dialed, holes, send_frames, wait_until
+from tests.uplink.parties import LplexBoat, dialed, holes, send_frames
 from tidelog.blocks.control import FoldSnapshot, decode_control
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster.node.cloud import CloudOptions

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.uplink.clouds import log_end_on_disk, running_cloud, saved
-from tests.uplink.parties import LplexBoat, backfill_block, dialed, holes, lpj_block, run, send_frames, wait_until
+from tests.uplink.parties import LplexBoat, backfill_block, dialed, holes, lpj_block, run, send_frames
 from tidelog.cluster.boats.state_file import SavedState, read_devices, read_state, write_state
 from tidelog.cluster.boats.view import InstanceStatus
 from tidelog.storage.os_disk import OsDisk

@@ -12,20 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.uplink.clouds import CloudHouse, TlsFolder, running_cloud, saved
-from tests.uplink.parties import (
-    HOST,
-    BoatParty,
-    Fleet,
-    LplexBoat,
-    code_of,
-    dialed,
-    live_frame,
-    send_frames,
-    target,
-    wait_until,
-)
+from tests.uplink.parties import HOST, BoatParty, Fleet, LplexBoat, code_of, dialed, live_frame, send_frames, target
 from tidelog.codecs.proto import replication_pb2 as pb
 from tidelog.core.uplink.receiver import ReceiverLimits
 

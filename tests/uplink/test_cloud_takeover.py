@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.uplink.clouds import running_cloud, saved
-from tests.uplink.parties import HOST, BoatParty, LplexBoat, dialed, holes, send_frames, wait_until
+from tests.uplink.parties import HOST, BoatParty, LplexBoat, dialed, holes, send_frames
 from tidelog.blocks.control import EpochStarted, decode_control
 from tidelog.blocks.header import BlockKind
 from tidelog.edge.uplink.client import UplinkTarget

@@ -11,18 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.patience import wait_until
 from tests.uplink.clouds import CloudHouse, TlsFolder, running_cloud
-from tests.uplink.parties import (
-    HOST,
-    BoatParty,
-    Credentials,
-    Fleet,
-    LplexBoat,
-    dialed,
-    send_frames,
-    target,
-    wait_until,
-)
+from tests.uplink.parties import HOST, BoatParty, Credentials, Fleet, LplexBoat, dialed, send_frames, target
 from tidelog.cluster.node.cloud import CloudOptions
 from tidelog.errors import InvalidConfig
 from tidelog.pki.certificates import AuthorityOptions

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.uplink.parties import BoatParty, Fleet, run, target, wait_until
+from tests.patience import wait_until
+from tests.uplink.parties import BoatParty, Fleet, run, target
 from tests.uplink.processes import CloudProcess, frames_of, seed_of_the_day
 from tidelog.core.uplink.sender import SenderConfig
 from tidelog.storage.log.writer import wall_clock_us

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.uplink.parties import HOST, BoatParty, run, wait_until
+from tests.patience import wait_until
+from tests.uplink.parties import HOST, BoatParty, run
 from tests.uplink.processes import Process, frames_of, kill
 from tidelog.edge.uplink.client import UplinkTarget
 from tidelog.storage.log.writer import wall_clock_us

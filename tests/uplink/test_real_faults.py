@@ -15,14 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.uplink.processes import (
-    FULL_BUS,
-    Parties,
-    check_equal,
-    kill,
-    seed_of_the_day,
-    wait_until,
-)
+from tests.patience import block_until
+from tests.uplink.processes import FULL_BUS, Parties, check_equal, kill, seed_of_the_day
 from tests.uplink.proxy import LinkProxy
 
 PROGRESS_S = 60.0
@@ -108,7 +102,7 @@ def test_a_side_that_is_frozen_for_longer_than_the_silence_limit_loses_nothing(t
     """Nobody is told; the boat finds out by silence, or by its own clock when it wakes up."""
     with linked(tmp_path) as (parties, _):
         parties.pause(frozen, 32)
-        wait_until(lambda: "uplink down" in parties.said("boat"), deadline_s=10, what="the boat gave up the link")
+        block_until(lambda: "uplink down" in parties.said("boat"), deadline_s=10, what="the boat gave up the link")
         assert "no answer" in parties.said("boat")
         parties.wait_progress(deadline_s=PROGRESS_S)
         parties.finish()
@@ -146,7 +140,7 @@ def wait_refused_for_room(parties: Parties, times: int) -> None:
     def is_told() -> bool:
         return parties.said("boat").count("disk_full") >= times
 
-    wait_until(is_told, deadline_s=30, what="the boat is told of the full disk")
+    block_until(is_told, deadline_s=30, what="the boat is told of the full disk")
     assert parties.running("cloud").poll() is None, "the cloud goes on"
 
 

@@ -23,7 +23,7 @@ import grpc
 import pytest
 import zstandard
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.uplink.parties import (
     ANSWER_S,
     HOST,
@@ -41,7 +41,6 @@ from tests.uplink.parties import (
     row,
     send_frames,
     target,
-    wait_until,
 )
 from tests.uplink.processes import CloudProcess, frames_of, open_files, seed_of_the_day
 from tests.uplink.proxy import LinkProxy

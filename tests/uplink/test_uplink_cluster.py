@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.uplink.parties import (
     BoatParty,
     Fleet,
@@ -23,7 +23,6 @@ from tests.uplink.parties import (
     lpj_block,
     row,
     send_frames,
-    wait_until,
 )
 from tests.uplink.uplink_trio import UplinkTrio, plain_target, uplink_port, uplink_trio
 from tidelog.cluster.boats.events import EventRing

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.patience import patient
-from tests.uplink.parties import HOST, LplexBoat, dialed, send_frames, wait_until
+from tests.patience import patient, wait_until
+from tests.uplink.parties import HOST, LplexBoat, dialed, send_frames
 from tests.uplink.uplink_trio import UplinkTrio, uplink_port, uplink_trio
 from tidelog.cluster.http.relay import PASSED_ON
 from tidelog.cluster.node.process import Node

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.pki.certificates import crafted, sha1_signed
 from tests.uplink.parties import (
     ANSWER_S,
@@ -28,7 +28,6 @@ from tests.uplink.parties import (
     live_frame,
     send_frames,
     target,
-    wait_until,
 )
 from tidelog.errors import CertificateRevoked
 from tidelog.pki.certificates import DAY_US, Signer, certificate_pem, key_pem

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import zstandard
 
+from tests.patience import wait_until
 from tests.uplink.parties import (
     BoatParty,
     CloudParty,
@@ -29,7 +30,6 @@ from tests.uplink.parties import (
     row,
     send_frames,
     target,
-    wait_until,
 )
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.frames import encode_frames

@@ -15,17 +15,8 @@ import grpc
 import pytest
 import zstandard
 
-from tests.uplink.parties import (
-    START_US,
-    CloudParty,
-    Fleet,
-    LplexBoat,
-    Row,
-    answer,
-    code_of,
-    dialed,
-    wait_until,
-)
+from tests.patience import wait_until
+from tests.uplink.parties import START_US, CloudParty, Fleet, LplexBoat, Row, answer, code_of, dialed
 from tidelog.blocks.columns import FrameColumns
 from tidelog.blocks.lpj import encode_lpj_block
 from tidelog.codecs.proto import replication_pb2 as pb

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.uplink.parties import (
-    BoatParty,
-    CloudParty,
-    Fleet,
-    Proxy,
-    assert_equal_logs,
-    run,
-    target,
-    wait_until,
-)
+from tests.patience import wait_until
+from tests.uplink.parties import BoatParty, CloudParty, Fleet, Proxy, assert_equal_logs, run, target
 from tidelog.blocks.block import MadeBlock
 from tidelog.cluster.uplink import service as uplink_service
 from tidelog.cluster.uplink.instance import Instance

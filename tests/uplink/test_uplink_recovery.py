@@ -7,16 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.uplink.parties import (
-    BoatParty,
-    CloudParty,
-    Fleet,
-    LplexBoat,
-    assert_equal_logs,
-    dialed,
-    target,
-    wait_until,
-)
+from tests.patience import wait_until
+from tests.uplink.parties import BoatParty, CloudParty, Fleet, LplexBoat, assert_equal_logs, dialed, target
 from tidelog.codecs.client_codec import ALTER, CREATE, config_json
 from tidelog.core.catalog import ChannelConfig
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.uplink.parties import (
     BoatParty,
     CloudParty,
@@ -30,7 +30,6 @@ from tests.uplink.parties import (
     row,
     send_frames,
     target,
-    wait_until,
 )
 from tests.uplink.proxy import LinkProxy
 from tidelog.blocks.columns import FrameColumns

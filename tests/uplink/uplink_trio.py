@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tests.uplink.parties import HOST, Fleet, Row, blocks_of, wait_until
+from tests.patience import wait_until
+from tests.uplink.parties import HOST, Fleet, Row, blocks_of
 from tidelog.blocks.decode import counted_frames
 from tidelog.cluster.boats.channel import FRAME_KINDS
 from tidelog.cluster.node.process import Node, NodeProcessOptions
