@@ -180,7 +180,7 @@ def test_an_unclean_election_that_costs_records_of_the_table_is_refused_and_doub
         options = load_pipeline(
             arguments=[*sea.pipeline_arguments(), "-tables", str(tmp_path / "tables"), "-channels", BOAT]
         ).frames
-        logs = ClusterLogs(options.address)
+        logs = ClusterLogs(options.address.connect())
         found = logs.client.describe(BOAT)
         leader = found["leader"]
         (follower,) = set(found["replicas"]) - {leader}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +23,7 @@ from tidelog.gateways.liftbridge.publish import GatewayPublishing
 from tidelog.gateways.liftbridge.publish_async import AsyncStream, _Run
 from tidelog.gateways.liftbridge.streams import Streams
 
-Test = Callable[[Path, pytest.MonkeyPatch], None]
+Test = Callable[[Path, pytest.MonkeyPatch], Coroutine[Any, Any, None] | None]
 
 MUTATIONS: dict[str, tuple[Edit, Test]] = {
     "CRO3: a deleted channel learned again": (
@@ -94,9 +96,15 @@ MUTATIONS: dict[str, tuple[Edit, Test]] = {
 }
 
 
+def carry_out(test: Test, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    running = test(folder, patch)
+    if running is not None:
+        asyncio.run(running)
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_of_the_clients_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     edit, test = MUTATIONS[name]
     plant(monkeypatch, edit)
     with pytest.raises((AssertionError, LogError, TimeoutError, ExceptionGroup, grpc.aio.AioRpcError)):
-        test(tmp_path, monkeypatch)
+        carry_out(test, tmp_path, monkeypatch)
