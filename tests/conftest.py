@@ -35,9 +35,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).pare
 
 def pytest_collection_finish() -> None:
     """The kit of real nodes lies beside the benchmarks, which have no patience."""
-    kit = sys.modules.get("benchmarks.kits.cluster_kit")
-    if kit is not None:
-        kit.patience = patient
+    if "benchmarks.kits.cluster_kit" in sys.modules:
+        from benchmarks.kits import cluster_kit
+
+        cluster_kit.patience = patient
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,7 +32,8 @@ def stated() -> Iterator[tuple[str, str, str]]:
     for name, tree in trees().items():
         if name == RESTATED_IN:
             continue
-        for node in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        nodes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+        for node in nodes:
             text = ast.get_docstring(node) or ""
             found = list(LABEL.finditer(text))
             for place, match in enumerate(found):

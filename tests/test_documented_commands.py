@@ -75,8 +75,8 @@ COMMANDS = sorted(set(documented()))
 
 def command_of(words: list[str]) -> tuple[list[str], click.Command, list[str]]:
     """The path of the command that these words call, the command, and the words left for it."""
-    path, found = [], cli
-    command: click.Command = found
+    path: list[str] = []
+    command: click.Command = cli
     while words and isinstance(command, click.Group):
         if words[0].startswith("-") or PLACEHOLDER.match(words[0]):
             break

@@ -101,7 +101,8 @@ def test_every_error_is_defined_in_the_errors_module() -> None:
 
 
 def test_every_error_can_be_imported_from_the_package() -> None:
-    missing = [error_class for error_class in (LogError, *error_classes()) if not hasattr(errors, error_class.__name__)]
+    classes: list[type[LogError]] = [LogError, *error_classes()]
+    missing = [error_class for error_class in classes if not hasattr(errors, error_class.__name__)]
     assert not missing
 
 

@@ -92,7 +92,8 @@ def labels() -> dict[str, set[str]]:
     for name, tree in trees().items():
         if name == RESTATED_IN:
             continue
-        for node in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        nodes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+        for node in nodes:
             for label in LABEL.findall(ast.get_docstring(node) or ""):
                 found[label].add(name)
     return found

@@ -129,7 +129,7 @@ def forged(block: Block, *changes: tuple[int, str, int]) -> bytes:
     return bytes(data)
 
 
-def with_body(block: Block, body: bytes, *changes: tuple[int, str, int]) -> bytes:
+def with_body(block: Block, body: bytes | bytearray | memoryview, *changes: tuple[int, str, int]) -> bytes:
     """The block's head in front of another body, lengths and checksums made to fit."""
     data = bytearray(block.head) + body + bytes(-len(body) % 8)
     for offset, code, value in ((RAW_BYTES, "I", len(body)), (STORED_BYTES, "I", len(body)), *changes):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,16 +165,16 @@ def test_what_is_no_frame_is_refused_and_leaves_the_builder_as_it_was() -> None:
     ],
     ids=["short times", "short offsets", "not from 0", "falling", "short payload", "30 bit id"],
 )
-def test_columns_that_disagree_are_refused(change: dict[str, np.ndarray]) -> None:
-    good = {
-        "times_us": np.zeros(3, dtype=np.int64),
-        "can_ids": np.ones(3, dtype=np.uint32),
-        "payload_offsets": np.array([0, 1, 2, 4], dtype=np.int32),
-        "payload": np.zeros(4, dtype=np.uint8),
-    }
-    encode_frames(FrameColumns(**good))
+def test_columns_that_disagree_are_refused(change: dict[str, Any]) -> None:
+    good = FrameColumns(
+        times_us=np.zeros(3, dtype=np.int64),
+        can_ids=np.ones(3, dtype=np.uint32),
+        payload_offsets=np.array([0, 1, 2, 4], dtype=np.int32),
+        payload=np.zeros(4, dtype=np.uint8),
+    )
+    encode_frames(good)
     with pytest.raises(InvalidRecord):
-        encode_frames(FrameColumns(**(good | change)))
+        encode_frames(replace(good, **change))
 
 
 # --- bodies that lie -----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ COMMANDS = {
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     for name, command in COMMANDS.items():
-        monkeypatch.setitem(cli.lazy, name, command)  # type: ignore[attr-defined]
+        monkeypatch.setitem(cli.lazy, name, command)
     with cluster_in_a_thread("a") as cluster:
         monkeypatch.setenv("TIDELOG_CLUSTER_NODES", " ".join(cluster.addresses))
         yield cluster
@@ -142,7 +142,7 @@ def test_a_channel_without_a_leader_is_described_all_the_same(cluster: FakeClust
 @pytest.fixture
 def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     for name, command in COMMANDS.items():
-        monkeypatch.setitem(cli.lazy, name, command)  # type: ignore[attr-defined]
+        monkeypatch.setitem(cli.lazy, name, command)
     with cluster_in_a_thread(count=1) as cluster:
         monkeypatch.setenv("TIDELOG_CLUSTER_NODES", " ".join(cluster.addresses))
         yield cluster

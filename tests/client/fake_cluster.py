@@ -341,9 +341,9 @@ class FakeNode:
             try:
                 fetch = decode_fetch(body)
                 fetched = await self.cluster.by_id(fetch.channel_id).fetch(fetch, lag=self.lag)
-                return encode_fetched(fetched)  # type: ignore[return-value]
+                return encode_fetched(fetched)
             except LogError as error:
-                return encode_fetched(error)  # type: ignore[return-value]
+                return encode_fetched(error)
         try:
             return encode_answer(self._answer(kind, decode_json(body)))
         except LogError as error:

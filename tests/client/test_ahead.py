@@ -119,7 +119,7 @@ def test_a_fetch_ahead_that_is_not_answered_is_given_up_in_time() -> None:
 def test_who_stops_reading_leaves_nothing_under_way() -> None:
     async def work(world: World, client: Client, spy: Spy) -> None:
         blocks = client.fetch("bus", range(BLOCKS), nearest=False)
-        await anext(blocks)  # type: ignore[call-overload]
+        await anext(blocks)
         await blocks.aclose()  # type: ignore[attr-defined]
         (link,) = world.service._clients
         async with asyncio.timeout(patient(30)):

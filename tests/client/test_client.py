@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.client.running import DEADLINE_S
 from tests.patience import patient, wait_until
 from tests.transports.links import HOST, Tree, refusal_of, secure_end
 from tidelog.client import (
+    Client,
     ClientClosed,
     ClientOptions,
     Created,
@@ -232,7 +234,7 @@ async def test_closing_does_not_wait_for_calls_that_cannot_end() -> None:
 async def test_what_a_node_says_that_makes_no_sense_is_a_typed_error() -> None:
     async with fake_client("a") as (cluster, client):
         answer = FakeCluster.describe
-        FakeCluster.describe = lambda self, node, request: {"nodes": 5}  # type: ignore[method-assign,assignment]
+        FakeCluster.describe = lambda self, node, request: {"nodes": 5}  # type: ignore[method-assign]
         try:
             error = await refusal_of(client.describe("a"))
         finally:
@@ -289,8 +291,11 @@ def test_the_sync_client_does_the_same_without_await() -> None:
 
 
 def test_calls_at_once_give_each_its_own_result_or_error() -> None:
+    async def offsets(name: str, client: Client) -> Offsets:
+        return await client.offsets(name)
+
     with cluster_in_a_thread("a", "b") as cluster, sync_client(cluster) as client:
-        found = client.at_once([lambda client, name=name: client.offsets(name) for name in ("a", "x", "b")])
+        found = client.at_once([partial(offsets, name) for name in ("a", "x", "b")])
         assert [type(one) for one in found] == [Offsets, UnknownChannel, Offsets]
         assert client.at_once([]) == []
         assert len(client.at_once([lambda client: client.describe("a")] * 200)) == 200

@@ -42,7 +42,7 @@ async def test_receipts_give_the_offsets_and_records_come_back_as_they_were() ->
         third = producer.send(None, key=bytearray(b"k"))  # type: ignore[arg-type]
         many = producer.send_many([b"x", b"y"])
         assert await first == 0
-        assert await asyncio.gather(second, third) == [1, 2]
+        assert list(await asyncio.gather(second, third)) == [1, 2]
         assert await many == [range(3, 5)]
         async with client.reader("a", follow=False) as reader:
             found = [record async for record in reader]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tests.cluster.chaos_world import ChaosWorld
 from tests.patience import patient
-from tidelog.client import Client, CommittedLost, Producer, Reader, Receipt
+from tidelog.client import Client, CommittedLost, FrameRecord, Producer, Reader, Receipt, Record
 from tidelog.errors import LogError, NotChannelLeader
 
 PRODUCE_MS = 45_000
@@ -48,6 +49,15 @@ class Seen:
     records: list[tuple[int, bytes]] = field(default_factory=list)
     was_told_of_loss: bool = False
     skips: bool = False
+
+
+def plain(records: Sequence[Record | FrameRecord]) -> list[tuple[int, bytes]]:
+    """Offsets and values: the producers of the load send messages alone."""
+    found = []
+    for record in records:
+        assert isinstance(record, Record), record
+        found.append((record.offset, record.value or b""))
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +129,9 @@ class ChaosLoad:
         except Exception as error:
             self.problems.append(f"a worker ended: {error!r}")
 
+    def _goes_on(self) -> bool:
+        return not self._is_over
+
     def trouble(self, what: str, error: LogError) -> None:
         key = f"{what} {error.code}"
         self.troubles[key] = self.troubles.get(key, 0) + 1
@@ -127,12 +140,12 @@ class ChaosLoad:
 
     async def _produce(self, channel: str, first_stream: str, rng: random.Random) -> None:
         restarts = number = 0
-        while not self._is_over:
+        while self._goes_on():
             restarts += 1
             stream = f"{first_stream}.{restarts}"
             producer = self.client.producer(channel, name=stream, timeout_ms=PRODUCE_MS)
             try:
-                while not self._is_over:
+                while self._goes_on():
                     if self._open.get(stream, 0) < UNANSWERED_MAX:
                         for _ in range(rng.randint(1, BURST_MAX)):
                             number += 1
@@ -173,7 +186,7 @@ class ChaosLoad:
             try:
                 while True:
                     try:
-                        seen.records += [(record.offset, record.value or b"") for record in await reader.read()]
+                        seen.records += plain(await reader.read())
                     except CommittedLost:
                         raise
                     except LogError as error:
@@ -194,7 +207,7 @@ class ChaosLoad:
     async def _watch(self, channel: str) -> None:
         """The committed end that one client hears of never goes back (invariant 4)."""
         epoch = end = 0
-        while not self._is_over:
+        while self._goes_on():
             await asyncio.sleep(WATCH_S)
             try:
                 found = await self.client.offsets(channel, timeout_ms=5_000)

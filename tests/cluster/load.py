@@ -33,7 +33,8 @@ def marked(mark: str) -> ChannelConfig:
 
 
 def mark_of(record: dict[str, Any]) -> str:
-    return dict(record["config"]["placement_metadata"])["mark"]
+    metadata: dict[str, str] = dict(record["config"]["placement_metadata"])
+    return metadata["mark"]
 
 
 class Load:

@@ -35,6 +35,7 @@ from tidelog.core.catalog import (
     OpenProducer,
     SetReadonly,
 )
+from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.placement import NodeLoad
 from tidelog.errors import (
     AccessDenied,
@@ -124,9 +125,12 @@ class Metadata:
         self.waited.append(index)
 
 
-def admin_of(node: Metadata, *, insecure_dev: bool = False, seed: int = 1) -> ChannelAdministration:
+def admin_of(
+    node: Metadata, *, insecure_dev: bool = False, seed: int = 1, limits: ReplicationOptions | None = None
+) -> ChannelAdministration:
     access = ClientAccess(catalog=lambda: node.catalog, now_ms=lambda: 0, insecure_dev=insecure_dev)
-    return ChannelAdministration(node, access=access, rng=random.Random(seed))
+    # The part of `LocalChannels` that administration needs.
+    return ChannelAdministration(node, access=access, rng=random.Random(seed), limits=limits)  # type: ignore[arg-type]
 
 
 class Desk:

@@ -23,7 +23,7 @@ from benchmarks.kits.fault_proxy import HOST, FaultProxy
 
 from tests.cluster.chaos_checks import Records, log_on_disk, reader_violations, record_violations, replica_violations
 from tests.cluster.chaos_faults import STOP_S, WHOLE_S, Faults
-from tests.cluster.chaos_load import ChaosChannel, ChaosLoad, Seen, Sent, value_of
+from tests.cluster.chaos_load import ChaosChannel, ChaosLoad, Seen, Sent, plain, value_of
 from tests.cluster.chaos_world import ChaosWorld, chaos_world
 from tests.uplink.processes import seed_of_the_day
 from tidelog.units import KIB
@@ -136,7 +136,7 @@ async def everything(load: ChaosLoad, channel: str) -> tuple[Records, int]:
     log_start = (await load.client.offsets(channel)).log_start
     async with load.client.reader(channel, follow=False, on_trim="skip") as reader:
         while records := await reader.read():
-            held += [(record.offset, record.value or b"") for record in records]
+            held += plain(records)
     return held, max(log_start, held[0][0] if held else 0)
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-from tests.cluster.test_channel_admin import ANNA, Desk
-from tidelog.cluster.clients.access import ClientAccess
-from tidelog.cluster.clients.channel_admin import ChannelAdministration
+from tests.cluster.test_channel_admin import ANNA, Desk, admin_of
 from tidelog.codecs.client_codec import CREATE
 from tidelog.core.replication.options import ReplicationOptions
 
 
 def desk_of(*nodes: str, **limits: int) -> Desk:
     desk = Desk(*nodes)
-    node = desk.node
-    access = ClientAccess(catalog=lambda: node.catalog, now_ms=lambda: 0, insecure_dev=False)
-    desk.admin = ChannelAdministration(node, access=access, rng=random.Random(1), limits=ReplicationOptions(**limits))
+    desk.admin = admin_of(desk.node, limits=ReplicationOptions(**limits))
     return desk
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.cluster.test_client_service import TIMEOUT_MS, Client, World, block, produce, run
+from tests.cluster.test_client_service import Client, World, block, produce, run
+from tests.transports.links import TIMEOUT_MS
 from tidelog.blocks.block import Block, iterate_blocks
 from tidelog.cluster.clients.chains import CHAINS_MAX, FetchChains, end_of
 from tidelog.codecs.client_codec import FETCH, ChainedFetch, decode_fetched, encode_fetch

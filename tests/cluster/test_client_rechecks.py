@@ -22,7 +22,7 @@ def key_of(world: World) -> dict[str, int]:
     return {"channel_id": world.bus, "expected_channel_epoch": record.channel_epoch}
 
 
-def hear_at_barrier(world: World, *news: Callable[[], None]) -> None:
+def hear_at_barrier(world: World, *news: Callable[[], object]) -> None:
     """What was committed elsewhere reaches this node's catalog only when it asks for it."""
     waiting = list(news)
 

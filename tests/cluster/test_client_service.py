@@ -237,7 +237,8 @@ class World:
         self.channels = ChannelsInMemory(self.cluster)
         access = ClientAccess(catalog=lambda: self.cluster.catalog, now_ms=lambda: 0, insecure_dev=insecure_dev)
         admin = admin_of(self.metadata, insecure_dev=insecure_dev)
-        self.service = ClientService(self.channels, admin=admin, access=access, limits=limits)
+        # The part of `LocalChannels` that clients need.
+        self.service = ClientService(self.channels, admin=admin, access=access, limits=limits)  # type: ignore[arg-type]
         self.bus = self.cluster.create("n1", "n2", "n3", name="bus")
         self.listener: LinkListener | None = None
         self.dialled: list[Link] = []

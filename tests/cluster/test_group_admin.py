@@ -54,7 +54,8 @@ class Leader:
 def admin_of(cluster: Cluster) -> tuple[Leader, Callable[..., Any]]:
     leader = Leader(cluster)
     access = ClientAccess(catalog=lambda: cluster.catalog, now_ms=lambda: 0, insecure_dev=False)
-    admin = GroupAdmin(leader, access=access, options=GroupOptions())
+    # The part of `LocalChannels` that groups need.
+    admin = GroupAdmin(leader, access=access, options=GroupOptions())  # type: ignore[arg-type]
 
     async def ask(principal: str = ME, **request: Any) -> dict[str, Any]:
         plain = decode_json(memoryview(encode_json(request)))

@@ -47,7 +47,11 @@ class World:
         self.storage.writer.put(orders)
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.storage.writer.run_exclusive(lambda _: loop.call_soon_threadsafe(done.set))
+
+        def finish(_: int) -> None:
+            loop.call_soon_threadsafe(done.set)
+
+        self.storage.writer.run_exclusive(finish)
         async with asyncio.timeout(patient(30.0)):
             await done.wait()
 
@@ -89,7 +93,8 @@ async def test_files_that_cannot_be_removed_are_said_once_and_again_when_they_ca
     world.disk.faults.fail_after, world.disk.faults.fail_forever = None, False
     (line,) = world.look()
     assert line.startswith("the disk is not kept in order reason=")
-    assert world.storage.upkeep_problem is not None
+    problem = world.storage.upkeep_problem
+    assert problem is not None
     assert world.look() == []
     await world.order(work)
     assert world.look() == ["the disk is kept in order again"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz.node_targets import whole
 from tidelog.codecs.node_codec import LIVENESS, NODE, RAFT, decode_node_messages, encode_node_messages
 from tidelog.core.catalog import AdmitNode, RegisterNode, encode_change
 from tidelog.core.liveness import RenewSession
@@ -68,26 +69,26 @@ MESSAGES: list[NodeMessage] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_what_goes_in_comes_out(message: NodeMessage) -> None:
     ((kind, body),) = encode_node_messages([message])
-    assert decode_node_messages(kind, memoryview(b"".join(body))) == [message]
+    assert decode_node_messages(kind, memoryview(whole(body))) == [message]
 
 
 def test_liveness_shares_bodies_of_eight_and_the_rest_keeps_its_order() -> None:
     renewals: list[NodeMessage] = [RenewSession(node="n1", incarnation=1, counter=count) for count in range(1, 11)]
     encoded = encode_node_messages([*renewals, *MESSAGES])
     assert [kind for kind, _ in encoded] == [LIVENESS, LIVENESS, *[NODE] * 9, RAFT]
-    decoded = [message for kind, body in encoded for message in decode_node_messages(kind, memoryview(b"".join(body)))]
+    decoded = [message for kind, body in encoded for message in decode_node_messages(kind, memoryview(whole(body)))]
     assert decoded == [*renewals, *MESSAGES]
 
 
 def test_known_answers() -> None:
     """A change here is a change of the wire: it needs a new link version."""
     ((kind, body),) = encode_node_messages([Here(cluster=b"\x01" * 16, leader="n1")])
-    assert (kind, b"".join(body)) == (3, b'{"say":"here","cluster":"01010101010101010101010101010101","leader":"n1"}')
+    assert (kind, whole(body)) == (3, b'{"say":"here","cluster":"01010101010101010101010101010101","leader":"n1"}')
     ((kind, body),) = encode_node_messages([ForMember("n1/aa", "n2/bb", TimeoutNow(term=9))])
     assert kind == 1
-    assert b"".join(body).startswith(b"\x05n1/aa\x05n2/bb")
+    assert whole(body).startswith(b"\x05n1/aa\x05n2/bb")
     ((kind, body),) = encode_node_messages([STANDING])
-    assert (kind, b"".join(body)) == (
+    assert (kind, whole(body)) == (
         3,
         b'{"say":"standing","member":"n1/aa","process":"9a00000001","sequence":7,"incarnation":3,"term":5,'
         b'"last_index":40,"held_index":38,"committed":38,"asks":true}',
@@ -99,9 +100,9 @@ def test_known_answers() -> None:
         (Register(REGISTER), b'{"say":"register","change":' + json.dumps(KNOWN_CHANGE).encode() + b"}"),
     ):
         ((kind, body),) = encode_node_messages([message])
-        assert (kind, b"".join(body)) == (3, known)
+        assert (kind, whole(body)) == (3, known)
     ((kind, body),) = encode_node_messages([JUDGED])
-    assert (kind, b"".join(body)) == (
+    assert (kind, whole(body)) == (
         3,
         b'{"say":"judged","member":"n1/aa","process":"9a00000001","asks":true,"problem":"it forgot"}',
     )
@@ -216,7 +217,7 @@ def test_no_bytes_raise_anything_else(kind: int, body: bytes) -> None:
 def test_no_cut_or_flipped_bit_raises_anything_else(data: st.DataObject) -> None:
     message = data.draw(st.sampled_from(MESSAGES))
     ((kind, parts),) = encode_node_messages([message])
-    body = bytearray(b"".join(parts))
+    body = bytearray(whole(parts))
     body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
         decode_node_messages(kind, memoryview(bytes(body[: data.draw(st.integers(0, len(body)))])))

@@ -125,7 +125,7 @@ def encoded(message: Message) -> bytes:
 MEMBERS = Members(("a", "b"), ("c",))
 HEAD = SnapshotHead(9, 2, MEMBERS)
 ENTRIES = (Entry(5, 2, EntryKind.CHANGE, b"hi"), Entry(6, 3, EntryKind.MEMBERS, b"", MEMBERS))
-KNOWN = [
+KNOWN: list[tuple[Message, str]] = [
     (
         VoteRequest(term=3, last_index=7, last_term=2, pre=True, forced=False),
         "01010100 00000000 0300000000000000 0700000000000000 0200000000000000",

@@ -19,6 +19,7 @@ from tidelog.core.liveness import (
     Sessions,
 )
 from tidelog.core.liveness import sessions as sessions_module
+from tidelog.core.liveness.config import believed_ms
 from tidelog.errors import TooManyNames
 
 CONFIG = LivenessConfig()
@@ -366,7 +367,7 @@ def test_the_stories_contain_sessions_that_live_and_sessions_that_are_lost() -> 
 
 @pytest.mark.parametrize("planted", ["no margin", "the proof's age is ignored", "twice the timeout"])
 def test_the_stories_catch_a_planted_bug(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = sessions_module.believed_ms
+    honest = believed_ms
 
     def broken(*, timeout_ms: int, confirmed_ago_ms: int, margin_percent: int) -> int:
         if planted == "no margin":

@@ -73,7 +73,9 @@ class Cloud:
     def commit(self) -> list[Any]:
         before = len(self.replies)
         count, self.waiting = self.waiting, 0
-        self.replies += [effect.message for effect in self.receiver.committed(count)]
+        for effect in self.receiver.committed(count):
+            assert isinstance(effect, Reply)
+            self.replies.append(effect.message)
         return self.replies[before:]
 
     def hello(self, head: int, lineage: bytes | None = A, **more: Any) -> Welcome:
@@ -256,7 +258,7 @@ def test_only_what_live_is_not_asked_for_is_lost_of_a_boat_without_journal_files
     assert cloud.receiver.cursor == 50
 
 
-def lplex_with_a_hole(**limits: int) -> Cloud:
+def lplex_with_a_hole(**limits: Any) -> Cloud:
     """Head 100, Live from 80: it left for its lag when it was asked for more."""
     cloud = Cloud(max_live_lag=20, **limits)
     for live_start in (1, 80):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -30,13 +31,13 @@ from tidelog.errors import (
     LogPoisoned,
     SyncFailed,
 )
-from tidelog.sim.disk import SimDisk
+from tidelog.sim.disk import FailKind, SimDisk
 from tidelog.storage.log.options import Retention
 
 # --- what goes ------------------------------------------------------------------------------------
 
 
-def limited(disk: SimDisk, **options: object) -> Journal:
+def limited(disk: SimDisk, **options: Any) -> Journal:
     return opened(disk, fresh_segment_bytes=4096, sealed_segment_bytes=4096, flush_frames_max=64, **options)
 
 
@@ -277,7 +278,8 @@ def test_a_seal_that_fails_is_remembered_until_one_succeeds_and_loses_nothing(ki
     disk.faults.fail_after, disk.faults.fail_forever = None, False
     journal.live_floor = 0
     journal.wake(START_US)
-    assert journal.upkeep.problem is not None, "UK1: nothing was due"
+    problem = journal.upkeep.problem
+    assert problem is not None, "UK1: nothing was due"
     journal.live_floor = None
     journal.wake(START_US)
     assert journal.upkeep.problem is None
@@ -295,18 +297,23 @@ def test_a_sweep_that_fails_is_remembered_until_one_succeeds() -> None:
     assert (journal.upkeep.problem or "").startswith("the journal cannot be trimmed: ")
     disk.faults.fail_after, disk.faults.fail_forever = None, False
     journal.wake(START_US + SECOND_US)
-    assert journal.upkeep.problem is not None, "UK1: no sweep was due"
+    problem = journal.upkeep.problem
+    assert problem is not None, "UK1: no sweep was due"
     journal.wake(journal.wake_at_us())
     assert journal.upkeep.problem is None
 
 
+def fail_call(disk: SimDisk, number: int, kind: FailKind) -> None:
+    disk.faults.fail_kind, disk.faults.fail_after = kind, number
+
+
 @pytest.mark.parametrize("kind", ["io", "full"])
-def test_a_lease_ahead_that_fails_is_remembered_until_one_succeeds(kind: str) -> None:
+def test_a_lease_ahead_that_fails_is_remembered_until_one_succeeds(kind: FailKind) -> None:
     for call in count(1):
         disk = new_disk()
         journal = opened(disk, lease_seqs=100)
         record(journal, range(1, 61))
-        disk.faults.fail_kind, disk.faults.fail_after = kind, call  # type: ignore[assignment]
+        fail_call(disk, call, kind)
         try:
             journal.flush(START_US)
         except DiskError:
@@ -315,7 +322,7 @@ def test_a_lease_ahead_that_fails_is_remembered_until_one_succeeds(kind: str) ->
         if journal.refusal is None and journal.upkeep.problem is not None:
             break
     assert journal.durable_head == 60
-    assert journal.upkeep.problem.startswith("the journal cannot lease more seqs: ")
+    assert (journal.upkeep.problem or "").startswith("the journal cannot lease more seqs: ")
     record(journal, range(61, 62))
     journal.flush(START_US)
     assert journal.upkeep.problem is None
@@ -359,14 +366,14 @@ def test_a_close_on_a_full_disk_can_be_repeated_when_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("kind", ["io", "full"])
-def test_an_open_that_fails_at_any_call_lets_go_and_the_next_one_works(kind: str) -> None:
+def test_an_open_that_fails_at_any_call_lets_go_and_the_next_one_works(kind: FailKind) -> None:
     for call in count(1):
         disk = new_disk()
         journal = opened(disk)
         record(journal, range(1, 4))
         journal.flush(START_US)
         disk.crash()
-        disk.faults.fail_kind, disk.faults.fail_after = kind, call  # type: ignore[assignment]
+        fail_call(disk, call, kind)
         try:
             opened(disk)
         except DiskError:

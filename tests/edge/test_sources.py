@@ -144,8 +144,7 @@ def test_no_frame_comes_early(tmp_path: Path) -> None:
     assert len(drain(source, NOW_US)) == 1
     assert drain(source, NOW_US + SECOND_US - 1) == []
     assert len(drain(source, NOW_US + SECOND_US)) == 1
-    assert source.wake_at_us() == NOW_US + 2 * SECOND_US
-    assert not source.ended
+    assert (source.wake_at_us(), source.ended) == (NOW_US + 2 * SECOND_US, False)
     assert len(drain(source, NOW_US + 9 * SECOND_US)) == 1
     assert source.ended
     assert source.wake_at_us() is None
@@ -224,8 +223,7 @@ def test_damage_comes_after_the_good_frames_and_can_be_skipped(tmp_path: Path) -
     path.write_text("".join([*good[:2], "no frame at all\n", good[2]]))
     whole = write(tmp_path, "raw", frames_at(0))
     source = ReplaySource([whole, str(path)], options=ReplayOptions(speed=0))
-    assert len(source.read(NOW_US)) == 1
-    assert not source.ended
+    assert (len(source.read(NOW_US)), source.ended) == (1, False)
     with pytest.raises(BadJournalFile):
         source.read(NOW_US)
     assert source.ended

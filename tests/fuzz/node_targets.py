@@ -19,6 +19,7 @@ from tidelog.core.raft import (
     Entry,
     EntryKind,
     Members,
+    Message,
     SnapshotChunk,
     SnapshotHead,
     TimeoutNow,
@@ -26,7 +27,7 @@ from tidelog.core.raft import (
 )
 from tidelog.errors import BadFrame, BadMessage, CatalogCorrupt, CatalogVersion, WrongVersion
 from tidelog.transports.link.events import LinkOptions
-from tidelog.transports.link.frames import FrameType, frame
+from tidelog.transports.link.frames import Buffers, FrameType, frame, pieces_of
 from tidelog.transports.link.hello import LinkHello, LinkIdentity, PeerLimits
 from tidelog.transports.link.mux import LinkMux
 from tidelog.units import KIB, MIB
@@ -56,12 +57,17 @@ OPTIONS: Final = LinkOptions(
 # --- messages of nodes, Raft and liveness: the first byte is the kind ---------------------------------
 
 
+def whole(body: Buffers) -> bytes:
+    pieces, _ = pieces_of(body)
+    return b"".join(pieces)
+
+
 def message_seeds() -> Iterator[bytes]:
     entries = (Entry(8, 2, EntryKind.CHANGE, b"x"), Entry(9, 2, EntryKind.MEMBERS, b"", MEMBERS))
     chunk = SnapshotChunk(
         term=3, round=1, head=SnapshotHead(9, 2, MEMBERS), size_bytes=4, checksum=7, offset=0, data=b"data"
     )
-    raft = [
+    raft: list[Message] = [
         VoteRequest(term=3, last_index=9, last_term=2, pre=True),
         AppendEntries(term=3, previous_index=7, previous_term=1, entries=entries, commit=8, round=4),
         AppendAnswer(term=3, round=4, accepted=False, index=3, rejected_index=7, hint_term=1),
@@ -84,7 +90,7 @@ def message_seeds() -> Iterator[bytes]:
     ]
     for message in messages:
         for kind, body in encode_node_messages([message]):
-            yield bytes([kind]) + b"".join(body)
+            yield bytes([kind]) + whole(body)
 
 
 def run_messages(data: bytes) -> None:
@@ -93,7 +99,7 @@ def run_messages(data: bytes) -> None:
         messages = decode_node_messages(kind, memoryview(data[1:]))
     except BadMessage:
         return
-    again = [part for kind, body in encode_node_messages(messages) for part in (kind, b"".join(body))]
+    again = [part for kind, body in encode_node_messages(messages) for part in (kind, whole(body))]
     assert decode_node_messages(again[0], memoryview(again[1])) == list(messages)  # type: ignore[arg-type]
 
 
@@ -102,8 +108,14 @@ def run_messages(data: bytes) -> None:
 
 def standing_seeds() -> Iterator[bytes]:
     later = replace(STANDING, sequence=2, term=6, incarnation=None, asks=False)
-    for messages in ([STANDING], [STANDING, later], [later, STANDING], [replace(STANDING, process="p2"), JUDGED]):
-        yield b"\n".join(b"".join(body) for _, body in encode_node_messages(messages))
+    seeds: tuple[list[NodeMessage], ...] = (
+        [STANDING],
+        [STANDING, later],
+        [later, STANDING],
+        [replace(STANDING, process="p2"), JUDGED],
+    )
+    for messages in seeds:
+        yield b"\n".join(whole(body) for _, body in encode_node_messages(messages))
 
 
 def run_standing(data: bytes) -> None:

@@ -3,16 +3,19 @@
 Its generator surfaces the empty first message as a message; it shows a message's subject as its `stream`.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from datetime import timedelta
+from typing import Any
 
 from python_liftbridge import ErrNoSuchStream, ErrStreamExists, Lift, Message, Stream
 
 
-def take(client, stream, count):
+def take(client: Lift, stream: Stream, count: int) -> list[dict[str, Any]]:
     """The next messages of a subscription, without the handshake."""
-    found = []
+    found: list[dict[str, Any]] = []
     messages = client.subscribe(stream)
     first = next(messages)
     assert first.value == b"", "the handshake is an empty message"
@@ -23,9 +26,9 @@ def take(client, stream, count):
     return found
 
 
-def main():
+def main() -> None:
     client = Lift(ip_address=sys.argv[1], timeout=30)
-    saw = {}
+    saw: dict[str, Any] = {}
     client.create_stream(Stream(subject="weather", name="weather-stream", replication_factor=1))
     client.create_stream(Stream(subject="all", name="everywhere", max_replication=True))
     try:
@@ -42,7 +45,7 @@ def main():
     client.publish(messages[2].ack_policy_all())
     client.publish_to_subject(Message(value="by subject", subject="weather").ack_policy_all())
 
-    def stream():
+    def stream() -> Stream:
         return Stream(subject="weather", name="weather-stream")
 
     saw["earliest"] = earliest = take(client, stream().start_at_earliest_received(), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -51,7 +52,7 @@ async def test_a_consumer_of_a_group_reads_the_new_stream_from_its_beginning(tmp
             (offset,) = await api.publish("foo", value)
             epoch = (await api(pb.FetchMetadataRequest(groups=["g"]))).groupMetadata[0].epoch
             consumer = pb.Consumer(groupId="g", consumerId="c1", groupEpoch=epoch)
-            kept = {"stream": "foo", "cursorId": "__group:g"}
+            kept: dict[str, Any] = {"stream": "foo", "cursorId": "__group:g"}
             assert (await api(pb.FetchCursorRequest(**kept))).offset == -1
             call = api.subscribe("foo", startPosition=pb.EARLIEST, consumer=consumer)
             assert [(await call.read()).value for _ in range(2)] == [b"", value]

@@ -162,7 +162,7 @@ async def test_cursors_and_metadata_are_given_that_only_an_old_catalog_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with late_gateway(tmp_path, monkeypatch, "read:data", "admin:channels") as (robot, late):
-        cursor = {"stream": "foo", "cursorId": "c"}
+        cursor: dict[str, Any] = {"stream": "foo", "cursorId": "c"}
         late.behind(late.without("read:data"))
         await robot(pb.SetCursorRequest(offset=7, **cursor))
         late.behind(late.without("read:data"))
@@ -237,11 +237,12 @@ class PausedAgain:
         resume = client.resume
         self.left = left
 
-        async def resumed(name: str, **options: Any) -> None:
-            await resume(name, **options)
+        async def resumed(name: str, *, timeout_ms: int | None = None) -> dict[str, Any]:
+            found = await resume(name, timeout_ms=timeout_ms)
             if self.left:
                 self.left -= 1
                 await client.pause(name)
+            return found
 
         client.resume = resumed  # type: ignore[method-assign]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ async def test_channels_of_one_queue_group_share_and_others_get_everything(tmp_p
     ],
 )
 def test_subjects_that_cannot_be_are_refused_in_words_before_anything_happens(
-    settings: dict[str, str], word: str
+    settings: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=word):
         ChannelConfig(**settings).validate()
@@ -235,9 +236,13 @@ async def test_only_the_leader_listens_and_the_next_one_takes_over(tmp_path: Pat
         await client.create_channel("foo", factor=3, subject="moving")
         await wait_until(lambda: trio.is_whole("foo"), "all replicas are in sync")
         targets = ("n1", "n2", "n3", "n1")
+
+        def listens_alone(name: str) -> bool:
+            return listeners(trio) == [name]
+
         for number, target in enumerate(targets):
             await client.elect("foo", target)
-            await wait_until(lambda target=target: listeners(trio) == [target], f"{target} alone listens")
+            await wait_until(partial(listens_alone, target), f"{target} alone listens")
             nats = trio.nodes[target].nats
             assert nats is not None
             await publisher.hears(nats)
@@ -250,8 +255,9 @@ async def test_only_the_leader_listens_and_the_next_one_takes_over(tmp_path: Pat
 
 async def test_messages_wait_while_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
     async with three(tmp_path) as (trio, client, publisher):
-        settings = {"placement": "pinned", "pinned_nodes": ["n1", "n2"], "leader_pinned": "n1", "min_isr": 2}
-        await client.create_channel("foo", subject="waiting", **settings)
+        await client.create_channel(
+            "foo", subject="waiting", placement="pinned", pinned_nodes=["n1", "n2"], leader_pinned="n1", min_isr=2
+        )
         await wait_until(lambda: listeners(trio) == ["n1"], "n1 listens")
         node = trio.nodes["n1"]
         await listens(node, publisher, "foo", "waiting")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import StreamingQueryException
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 STREAM_S = 240
 _ATTEMPTS = 5

@@ -59,7 +59,8 @@ def logs(draw: st.DrawFn) -> list[Block]:
 
 def frame_rows(block: Block) -> list[dict[str, Any]]:
     """The same the slow way."""
-    seqs = [seq for part in block.counted_seqs() for seq in part] or [None] * block.counted
+    seqs: list[int | None] = [seq for part in block.counted_seqs() for seq in part]
+    seqs = seqs or [None] * block.counted
     producer = bytes(block.maker.producer)
     found = []
     for offset, seq, (time_us, can_id, data) in zip(block.offsets, seqs, counted_frames(block).rows(), strict=True):
@@ -85,7 +86,8 @@ def frame_rows(block: Block) -> list[dict[str, Any]]:
 
 
 def message_rows(block: Block) -> list[dict[str, Any]]:
-    seqs = [seq for part in block.counted_seqs() for seq in part] or [None] * block.counted
+    seqs: list[int | None] = [seq for part in block.counted_seqs() for seq in part]
+    seqs = seqs or [None] * block.counted
     records = list(decode_messages(block.maker, block.raw_body()).rows())
     counted = [records[row] for part in block.counted_ranges() for row in part]
     return [

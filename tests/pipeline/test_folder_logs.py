@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -49,7 +50,7 @@ def whole(ends: ChannelEnds, **changes: int) -> Piece:
     return Piece(**{"channel": ends.channel, "channel_id": ends.channel_id, **place})  # type: ignore[arg-type]
 
 
-def rows(logs: Logs, piece: Piece, *, messages: bool = False, **how: str) -> pa.Table:
+def rows(logs: Logs, piece: Piece, *, messages: bool = False, **how: Any) -> pa.Table:
     schema = MESSAGES if messages else FRAMES
     made = list(batches(logs.blocks(piece, **how), piece, schema.names, messages=messages, rows_max=700))
     assert all(batch.num_rows <= 700 for batch in made)

@@ -147,7 +147,9 @@ def _health(lake: Lake, what: str) -> tuple[Any, ...]:
     """Ask DuckDB, as anybody would; the live files are what the table's log says."""
     table = lake.open(FLEET_HEALTH.table)
     paths = [str(table.path_of(file)) for file in table.files()]
-    (answer,) = duckdb.sql(f"select {what} from read_parquet({paths!r})").fetchall()
+    answers = duckdb.sql(f"select {what} from read_parquet({paths!r})")
+    assert answers is not None
+    (answer,) = answers.fetchall()
     return tuple(answer)
 
 

@@ -46,7 +46,7 @@ def job_of(folder: Path, spark: Any = None) -> FramesJob:
         tables=str(folder / "tables"),
         checkpoint=str(folder / "checkpoint"),
     )
-    return FramesJob(spark or Here(), options)
+    return FramesJob(spark or Here(), options)  # type: ignore[arg-type]
 
 
 def piece_of(job: FramesJob) -> Piece:

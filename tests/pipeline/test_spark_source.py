@@ -107,7 +107,7 @@ def test_a_frame_that_is_filtered_in_one_query_is_whole_in_the_next(spark: Spark
 
 
 def test_starts_and_ends_are_offsets_times_or_the_edges(spark: SparkSession, folder: Path) -> None:
-    def offsets(**options: str) -> tuple[int, int]:
+    def offsets(**options: str) -> tuple[int | None, int]:
         rows = read(spark, folder, records="messages", channels="notes", **options).agg({"offset": "min", "*": "count"})
         row = rows.collect()[0].asDict()
         return row["min(offset)"], row["count(1)"]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.core.catalog_kit import registration
 from tidelog.blocks.block import Block
@@ -54,6 +54,7 @@ from tidelog.storage.store.parts import StoreOptions
 from tidelog.storage.store.recovery import open_store
 
 TO_METADATA = "metadata"
+T = TypeVar("T")
 
 
 class KitNode:
@@ -389,7 +390,7 @@ class Kit:
         self.nodes[target].core.receive(sender, message, self.now_ms)
         self.run()
 
-    def delivered(self, kind: type[Any], *, to: str | None = None) -> list[Any]:
+    def delivered(self, kind: type[T], *, to: str | None = None) -> list[T]:
         return [message for target, _, message in self.sent if type(message) is kind and to in (None, target)]
 
     # --- faults ----------------------------------------------------------------------------------------

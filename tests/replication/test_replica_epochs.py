@@ -186,6 +186,7 @@ def test_a_sweep_that_ends_during_a_truncation_is_not_taken_for_it() -> None:
     assert replica.storage is Storage.CHANGING
     node = kit["b"]
     orders, node.held_back = node.held_back, []
+    assert orders is not None
     results = node.storage.carry_out(orders, kit.now_us)
     assert [result.swept for result in results if isinstance(result, LogReady)] == [True, False]
     for result in results[:-1]:

@@ -136,8 +136,7 @@ def test_f1_a_fold_from_a_snapshot_on_is_the_fold_from_the_beginning() -> None:
 def test_fo2_the_floor_is_where_the_newest_snapshot_lies_or_nowhere() -> None:
     log = Log()
     log.append(encode_values([b"x"], time_us=1))
-    assert log.fold.floor is None, "nothing is needed: everything may go"
-    assert log.fold.floor_below(1) == 1
+    assert (log.fold.floor, log.fold.floor_below(1)) == (None, 1), "nothing is needed: everything may go"
     log.produce(1)
     assert log.fold.floor == -1, "needed, and nowhere but in the records themselves"
     assert log.fold.floor_below(2) == 0

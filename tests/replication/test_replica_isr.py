@@ -336,7 +336,7 @@ def test_a_leader_resigns_only_as_it_leads_now(behind: tuple[str, int]) -> None:
     kit.controller.receive(other, present, kit.catalog, kit._propose, kit.now_ms)
     kit.run(1_500)
     assert (kit.record().leader, kit.record().leader_epoch) == (leader, record.leader_epoch)
-    assert kit.controller._resigned == kit.controller._unable == {}
+    assert (kit.controller._resigned, kit.controller._unable) == ({}, {})
     kit.controller.receive(leader, present, kit.catalog, kit._propose, kit.now_ms)
     kit.run_until(lambda: kit.record().leader not in (None, leader))
 

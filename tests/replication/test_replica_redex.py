@@ -141,7 +141,7 @@ def test_s10_of_four_nodes_the_central_one_leads_and_stays() -> None:
     kit.create(factor=4)
     kit.write(b"one")
     distances = {"b": 900, "c": 100, "d": 900}
-    kit.controller._proximity.median_rtt_us = lambda node, others: distances[node]  # type: ignore[method-assign]
+    kit.controller._proximity.median_rtt_us = lambda candidate, others: distances[candidate]  # type: ignore[method-assign]
     kit.stop("a")
     kit.run_until(lambda: kit.leading() == ["c"])
     epoch = kit.record().leader_epoch
@@ -389,9 +389,9 @@ def test_a_leader_is_silent_after_1500_ms_and_not_after_1499() -> None:
 
 def test_silence_is_reported_every_heartbeat_until_somebody_acts() -> None:
     kit = silent_leader()
-    kit.controller.receive = lambda *_: None  # type: ignore[method-assign,assignment]
+    kit.controller.receive = lambda *_: None  # type: ignore[method-assign]
     kit.controller_on = True
-    kit.controller.tend = lambda *_: None  # type: ignore[method-assign,assignment]
+    kit.controller.tend = lambda *_: None  # type: ignore[method-assign]
     kit.run(1_500 + 4 * 500)
     reports = [message for to, sender, message in kit.sent if isinstance(message, LeaderSilent) and sender == "b"]
     assert 4 <= len(reports) <= 5

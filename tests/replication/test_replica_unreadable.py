@@ -220,7 +220,7 @@ def test_damage_that_the_scrubber_found_in_a_replica_is_not_reported_as_held() -
     begin = len(kit.sent)
     assert replica.compare_damage(log.damaged())
     kit.run(20)
-    assert replica.damaged == (range(2, 3),)
+    assert kit["b"].replica().damaged == (range(2, 3),)
     asked = [one for _, sender, one in kit.sent[begin:] if isinstance(one, SyncRequest) and sender == "b"]
     assert asked[0].held_end == 2
     assert not replica.compare_damage(log.damaged())

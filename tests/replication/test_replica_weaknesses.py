@@ -156,7 +156,7 @@ def test_w05b_a_proposal_that_stays_undecided_is_fenced_and_then_counts_no_more(
             return True
         return False
 
-    kit.lose = lose  # type: ignore[assignment]
+    kit.lose = lose
     kit["c"].start()
     kit.run(100)
     kit["c"].kill()  # and nobody fences it

@@ -106,9 +106,9 @@ def test_every_field_of_a_real_capture_is_what_canboat_says() -> None:
         pgn = pgns[place]
         assert message["pgn"] == pgn
         ours = {}
-        for row in rows.get(place + 1, []):
-            _, name, *number = row["signal"].split(".")
-            ours[plain_name(name), int(number[0]) if number else 0] = row
+        for signal in rows.get(place + 1, []):
+            _, name, *number = signal["signal"].split(".")
+            ours[plain_name(name), int(number[0]) if number else 0] = signal
         for (name, number), said in canboat_fields(message["fields"]).items():
             if NOT_SIGNALS.match(name):
                 continue

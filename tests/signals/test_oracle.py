@@ -45,13 +45,13 @@ def agrees(field: FieldLayout, theirs: Any, row: dict[str, Any]) -> bool:
     if field.kind is FieldKind.LOOKUP:
         return bool(row["text"] == value and row["value"] == theirs.raw_value)
     if field.kind is FieldKind.BITS:
-        return (row["text"] or "") == value
+        return bool((row["text"] or "") == value)
     if field.kind is FieldKind.NAME:
         return bool(row["text"] == f"{value:016x}")
     if isinstance(value, dt.date):
         return bool(row["text"] == value.isoformat())
     if isinstance(value, dt.time):
-        return abs(row["value"] - theirs.raw_value) <= field.scale / 2
+        return bool(abs(row["value"] - theirs.raw_value) <= field.scale / 2)
     if isinstance(value, int | float):
         if field.bit_length == 64 and not field.signed and value < 0:
             value += 2**64  # The package reads unsigned numbers of 64 bits as signed ones.

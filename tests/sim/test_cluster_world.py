@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.sim.schedules.cluster import ClusterSchedule
@@ -80,7 +82,7 @@ def look_while_paused(plan: ClusterSchedule, name: str) -> None:
     ids=["its only replica", "all of its replicas"],
 )
 def test_a_channel_that_needs_a_paused_node_is_not_asked_for_writes(
-    replicas: tuple[str, ...], settings: dict[str, int]
+    replicas: tuple[str, ...], settings: dict[str, Any]
 ) -> None:
     plan = ClusterSchedule(3, leader="n3", replicas=replicas, **settings)
     look_while_paused(plan, "n3")

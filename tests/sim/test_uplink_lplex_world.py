@@ -12,11 +12,10 @@ import pytest
 from tests.sim.mutations import Edit, plant
 from tests.sim.test_uplink_world import first_violation
 from tests.uplink import test_uplink_channel
-from tidelog.cluster.boats import channel as uplink_channel
 from tidelog.cluster.boats.channel import UplinkChannel
 from tidelog.cluster.boats.runs import RunJudge
 from tidelog.core.uplink.lplex_requests import LplexRequests
-from tidelog.core.uplink.receiver import UplinkReceiver
+from tidelog.core.uplink.receiver import UplinkReceiver, Via
 from tidelog.core.uplink.sender import UplinkSender
 from tidelog.edge.uplink import uplink as edge_uplink
 from tidelog.edge.uplink.uplink import BoatUplink
@@ -207,7 +206,7 @@ def test_unreadable_blocks_that_say_nothing_keep_the_cursor_for_ever(monkeypatch
     """F5: a journal with dictionaries."""
 
     def deaf(core: UplinkReceiver[Any], message: Any, *, is_current: bool) -> list[Any]:
-        return core._settle_answer(uplink_channel.Via.BACKFILL, range(0))
+        return core._settle_answer(Via.BACKFILL, range(0))
 
     monkeypatch.setattr(UplinkReceiver, "unread", deaf)
     assert "14: " in first_violation(400)

@@ -22,6 +22,7 @@ from tidelog.core.uplink import receiver as receiver_module
 from tidelog.core.uplink import tenure as tenure_module
 from tidelog.core.uplink.backoff import DialBackoff
 from tidelog.core.uplink.budget import TokenBucket
+from tidelog.core.uplink.facts import DeclareLost, apply_fact
 from tidelog.core.uplink.fold import ChannelFold, LineageFold
 from tidelog.core.uplink.lplex_requests import LplexRequests
 from tidelog.core.uplink.messages import Hello
@@ -275,11 +276,9 @@ def test_a_deaf_cloud_that_is_not_noticed_is_noticed(monkeypatch: pytest.MonkeyP
 
 
 def test_lost_ranges_that_the_fold_ignores_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply: Callable[..., None] = receiver_module.apply_fact
-
     def forgetful(fold: ChannelFold, fact: Any) -> None:
-        if not isinstance(fact, receiver_module.DeclareLost):
-            apply(fold, fact)
+        if not isinstance(fact, DeclareLost):
+            apply_fact(fold, fact)
 
     monkeypatch.setattr(receiver_module, "apply_fact", forgetful)
     assert first_violation(200)

@@ -374,7 +374,7 @@ def test_a_channel_too_large_for_the_room_that_is_left_does_not_take_the_others_
 
 def test_the_memory_cap_refuses_and_a_sweep_makes_room() -> None:
     logs = opened(new_disk())
-    how = {"persistent": False, "segment_bytes_max": 4 * KIB, "memory_bytes_max": 20 * KIB}
+    how: dict[str, Any] = {"persistent": False, "segment_bytes_max": 4 * KIB, "memory_bytes_max": 20 * KIB}
     logs.open(config(1, **how), NOW)
     end = 0
     while (outcome := append(logs, block(1, end, size=900), block(1, end + 2, size=900))[0]).error is None:
@@ -437,7 +437,7 @@ def test_a_log_that_stopped_says_so_alone_and_is_verified_when_it_is_opened_agai
 def test_a_truncated_epoch_does_not_keep_older_ones_out(persistent: bool, rolled: bool) -> None:
     disk = new_disk()
     logs = opened(disk)
-    how = {"persistent": persistent, "segment_bytes_max": 4 * KIB}
+    how: dict[str, Any] = {"persistent": persistent, "segment_bytes_max": 4 * KIB}
     logs.open(config(1, **how), NOW)
     take(logs, block(1, 0, epoch=2))
     for number in range(1, 9 if rolled else 2):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from tidelog.sim.log.model import Violation
 from tidelog.sim.log.world import run_log_seeds, run_log_world
 from tidelog.storage.log import recovery, repair
 from tidelog.storage.log.log import Log
+from tidelog.storage.log.parts import Segment
 from tidelog.storage.log.segment import SEGMENT_HEAD_BYTES, scan_segment
 from tidelog.storage.os_disk import OsDisk
 
@@ -177,7 +178,14 @@ def test_an_fsync_error_stops_acks_for_good() -> None:
     disk.faults.fail_after, disk.faults.fail_kind = 1, "sync"
     with pytest.raises(SyncFailed):
         fill(log, 1)
-    for action in (lambda: fill(log, 1), log.sync, lambda: log.commit(0), lambda: log.truncate(0), lambda: log.roll(0)):
+    actions: tuple[Callable[[], object], ...] = (
+        lambda: fill(log, 1),
+        log.sync,
+        lambda: log.commit(0),
+        lambda: log.truncate(0),
+        lambda: log.roll(0),
+    )
+    for action in actions:
         with pytest.raises(LogPoisoned):
             action()
     assert log.durable_end == 6
@@ -201,6 +209,20 @@ def test_what_a_failed_sync_left_in_the_cache_is_not_taken_for_durable() -> None
     assert (log.log_end, contents(log)) == (promised, held)
 
 
+def happen(event: str, log: Log, good: Block) -> None:
+    match event:
+        case "truncate":
+            log.truncate(6)
+        case "trim":
+            log.trim(9, 0)
+        case "roll":
+            log.roll(0)
+        case "replace":
+            log.replace([good])
+        case "rebuild":
+            log.rebuild_from(iter([good]), 0)
+
+
 @pytest.mark.parametrize("event", ["truncate", "trim", "roll", "replace", "rebuild"])
 def test_a_failed_sync_of_any_event_stops_the_log(event: str) -> None:
     for call in range(1, 30):
@@ -212,15 +234,8 @@ def test_a_failed_sync_of_any_event_stops_the_log(event: str) -> None:
         disk.flip_bit(log.segments[0].path, SEGMENT_HEAD_BYTES + 6, 1)
         good = good_first_block(log)
         disk.faults.fail_after, disk.faults.fail_kind = call, "sync"
-        events = {
-            "truncate": lambda log=log: log.truncate(6),
-            "trim": lambda log=log: log.trim(9, 0),
-            "roll": lambda log=log: log.roll(0),
-            "replace": lambda log=log, good=good: log.replace([good]),
-            "rebuild": lambda log=log, good=good: log.rebuild_from(iter([good]), 0),
-        }
         try:
-            events[event]()
+            happen(event, log, good)
         except SyncFailed:
             with pytest.raises(LogPoisoned):
                 log.sync()
@@ -374,7 +389,7 @@ def test_without_the_body_checksum_the_world_notices(monkeypatch: pytest.MonkeyP
 
 
 def test_without_the_sync_of_a_truncation_the_world_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(log: Log, keep: object, pieces: object, offset: int) -> None:
+    def cut(log: Log, keep: Segment, pieces: Sequence[repair.Piece], offset: int) -> None:
         sync = type(log.disk.open(f"{FOLDER}/log.meta")).sync
         with monkeypatch.context() as patch:
             patch.setattr("tidelog.sim.disk.SimFile.sync", lambda self: None if ".seg" in self.path else sync(self))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -280,12 +281,13 @@ def test_after_a_failed_sync_every_call_is_refused_until_it_is_opened_anew() -> 
     disk.faults.fail_after, disk.faults.fail_kind = 1, "sync"
     with pytest.raises(MetadataPoisoned, match="restart"):
         storage.write([ready(entry(2))])
-    for call in (
+    calls: tuple[Callable[[], None], ...] = (
         lambda: storage.write([ready(entry(2))]),
         lambda: storage.save_snapshot(snapshot_at(1), keep_from_index=1),
         lambda: storage.save_snapshot(snapshot_at(0), keep_from_index=1),
         storage.settle,
-    ):
+    )
+    for call in calls:
         with pytest.raises(MetadataPoisoned):
             call()
     storage.close()
@@ -296,7 +298,8 @@ def test_a_closed_storage_refuses_everything_but_closing() -> None:
     storage = created(new_disk())
     storage.close()
     storage.close()
-    for call in (lambda: storage.write([ready(entry(1))]), storage.settle):
+    calls: tuple[Callable[[], None], ...] = (lambda: storage.write([ready(entry(1))]), storage.settle)
+    for call in calls:
         with pytest.raises(LogClosed):
             call()
 
@@ -384,10 +387,10 @@ def test_before_the_mark_is_settled_rot_of_the_last_write_after_a_power_cut_is_t
     storage = created(disk)
     storage.write([ready(*entries(1, 5))])
     storage.write([ready(entry(6))])
-    disk = disk.clone(disk._rng)
+    other = disk.clone(disk._rng)
     path = f"{LIVE}/log-1/{1:020d}.seg"
-    disk.flip_bit(path, len(files_below(disk)[path]) - 20, 1)
-    assert opened(disk).entries == [*entries(1, 5)]
+    other.flip_bit(path, len(files_below(other)[path]) - 20, 1)
+    assert opened(other).entries == [*entries(1, 5)]
 
 
 def test_without_a_power_cut_the_mark_speaks_for_the_last_write_at_once() -> None:

@@ -14,7 +14,7 @@ from tidelog.errors import MetadataPoisoned
 from tidelog.storage.disk import Buffer, Disk
 from tidelog.storage.log.log import Log
 from tidelog.storage.raft import storage as raft_storage
-from tidelog.storage.raft.files import MarkFile, StoredSnapshot, read_hard_state, write_hard_state
+from tidelog.storage.raft.files import MarkFile, StoredSnapshot, read_hard_state, write_hard_state, write_snapshot
 from tidelog.storage.raft.storage import RaftStorage
 
 
@@ -174,8 +174,6 @@ def generation_ignored_by_an_installed_snapshot(patch: pytest.MonkeyPatch) -> No
 
 
 def old_log_removed_before_the_snapshot_is_durable(patch: pytest.MonkeyPatch) -> None:
-    write_snapshot = raft_storage.write_snapshot
-
     def write(disk: Disk, folder: str, stored: StoredSnapshot) -> None:
         if stored.generation > 1:
             raft_storage.remove_generation(disk, folder, stored.generation - 1)
@@ -211,14 +209,14 @@ def suffix_not_truncated_on_disk(patch: pytest.MonkeyPatch) -> None:
     truncate = Log.truncate
 
     def forget(log: Log, offset: int) -> None:
-        content = [log.segments[-1].path, log.segments[-1].index.size]
+        path, size = log.segments[-1].path, log.segments[-1].index.size
         segments = len(log.segments)
-        file = log.disk.open(str(content[0]))
-        old = file.read_at(0, int(content[1]))
+        file = log.disk.open(path)
+        old = file.read_at(0, size)
         file.close()
         truncate(log, offset)
         if len(log.segments) == segments:
-            file = log.disk.open(str(content[0]))
+            file = log.disk.open(path)
             file.write_at(0, [old])
             file.sync()
             file.close()

@@ -134,7 +134,8 @@ def test_it_starts_over_and_finds_what_rotted_since() -> None:
     scrubber = Scrubber(log)
     assert scrubber.check_all() == []
     disk.flip_bit(log.segments[0].path, SEGMENT_HEAD_BYTES + 5, 1)
-    now_ms, found = 0, []
+    now_ms = 0
+    found: list[range] = []
     while not found:
         found = scrubber.wake(now_ms)
         now_ms += 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -374,7 +375,7 @@ def test_a_full_disk_refuses_in_words_and_nothing_has_happened(action: str) -> N
     store.create_channel("a", now_us=NOW)
     commit(store, append(store, "a"), append(store, "a"))
     disk.faults.capacity_bytes = 1
-    actions = {
+    actions: dict[str, Callable[[], object]] = {
         "create": lambda: store.create_channel("b", now_us=NOW),
         "delete": lambda: store.delete_channel("a", now_us=NOW),
         "truncate": lambda: store.truncate("a", 1, now_us=NOW),

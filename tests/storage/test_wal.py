@@ -87,7 +87,7 @@ def test_every_byte_cut_leaves_a_prefix_and_says_how_much_it_cut() -> None:
     disk = fresh_disk()
     wal = small_wal(disk)
     path, data = wal.path, disk.durable_bytes(wal.path)
-    ends = []
+    ends: list[int] = []
     for cut in range(len(data) + 1):
         disk.replace_bytes(path, data[:cut])
         found = scan(disk)

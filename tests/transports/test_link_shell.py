@@ -9,8 +9,9 @@ import random
 import socket
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ from tidelog.transports.link.memory import BodyMemory
 from tidelog.units import KIB, MIB
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
 
 

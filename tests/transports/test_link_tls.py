@@ -21,10 +21,8 @@ from tidelog.errors import AuthorityError, CertificateRevoked, LogError, PeerRef
 from tidelog.pki.certificates import DAY_US, key_pem
 from tidelog.pki.identity import Kind, serial_hex
 from tidelog.transports.link import connection as link_connection
-from tidelog.transports.link.link import Link, LinkEnd, LinkListener, LinkOptions, LinkTls, dial_link
+from tidelog.transports.link.link import NODES_ONLY, Link, LinkEnd, LinkListener, LinkOptions, LinkTls, dial_link
 from tidelog.units import MIB
-
-NODES_ONLY: Collection[Kind] = ("node",)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +166,8 @@ async def test_a_boat_or_an_operator_of_our_own_tree_is_refused_by_kind(tree: Tr
     tree.issue("o1", kind="operator")
 
     async with server(end_of(tree.files("n2"), "n2")) as (listener, links, lines):
-        for name, kind in (("b1", "node"), ("o1", "operator")):
+        claims: tuple[tuple[str, Kind], ...] = (("b1", "node"), ("o1", "operator"))
+        for name, kind in claims:
             error = await refused(end_of(tree.files(name), name, kind=kind), listener)
             assert (type(error), error.code) == (PeerRefused, WrongKind.code)
         await wait_until(lambda: listener.refused == 2)

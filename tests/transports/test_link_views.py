@@ -19,7 +19,7 @@ def test_views_that_touch_become_one_without_a_copy() -> None:
 
 def test_what_does_not_touch_stays_apart() -> None:
     room, other = BodyMemory().take(1_000), BodyMemory().take(1_000)
-    pieces = [room[:10], room[11:20], other[:10], room[20:30], room[10:20], b"ab", b"cd"]
+    pieces: list[bytes | memoryview] = [room[:10], room[11:20], other[:10], room[20:30], room[10:20], b"ab", b"cd"]
     assert side_by_side(pieces) == pieces
     assert side_by_side([]) == []
 

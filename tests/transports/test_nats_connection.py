@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +209,22 @@ async def test_subscriptions_stand_again_before_on_up_when_the_server_was_killed
         await nats.start()
         await wait_until(lambda: len(got) == 1)
         inboxes = {nats.inbox}
+
+        def went_down(times: int) -> bool:
+            return len(told.downs) == times
+
+        def heard(count: int) -> bool:
+            return len(got) == count
+
         for kills in (1, 2):
             # Something is on its way when it dies.
             for _ in range(50):
                 nats.publish("elsewhere", [bytes(100 * KIB)])
             server.kill()
-            await wait_until(lambda kills=kills: len(told.downs) == kills)
+            await wait_until(partial(went_down, kills))
             assert not nats.is_up
             server.start()
-            await wait_until(lambda kills=kills: len(got) == kills + 1)
+            await wait_until(partial(heard, kills + 1))
             inboxes.add(nats.inbox)
         await nats.close()
     assert payloads(got) == [b"1", b"2", b"3"]

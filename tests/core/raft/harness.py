@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from tidelog.core.raft import (
     AppendAnswer,
@@ -38,12 +38,19 @@ DELIVERIES_MAX = 20_000
 """More than this without coming to rest is a storm, and a bug."""
 
 
-class Packet(NamedTuple):
+Sent = TypeVar("Sent", bound=Message, covariant=True)
+Wanted = TypeVar("Wanted", bound=Message)
+
+
+class PacketOf(NamedTuple, Generic[Sent]):
+    """A message of a known kind on its way; `Packet` is one of any kind."""
+
     source: str
     target: str
-    message: Message
+    message: Sent
 
 
+Packet: TypeAlias = PacketOf[Message]
 Chosen = Callable[[Packet], bool]
 
 
@@ -328,9 +335,11 @@ class Net:
         for name in names:
             self[name].start()
 
-    def messages(self, kind: type, *, source: str | None = None, target: str | None = None) -> list[Packet]:
+    def messages(
+        self, kind: type[Wanted], *, source: str | None = None, target: str | None = None
+    ) -> list[PacketOf[Wanted]]:
         return [
-            packet
+            PacketOf(packet.source, packet.target, packet.message)
             for packet in self.sent
             if isinstance(packet.message, kind) and source in (None, packet.source) and target in (None, packet.target)
         ]

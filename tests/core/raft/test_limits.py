@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.raft.harness import Disk, Member, Net, Packet, entries_of
+from tests.core.raft.harness import Disk, Member, Net, PacketOf, entries_of
 from tidelog.core.raft import (
     AddLearner,
     AppendAnswer,
@@ -18,6 +18,7 @@ from tidelog.core.raft import (
     Promote,
     RaftConfig,
     Snapshot,
+    SnapshotAnswer,
     SnapshotChunk,
     SnapshotHead,
 )
@@ -27,10 +28,8 @@ from tidelog.errors import InvalidConfig, MembershipPending, MembershipRefused, 
 HEARTBEAT_MS = RaftConfig().heartbeat_ms
 
 
-def with_entries(packets: list[Packet]) -> list[AppendEntries]:
-    return [
-        packet.message for packet in packets if isinstance(packet.message, AppendEntries) and packet.message.entries
-    ]
+def with_entries(packets: list[PacketOf[AppendEntries]]) -> list[AppendEntries]:
+    return [packet.message for packet in packets if packet.message.entries]
 
 
 def propose_until_refused(net: Net, leader: Member, data: bytes) -> None:
@@ -246,7 +245,9 @@ def test_what_a_follower_keeps_of_snapshots_is_one_at_a_time() -> None:
         )
         member.raft.step("a", chunk, 0)
     member.pump()
-    assert {packet.message.received_bytes for packet in net.sent} == {900}
+    answers = net.messages(SnapshotAnswer)
+    assert answers == net.sent
+    assert {packet.message.received_bytes for packet in answers} == {900}
 
 
 def test_messages_from_strangers_and_for_nobody_change_nothing() -> None:

@@ -111,7 +111,7 @@ def test_a_cut_membership_brings_the_one_before_back() -> None:
     net.heal()
     net.heartbeat("a")
     net.run_for(3 * HEARTBEAT_MS)
-    assert leader.raft.members.voters == ("a", "b", "c")
+    assert net["a"].raft.members.voters == ("a", "b", "c")
     assert leader.applied == [b"x"]
 
 
