@@ -135,7 +135,10 @@ FED_BUGS: dict[str, tuple[str, list[Edit]]] = {
     ),
     "Live is not held while the last hole closes": (
         "twice",
-        [Edit(UplinkSender, "next_live", " or self._settled_at_ms is not None", "")],
+        [
+            Edit(UplinkSender, "live_room", " or self._settled_at_ms is not None", ""),
+            Edit(UplinkSender, "live_ready_at_ms", " or self._settled_at_ms is not None", ""),
+        ],
     ),
     "the newest frame is sent again to a cloud that has all": (
         "twice",
