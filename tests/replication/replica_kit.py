@@ -342,7 +342,7 @@ class Kit:
                     assert self.leaders.setdefault(key, node.name) == node.name, f"two leaders in {key}"
 
     def _pump(self, node: KitNode) -> bool:
-        output = node.core.poll()
+        output = node.core.poll(self.now_ms)
         if output is None:
             return False
         for peer, message in output.messages:
@@ -468,7 +468,7 @@ class Kit:
         node = self.leader(channel_id) if at is None else self.nodes[at]
         made = encode_values(values, time_us=self.now_us, **how)
         order = ProduceOrder(token or values, made, ack, expected_offset=expected_offset)
-        node.core.produce(channel_id, order, self.now_ms)
+        node.replica(channel_id).produce(order, self.now_ms)
 
     def write(self, *values: bytes, channel_id: int = 1) -> None:
         """One block each, all of them acknowledged before this returns. Who cannot lead yet is asked again."""

@@ -286,7 +286,7 @@ def test_a_replica_whose_trimmed_records_were_of_a_later_epoch_begins_anew() -> 
     )
     kit["b"].kill()
     kit["a"].core.receive("b", request, kit.now_ms)
-    output = kit["a"].core.poll()
+    output = kit["a"].core.poll(kit.now_ms)
     assert output is not None
     nacks = [message for _, message in output.messages if isinstance(message, SyncNack)]
     assert [(nack.error, nack.epoch) for nack in nacks] == [(SyncError.DIVERGED, 1)]

@@ -31,8 +31,10 @@ from tidelog.blocks.header import (
     parse_maker,
 )
 from tidelog.errors import BlockCorrupt, BlockTooLarge, InvalidRecord
+from tidelog.units import KIB
 
 DEFAULT_ZSTD_LEVEL: Final = 3
+_JOINED_BLOCK_BYTES: Final = 16 * KIB
 
 _PADDING: Final = tuple(bytes(count) for count in range(8))
 
@@ -165,6 +167,15 @@ class Block:
 
     def raw_body(self, limits: BlockLimits = DEFAULT_LIMITS) -> Buffer:
         return raw_body(self.maker, self.body, limits)
+
+
+def buffers_to_send(blocks: Sequence[Block], size: int) -> list[Buffer]:
+    """The bytes of these blocks for a connection; `size` is their sum. Large blocks are not copied; small ones are
+    joined, since many small buffers cost more than one copy."""
+    buffers = [buffer for block in blocks for buffer in block.buffers]
+    if size > _JOINED_BLOCK_BYTES * len(blocks):
+        return [buffer for buffer in buffers if len(buffer)]
+    return [b"".join(buffers)]
 
 
 def counted_records(maker: Maker, windows: Sequence[range]) -> int:

@@ -126,7 +126,7 @@ class Producing:
                 except MAY_BE_STALE:
                     pass  # PR5
                 except LogError as error:
-                    self._answer(client, Produced(token=request.token, error=error))
+                    self.answer(client, Produced(token=request.token, error=error))
                     continue
             self._judge_later(
                 client,
@@ -137,7 +137,7 @@ class Producing:
             )
 
     def _refuse(self, client: ClientLink, token: int, error: LogError) -> None:
-        self._answer(client, Produced(token=token, error=error))
+        self.answer(client, Produced(token=token, error=error))
 
     def _judge_later(
         self,
@@ -292,9 +292,6 @@ class Producing:
         self.in_flight_bytes -= size
 
     def answer(self, client: ClientLink, produced: Produced) -> None:
-        self._answer(client, produced)
-
-    def _answer(self, client: ClientLink, produced: Produced) -> None:
         if client.link.is_closed:
             return
         if produced.error is None:

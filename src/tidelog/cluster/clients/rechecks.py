@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Final, TypeVar
+from typing import Final
 
 from tidelog.errors import (
     AccessDenied,
@@ -33,7 +33,6 @@ MAY_BE_STALE: Final = (AccessDenied, ChannelPaused, ChannelReadonly, UnknownChan
 """Refusals that a newer catalog could lift. All are definite: nothing was done. Excluded are those that a newer catalog
 can only confirm (deleted, fenced, owned), and those that clients repeat in any case (`retriable`)."""
 
-T = TypeVar("T")
 ReadBarrier = Callable[[], Awaitable[None]]
 Attempt = Callable[[bool], bool]
 """Called with whether the catalog is known to be new enough; returns False if the refusal is to be checked again. Must
@@ -144,11 +143,3 @@ class Rechecks:
                 await self._read_barrier()
         except TimeoutError:
             return  # the callers have given up by now, or get the refusal
-
-    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a request, checked once more if an old catalog may have refused it."""
-        try:
-            return await ask()
-        except MAY_BE_STALE:
-            await self.catch_up()
-            return await ask()

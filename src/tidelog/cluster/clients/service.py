@@ -18,7 +18,7 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from tidelog.cluster.clients.access import ANY_OF_THEM, READ, ClientAccess
 from tidelog.cluster.clients.chains import QUEUED_BYTES_MAX, end_of
@@ -31,6 +31,7 @@ from tidelog.cluster.clients.produce import (
     with_address,
 )
 from tidelog.cluster.clients.publish import RecordPublishing
+from tidelog.cluster.clients.rechecks import MAY_BE_STALE
 from tidelog.cluster.clients.requests import (
     CursorOperation,
     DescribeRequest,
@@ -74,6 +75,9 @@ from tidelog.transports.link.link import Buffers, Link
 
 _ADMINISTRATION: Final = frozenset({CREATE, ALTER, OPEN_PRODUCER, REBALANCE, GROUP, CLOSE_PRODUCER})
 _DESCRIBED_PER_TURN: Final = 50
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +173,7 @@ class ClientService:
             request = decode_json(body)
             if kind in self._answers:
                 answer = self._answers[kind]
-                return encode_answer(await self._producing.rechecks.answer(lambda: answer(client, request)))
+                return encode_answer(await self._checked(answer, client, request))
             if kind not in _ADMINISTRATION:
                 raise UnknownMethod(kind=kind)
             if link.peer_kind == "node":
@@ -178,6 +182,16 @@ class ClientService:
         except LogError as error:
             self._requests_refused += 1
             return encode_error_answer(with_address(error, self._channels))
+
+    async def _checked(
+        self, ask: Callable[[ClientLink, RequestT], Awaitable[AnswerT]], client: ClientLink, request: RequestT
+    ) -> AnswerT:
+        """The answer to a request, checked once more if an old catalog may have refused it (CS4)."""
+        try:
+            return await ask(client, request)
+        except MAY_BE_STALE:
+            await self._producing.rechecks.catch_up()
+            return await ask(client, request)
 
     def _client(self, link: Link) -> ClientLink:
         client = self._clients.get(link)
@@ -201,7 +215,7 @@ class ClientService:
             fetch = decode_fetch(body)
             if isinstance(fetch, ChainedFetch):
                 return encode_fetched(await self._fetch_chained(client, fetch))
-            return encode_fetched(await self._fetch_checked(client, fetch))
+            return encode_fetched(await self._checked(self._fetch_one, client, fetch))
         except LogError as error:
             self._requests_refused += 1
             return encode_fetched(with_address(error, self._channels))
@@ -215,13 +229,10 @@ class ClientService:
                 if start is None:
                     return Fetched(leader_epoch=fetch.leader_epoch, committed_end=fetch.offset, log_start=0)
                 wanted = replace(fetch, offset=start, wait_ms=0)
-            fetched = await self._fetch_checked(client, wanted)
+            fetched = await self._checked(self._fetch_one, client, wanted)
             turn.ended(end_of(fetched.data))
         await client.link.wait_bulk_room(QUEUED_BYTES_MAX)
         return fetched
-
-    async def _fetch_checked(self, client: ClientLink, fetch: Fetch) -> Fetched:
-        return await self._producing.rechecks.answer(lambda: self._fetch_one(client, fetch))
 
     async def _fetch_one(self, client: ClientLink, fetch: Fetch) -> Fetched:
         channel = self._readable(client, fetch.channel_id)

@@ -477,7 +477,7 @@ class NodeCore:
 
     def _poll_replicas(self, now_ms: int) -> ReplicasOutput | None:
         """The output of the channels; messages for the metadata leader go to it, or are dropped."""
-        output = self.channels.replicas.poll()
+        output = self.channels.replicas.poll(now_ms)
         self.channels.follow_changed_beats()
         if output is None:
             return None

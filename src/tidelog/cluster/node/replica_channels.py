@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from tidelog.blocks.block import Block, MadeBlock
+from tidelog.blocks.block import Block, MadeBlock, buffers_to_send
 from tidelog.blocks.control import CursorMoved, encode_control
 from tidelog.cluster.clients.producer_admin import listed
 from tidelog.cluster.clients.requests import AtSeq, AtTime, Earliest, Place, ProducersRequest
 from tidelog.cluster.local_channels import OffsetsAnswer
 from tidelog.cluster.node.driver import NodeDriver
 from tidelog.cluster.node.requests import NodeRequests
-from tidelog.cluster.produce_order import ProduceOrder, as_sent
+from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication.fold import CURSORS_MAX
 from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.core.catalog import Applied, Catalog, Change, ChannelRecord
@@ -334,7 +334,7 @@ class ReplicaChannels:
             leader_epoch=replica.record.leader_epoch,
             committed_end=replica.committed_end,
             log_start=replica.log_start,
-            data=as_sent(blocks, sum(block.size for block in blocks)),
+            data=buffers_to_send(blocks, sum(block.size for block in blocks)),
         )
 
     async def offset_at(self, channel_id: int, at: Place) -> OffsetsAnswer:

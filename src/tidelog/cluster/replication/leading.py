@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tidelog.blocks.block import Block, MadeBlock
+from tidelog.blocks.block import Block, MadeBlock, buffers_to_send
 from tidelog.blocks.control import ChannelSnapshot, ControlRecord, EpochStarted, encode_control
-from tidelog.cluster.produce_order import ProduceOrder, as_sent
+from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication.history import history_problem, lacks_committed, short_member
 from tidelog.cluster.replication.orders import BlocksRead, ReadBlocks
 from tidelog.cluster.replication.state import ReplicaState
@@ -371,7 +371,7 @@ class Leading:
                     ),
                 )
                 return
-        data = as_sent(blocks, size)
+        data = buffers_to_send(blocks, size)
         self._out.send(
             peer,
             SyncResponse(

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication import effects
 from tidelog.cluster.replication.first_requests import REQUESTS_MAX, FirstRequests
 from tidelog.cluster.replication.lag import load_report_of, observe_lag
@@ -56,7 +55,6 @@ from tidelog.core.replication.messages import (
 )
 from tidelog.core.replication.metrics import ReplicationMetricsRegistry
 from tidelog.core.replication.options import ReplicationOptions
-from tidelog.errors import UnknownChannel
 from tidelog.storage.store.watermarks import Watermark
 
 SILENCE_CHECK_MS: Final = 25
@@ -430,14 +428,6 @@ class Replicas:
             case BlocksRead():
                 replica.blocks_read(result, now_ms)
 
-    def produce(self, channel_id: int, order: ProduceOrder, now_ms: int) -> None:
-        """Raises what stands against it; else `ProduceOutcome` follows, once."""
-        self._now_ms = now_ms
-        replica = self._replicas.get(channel_id)
-        if replica is None:
-            raise UnknownChannel(channel=f"id {channel_id}")
-        replica.produce(order, now_ms)
-
     def link_up(self, peer: str, now_ms: int) -> None:
         """Messages of the last link may be lost: followers of leaders on that node send their requests again."""
         self._now_ms = now_ms
@@ -532,7 +522,8 @@ class Replicas:
 
     # --- outputs -----------------------------------------------------------------------------------------------
 
-    def poll(self) -> ReplicasOutput | None:
+    def poll(self, now_ms: int) -> ReplicasOutput | None:
+        self._now_ms = now_ms
         while granted := self.first_requests.granted():
             self._ask_granted(granted)
         while self._serving:
