@@ -146,7 +146,7 @@ MUTATIONS: dict[str, tuple[Edit, ...]] = {
     "quarantine deleted": (
         Edit(node_core, "set_aside", "disk.sync_folder(to)", "disk.remove_folder(target); disk.sync_folder(to)"),
     ),
-    "removed node stays a member": (Edit(membership, "_must_go", "return True  # asked", "return False  # asked"),),
+    "removed node stays a member": (Edit(membership, "_must_go", "return True  #", "return False  #"),),
     "session believed too long": (
         Edit(SessionHolder, "receive", "self._valid_until_ms = until_ms", "self._valid_until_ms = until_ms + 1_000"),
     ),

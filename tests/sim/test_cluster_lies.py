@@ -19,6 +19,7 @@ from tidelog.cluster.node.node_file import NodeFile
 from tidelog.cluster.replication import leading as replica_leading
 from tidelog.cluster.replication.following import Following
 from tidelog.cluster.replication.state import ReplicaState
+from tidelog.core.catalog import node_rules
 from tidelog.errors import NotElectable
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
 from tidelog.sim.cluster.node import ClusterNode
@@ -119,7 +120,10 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
     ),
     "lost session taken for an older copy of the disk": (
         cluster_lies.session_lost_beside_damage,
-        (Edit(NodeFile, "registered", "self.known_incarnation, self.is_told = self.state.incarnation, True", "pass"),),
+        (
+            Edit(NodeFile, "registered", "self.known_incarnation, self.is_told = self.state.incarnation, True", "pass"),
+            Edit(node_rules, "_same_disk", " or change.process_id == record.process_id", ""),
+        ),
     ),
 }
 
