@@ -220,7 +220,7 @@ async def test_a_removed_node_leaves_the_group_and_does_not_come_back_by_itself(
         await wait_until(lambda: len(leader.raft.members.all) == 2, "it left the group")
         await trio.stop(name)
         again = await trio.start(name)
-        await wait_until(lambda: again.core.refusal is not None, "it is told why")
+        await wait_until(lambda: again.core.registration.refusal is not None, "it is told why")
         assert not again.core.is_registered
         await trio.leader.requests.propose(AdmitNode(node=name))
         await wait_until(lambda: again.core.is_registered, "admitted again, it comes back")

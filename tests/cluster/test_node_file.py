@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from tidelog.blocks.messages import encode_values
-from tidelog.cluster.node.core_parts import NodeFacts, registration
+from tidelog.cluster.node.core_parts import NodeFacts
 from tidelog.cluster.node.node_file import NODE_FILE, NodeFile
+from tidelog.cluster.node.registration import Registration
 from tidelog.core.catalog import AdmitNode, Catalog, RegisterNode
 from tidelog.core.catalog.records import DAMAGED_MAX
 from tidelog.errors import InvalidConfig
@@ -96,10 +97,12 @@ def test_an_incarnation_that_this_disk_does_not_remember_leaves_a_doubt_until_th
 def test_a_process_says_what_it_found_at_its_start_until_the_catalog_knows(tmp_path: Path) -> None:
     """R5: afterwards a lost session costs no copy its place again."""
     file, facts = opened(tmp_path), NodeFacts(verified=False, damaged_channels=(4,))
+    registration = Registration(node="n1", process_id="p1", file=file, facts=facts)
 
     def said() -> RegisterNode:
-        incarnation = file.raise_incarnation(file.state.incarnation)
-        return registration("n1", incarnation, file, facts, disk_id="d1", process_id="p1", at_ms=1)
+        incarnation = registration.next_incarnation(None)
+        registration.end()
+        return registration.request(incarnation, disk_id="d1", at_ms=1)
 
     for first in (said(), said()):
         assert (first.known_incarnation, first.verified, first.damaged_channels) == (0, False, (4,))
@@ -113,7 +116,8 @@ def test_a_node_with_more_damaged_channels_than_the_catalog_takes_can_register(t
     file.raise_incarnation(0)
     catalog = Catalog()
     catalog.apply(1, AdmitNode(node="n1"))
-    said = registration("n1", 1, file, facts, disk_id="d1" * 4, process_id="91" * 4, at_ms=1)
+    registration = Registration(node="n1", process_id="91" * 4, file=file, facts=facts)
+    said = registration.request(1, disk_id="d1" * 4, at_ms=1)
     assert not said.verified
     assert catalog.check(said) is None
 

@@ -14,6 +14,7 @@ Modules:
     node_file         What a node remembers of itself, beside the metadata
     options           What the process of a node is told at its start
     process           A node of the cluster as a process
+    registration      A process's registration in the catalog: its incarnation, whether it is valid
     repairer          Repair of damaged records from other replicas
     replica_channels  `LocalChannels` over the replicas of a running node
     requests          Requests to a node: changes, linearizable reads, leadership

@@ -17,7 +17,6 @@ NC3  The same holds for a node whose metadata is an older copy, if its peers rem
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -28,8 +27,8 @@ from tidelog.cluster.node.channels import NodeChannels, WatermarkOf
 from tidelog.cluster.node.core_parts import NodeFacts as NodeFacts
 from tidelog.cluster.node.core_parts import NodeOptions as NodeOptions
 from tidelog.cluster.node.core_parts import NodeOutput as NodeOutput
-from tidelog.cluster.node.core_parts import registration
 from tidelog.cluster.node.node_file import NodeFile
+from tidelog.cluster.node.registration import Registration
 from tidelog.cluster.replication.replicas import ReplicasOutput
 from tidelog.core.catalog import (
     AdmitNode,
@@ -97,23 +96,14 @@ class NodeCore:
         self._messages: list[tuple[str, NodeMessage]] = []
         self._lines, self._results = list[str](), list[Result]()
         self.file = NodeFile(disk, folder, node=node)
-        self.facts = facts if self.file.vouches(verified=facts.verified) else replace(facts, verified=False)
-        self.process_id = rng.randbytes(8).hex()
+        self.registration = Registration(node=node, process_id=rng.randbytes(8).hex(), file=self.file, facts=facts)
         self.storage: RaftStorage | None = None
         self.member: MetadataMember | None = None
         self.damage: str | None = None
         """Why the metadata was set aside when this process started."""
-        self.refusal: str | None = None
-        """The leader's last reason against registering this node."""
         self.decision: Decision = WaitForVoters("starting")
         self._seek_at_ms = now_ms
         self._leader_hint: str | None = None
-        self._incarnation: int | None = None
-        """The incarnation being registered, or registered."""
-        self._registered = False
-        self.is_leaving = False
-        """The node stops on purpose and has itself fenced: it does not register again, and its stop is clean."""
-        self._incarnation_above = 0
         self._restores_seen = 0
         self._links: set[str] = set()
         """Peers with a link, also those that the catalog does not know yet."""
@@ -138,7 +128,7 @@ class NodeCore:
             now_ms=now_ms,
         )
         self._founding = Founding(node=node, peers=self._peers, belonged_to=bytes.fromhex(self.file.state.cluster))
-        self.standing = MemberStanding(process=self.process_id)
+        self.standing = MemberStanding(process=self.registration.process_id)
         self._doubt_said = ""
         self._open(now_ms)
 
@@ -177,11 +167,11 @@ class NodeCore:
     @property
     def incarnation(self) -> int:
         """0 while this node is not registered."""
-        return (self._incarnation or 0) if self._registered else 0
+        return self.registration.incarnation
 
     @property
     def is_registered(self) -> bool:
-        return self._registered
+        return self.registration.is_valid
 
     def addresses(self) -> dict[str, str]:
         """The link address of every other node that the catalog knows."""
@@ -318,7 +308,7 @@ class NodeCore:
                 if message.change.node == peer:
                     self._answer(peer, self.member_controller.register(self.member, message.change))
             case RegisterRefused():
-                self._on_refused(message)
+                self.registration.refused(message)
             case _:
                 self.channels.receive(peer, message, now_ms, catalog=self._led_catalog, propose=self._propose_own)
 
@@ -363,7 +353,7 @@ class NodeCore:
                 self._seek(now_ms)
             if self._takes_part:
                 self._register(now_ms)
-        if self._registered:
+        if self.registration.is_valid:
             self._wake_liveness(now_ms, now_us)
         if self.member is not None:
             self._wake_controller(self.member, now_ms)
@@ -403,7 +393,7 @@ class NodeCore:
         if self.member is not None:
             moments.append(self.standing.wake_at_ms())
             moments += [self.member.wake_at_ms()] if self._takes_part else []
-        if self._registered:
+        if self.registration.is_valid:
             moments += (self.heartbeats.wake_at_ms(), self.holder.wake_at_ms())
         return min(at for at in moments if at is not None)
 
@@ -414,7 +404,7 @@ class NodeCore:
         if peer != self.node:
             self._messages.append((peer, answer))
         elif isinstance(answer, RegisterRefused):
-            self._on_refused(answer)
+            self.registration.refused(answer)
         else:
             self.holder.receive(answer)
 
@@ -436,7 +426,7 @@ class NodeCore:
         """Everything is written; record that for the next start (R5)."""
         if self.storage is not None:
             self.storage.close()
-        self.file.stopped_cleanly(self._incarnation if self._registered or self.is_leaving else None)
+        self.registration.stopped_cleanly()
 
     # --- outputs -------------------------------------------------------------------------------------------
 
@@ -503,7 +493,7 @@ class NodeCore:
 
     def _register(self, now_ms: int) -> None:
         """Register until the catalog shows it (NC2)."""
-        if self._registered or self.is_leaving:
+        if not self.registration.is_due:
             return
         assert self.member is not None
         assert self.storage is not None
@@ -513,20 +503,11 @@ class NodeCore:
         leader = self.leader or self._leader_hint
         if leader is None:
             return
-        if self._incarnation is None:
-            record = self._own_record()
-            above = max(self._incarnation_above, 0 if record is None else record.incarnation)
-            self._incarnation = self.file.raise_incarnation(above)
-            self.storage.note_incarnation(self._incarnation)
-        change = registration(
-            self.node,
-            self._incarnation,
-            self.file,
-            self.facts,
-            disk_id=self.storage.identity.disk,
-            process_id=self.process_id,
-            at_ms=self._now_us() // 1000,
-        )
+        incarnation = self.registration.next_incarnation(self._own_record())
+        if self.storage.incarnation != incarnation:
+            self.storage.note_incarnation(incarnation)
+        disk_id, at_ms = self.storage.identity.disk, self._now_us() // 1000
+        change = self.registration.request(incarnation, disk_id=disk_id, at_ms=at_ms)
         if leader == self.node:
             self._answer(self.node, self.member_controller.register(self.member, change))
         else:
@@ -541,12 +522,9 @@ class NodeCore:
         record = self._own_record()
         if record is None:
             return
-        mine = record.process_id == self.process_id and record.incarnation == self._incarnation
-        if mine:
-            self.file.registered()  # also if it was fenced before it heard of it
-        if mine and record.state is NodeState.ACTIVE:
-            if not self._registered:
-                self._registered, self.refusal = True, None
+        registration, was_valid = self.registration, self.registration.is_valid
+        if registration.confirm(record):
+            if not was_valid:
                 self._follow_channels(None, now_ms)
                 self.holder.restart(record.incarnation, now_ms)
                 self.heartbeats.restart(record.incarnation, now_ms)
@@ -554,23 +532,13 @@ class NodeCore:
                 self._say("registered", incarnation=record.incarnation)
             if not self.holder.is_fenced:
                 return
-        elif self._incarnation is None or record.incarnation < self._incarnation:
-            return  # this node's registration is not applied yet
-        if self._registered:
+        elif registration.is_awaited(record):
+            return
+        if registration.is_valid:
             self._say("fenced", incarnation=record.incarnation, state=record.state.value)
-        self._registered = False
-        self._incarnation = self._incarnation if self.is_leaving else None
+        registration.end()
         self._follow_channels(None, now_ms)
         self._seek_at_ms = min(self._seek_at_ms, now_ms)
-
-    def _on_refused(self, message: RegisterRefused) -> None:
-        if self._registered:
-            return  # late: it was registered since
-        self.refusal = message.reason
-        self._incarnation_above = max(self._incarnation_above, message.incarnation)
-        if self._incarnation is not None and message.incarnation >= self._incarnation:
-            # It is used up: by a process of this node that this disk does not remember.
-            self._incarnation = None
 
     # --- what was applied ------------------------------------------------------------------------------------
 

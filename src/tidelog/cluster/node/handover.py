@@ -38,7 +38,8 @@ async def _hand_over_channels(driver: NodeDriver, requests: NodeRequests, channe
         while replica.record.leader == core.node:
             if not await channels.wait_moved(replica.channel_id, deadline_ms):
                 break
-    core.is_leaving = True  # or it would register again at once, and count and be elected until its session ends
+    # Otherwise it would register again at once, and count and be elected until its session ends.
+    core.registration.is_leaving = True
     with contextlib.suppress(LogError):
         fence = FenceNode(node=core.node, expected_incarnation=core.incarnation)
         await requests.propose(fence, timeout_ms=FENCE_MS)

@@ -25,7 +25,7 @@ def node_status(core: NodeCore, *, now_ms: int, synced_loss: str = "") -> dict[s
         "cluster": core.cluster.hex() or None,
         "standing": _standing(core),
         "waiting": core.decision.reason if member is None and isinstance(core.decision, WaitForVoters) else None,
-        "refusal": core.refusal,
+        "refusal": core.registration.refusal,
         "damage": core.damage,
         "metadata_doubt": doubt or None,
         "synced_loss": synced_loss or None,

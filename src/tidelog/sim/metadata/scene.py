@@ -321,7 +321,7 @@ class MetadataWorld:
             if core is None or core.member is None:
                 return f"{record.node} has no metadata: {None if core is None else core.decision}"
             if not core.is_registered or record.state is not NodeState.ACTIVE:
-                return f"{record.node} is not registered: {core.refusal}, {record.state.value}"
+                return f"{record.node} is not registered: {core.registration.refusal}, {record.state.value}"
             if core.member.applied_index != self.model.last_index:
                 return f"{record.node} has applied {core.member.applied_index} of {self.model.last_index}"
             if member_name(record.node, record.disk_id) not in members:
