@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from tests.cli.commands import Tidelog
 from tests.cluster.test_node_http import standing_well
 from tests.patience import patient
+from tests.ports import free_port
 from tidelog.cli.cluster import actions as cluster_actions
 from tidelog.cli.main import run
 from tidelog.errors import LogError, NodeHolds, NotLeader, PeerUnreachable, UnknownNode, WaitTimedOut
@@ -319,12 +319,6 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 # --- a real node -----------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

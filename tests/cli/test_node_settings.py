@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Tidelog, in_subprocess
-from tests.cli.test_cluster_commands import DEADLINE_S, free_port, running, until_led
+from tests.cli.test_cluster_commands import DEADLINE_S, running, until_led
 from tests.patience import patient
+from tests.ports import free_port
 from tidelog import __version__
 from tidelog.cli.disk_trouble import EXIT_CODES
 from tidelog.cli.main import EXIT_DISK, run

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from tests.patience import patient, wait_until
+from tests.ports import free_port
 from tidelog.client import Client, ClientOptions, Group, GroupBatch, Rebalance, Record, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.groups.coordinator import GroupOptions
@@ -27,12 +27,6 @@ def hasty() -> GroupOptions:
     """Members that fall silent are missed soon; still far above what this machine needs between two heartbeats."""
     silence_ms = int(patient(1_500))
     return GroupOptions(consumer_timeout_ms=silence_ms, coordinator_timeout_ms=silence_ms)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class Nodes:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.group_kit import FORM_S, Member, all_values, created, free_port, shared_out
+from tests.client.group_kit import FORM_S, Member, all_values, created, shared_out
 from tests.client.running import run
 from tests.gateways.gateway_kit import HOST, NodeProcess
 from tests.patience import patient, wait_until
+from tests.ports import free_port
 from tidelog.client import connect
 
 CHANNELS = [f"bus/{number}" for number in range(6)]

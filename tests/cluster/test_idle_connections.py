@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks.kits.cluster_kit import HOST, OPERATOR, ClusterKit
 
 from tests.cluster.idle_crowd import IdleCrowd, raise_open_files
 from tests.patience import patient
-from tidelog.cli.demo.ports import free_port
+from tests.ports import free_port
 
 CONNECTIONS = int(os.environ.get("IDLE_CONNECTIONS", "5000"))
 KEPT_MB_MAX = 100
@@ -86,9 +85,8 @@ async def _wait_given_back(kit: ClusterKit, kind: str, before_mb: float) -> floa
 
 
 async def _started(kit: ClusterKit) -> IdleCrowd:
-    dice = random.Random()
-    http = free_port(dice, taken={kit.nodes[NODE].port})
-    liftbridge = free_port(dice, taken={kit.nodes[NODE].port, http})
+    http = free_port()
+    liftbridge = free_port()
     place = kit.folder / "certificates"
     settings = {
         "http-listen": f"{HOST}:{http}",

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.patience import patient, wait_until
+from tests.ports import free_port
 from tidelog.cluster.node.cluster_client import ClusterClient
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.catalog import AddGrant, AdmitNode, FenceNode, RemoveNode
 from tidelog.errors import AddressTaken, FolderLocked, InvalidConfig, LogError, PeerRefused, UnknownNode
 
 DEADLINE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Trio:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.test_node import free_port
 from tests.patience import patient, wait_until
+from tests.ports import free_port
 from tidelog.cluster.node.core import NodeOptions
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.core.replication.metrics import ChannelSample

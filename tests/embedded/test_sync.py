@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_node import free_port
 from tests.patience import patient
+from tests.ports import free_port
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.embedded import Cause, FileConfig, Record, ReplicationConfig, Role, SyncLogManager
 from tidelog.errors import InvalidTransition, LogClosed, ReplicationNotEnabled, UnknownChannel

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 
 from tests.faults.faulty_disk import CREATE, READ_ONLY, SPACE, SYNC, WRITE, FaultyDisk
 from tests.patience import block_until, patient
-from tidelog.cli.demo.ports import free_port
+from tests.ports import free_port
 
 DEADLINE_S = 30.0
 
@@ -32,7 +31,7 @@ class Party:
     def __init__(self, folder: Path, name: str, *settings: str) -> None:
         self.data = folder / "data"
         self.disk = FaultyDisk(folder / "control", self.data)
-        self.port = free_port(random.Random(), taken=set())
+        self.port = free_port()
         http = ["-http-listen", f"127.0.0.1:{self.port}", "-http-anonymous"]
         self._command = [sys.executable, "-m", "tidelog.cli", name, *settings, *http]
         self._log = folder / "log"
@@ -117,7 +116,7 @@ def boat(parties: Parties, tmp_path: Path, *more: str) -> Party:
 
 
 def node(parties: Parties, tmp_path: Path) -> Party:
-    port = free_port(random.Random(), taken=set())
+    port = free_port()
     place = f"127.0.0.1:{port}"
     return parties(
         "node", "-id", "n1", "-listen", place, "-peers", f"n1={place}", "-data-dir", str(tmp_path / "data"),

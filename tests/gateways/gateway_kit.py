@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 
 from tests.patience import patient, wait_until
+from tests.ports import free_port
 from tidelog.cluster.node.process import Node, NodeProcessOptions
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 from tidelog.core.groups.coordinator import GroupOptions
@@ -53,12 +53,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
             await work
 
     asyncio.run(bounded())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class Api:

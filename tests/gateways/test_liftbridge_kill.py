@@ -10,8 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.gateways.gateway_kit import FORM_S, HOST, Api, NodeProcess, dialled, free_port, run
+from tests.gateways.gateway_kit import FORM_S, HOST, Api, NodeProcess, dialled, run
 from tests.patience import patient
+from tests.ports import free_port
 from tidelog.codecs.proto import liftbridge_pb2 as pb
 
 COUNT = 1_500

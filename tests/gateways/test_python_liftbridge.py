@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways.gateway_kit import HOST, NodeProcess, free_port
+from tests.gateways.gateway_kit import HOST, NodeProcess
 from tests.patience import patient
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements" / "liftbridge-client.txt"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_node import free_port
 from tests.nats.subject_kit import Publisher, enveloped, records_of
 from tests.nats.test_nats_transport import NatsTrio
 from tests.patience import wait_until
+from tests.ports import free_port
 from tests.transports.nats_server import NatsServer
 from tidelog.client import Client, connect
 from tidelog.cluster.node.process import Node, NodeProcessOptions

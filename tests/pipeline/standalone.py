@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pyspark
 from benchmarks.kits.cluster_kit import HOST
 
 from tests.patience import patient
-from tidelog.cli.demo.ports import free_port
+from tests.ports import free_port
 from tidelog.pipeline.engine import find_java
 
 START_S = 240.0
@@ -52,7 +51,7 @@ class SparkCluster:
         self._folder = folder
         folder.mkdir(parents=True)
         self._home = Path(pyspark.__file__).parent
-        self._port = free_port(random.Random(), taken=set())
+        self._port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._workers = [f"worker-{number}" for number in range(1, workers + 1)]
 

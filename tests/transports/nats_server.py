@@ -11,7 +11,6 @@ It ends with its context, whatever happens in it.
 from __future__ import annotations
 
 import json
-import random
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from benchmarks.kits.cluster_kit import HOST
 from benchmarks.nats.peer import nats_server_path
 
 from tests.patience import patient
-from tidelog.cli.demo.ports import free_port
+from tests.ports import free_port
 
 START_S = 20.0
 
@@ -31,7 +30,7 @@ START_S = 20.0
 class NatsServer:
     def __init__(self, folder: Path, *, config: str = "", scheme: str = "nats") -> None:
         self.folder = folder
-        self.port = free_port(random.Random(), taken=set())
+        self.port = free_port()
         self.url = f"{scheme}://{HOST}:{self.port}"
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import wait_until
+from tests.ports import free_port
 from tests.uplink.parties import HOST, BoatParty, run
 from tests.uplink.processes import Process, frames_of, kill
 from tidelog.edge.uplink.client import UplinkTarget
@@ -25,18 +24,10 @@ NODES = ("n1", "n2", "n3")
 UP_S = 90.0
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 class NodeProcesses:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ports = free_ports(6)
+        ports = [free_port() for _ in range(6)]
         self.links = dict(zip(NODES, ports[:3], strict=True))
         self.uplinks = dict(zip(NODES, ports[3:], strict=True))
         self.running: dict[str, Process] = {}

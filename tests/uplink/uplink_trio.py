@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from tests.patience import wait_until
+from tests.ports import free_port
 from tests.uplink.parties import HOST, Fleet, Row, blocks_of
 from tidelog.blocks.decode import counted_frames
 from tidelog.cluster.boats.channel import FRAME_KINDS
@@ -22,12 +22,6 @@ from tidelog.http.server import HttpOptions
 
 FORM_S = 60.0
 LIMITS = ReceiverLimits(rate_frames_per_s=1e6, burst_frames=100_000)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class UplinkTrio:
