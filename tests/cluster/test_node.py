@@ -11,10 +11,12 @@ import pytest
 
 from tests.patience import patient, wait_until
 from tests.ports import free_port
+from tidelog.blocks.messages import encode_values
 from tidelog.cluster.node.cluster_client import ClusterClient
 from tidelog.cluster.node.process import Node, NodeProcessOptions
+from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.core.catalog import AddGrant, AdmitNode, FenceNode, RemoveNode
-from tidelog.errors import AddressTaken, FolderLocked, InvalidConfig, LogError, PeerRefused, UnknownNode
+from tidelog.errors import AddressTaken, FolderLocked, InvalidConfig, LogError, PeerRefused, UnknownChannel, UnknownNode
 
 DEADLINE_S = 60.0
 
@@ -101,6 +103,8 @@ async def test_a_refusal_is_the_same_wherever_it_was_asked(tmp_path: Path) -> No
             await trio.followers[0].requests.propose(change)
         assert here.value.code == there.value.code == "unknown_node"
         assert str(here.value) in str(there.value)
+        with pytest.raises(UnknownChannel):
+            trio.leader.channels.submit(99, ProduceOrder(None, encode_values([b"two"], time_us=1)))
 
 
 async def test_many_changes_at_once_share_writes(tmp_path: Path) -> None:

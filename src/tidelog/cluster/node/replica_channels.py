@@ -167,10 +167,8 @@ class ReplicaChannels:
     # --- producing ---------------------------------------------------------------------------------------------
 
     def produce(self, request: Produce, made: MadeBlock, answer: Callable[[Produced], None]) -> None:
-        replica = self.find_replica(request.channel_id)
-        if replica is None or replica.leading is None:
-            raise self._not_leader(request.channel_id)
-        if request.leader_epoch not in (0, replica.leading.epoch):
+        replica = self.replica(request.channel_id)
+        if replica.leading is None or request.leader_epoch not in (0, replica.leading.epoch):
             raise replica.not_leader()
         token = request.token
 
@@ -180,15 +178,6 @@ class ReplicaChannels:
         order = ProduceOrder(answered, made, request.ack, path=_PUBLISH, expected_offset=request.expected_offset)
         replica.produce(order, self._driver.now_ms())
         self._driver.pump_soon()
-
-    def _not_leader(self, channel_id: int) -> LogError:
-        replica = self.find_replica(channel_id)
-        if replica is not None:
-            return replica.not_leader()
-        record = self.catalog.channel(channel_id)
-        if record is None:
-            return UnknownChannel(channel=f"id {channel_id}")
-        return NoReplicaHere(channel=record.name, replicas=record.replicas)
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
         """Append a block of this node's own; `order.token` is called once, with (first offset, error)."""

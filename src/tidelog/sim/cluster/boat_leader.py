@@ -13,7 +13,7 @@ from tidelog.cluster.uplink.appends import BoatAppends
 from tidelog.cluster.uplink.led_channel import LedChannel
 from tidelog.core.uplink.messages import BackfillAck, BackfillData, Hello, LiveAck, LiveData, Refused, ToBoat, Welcome
 from tidelog.core.uplink.receiver import ReceiverLimits
-from tidelog.errors import LogError, UnknownChannel
+from tidelog.errors import LogError
 from tidelog.sim.cluster.boat import BoatAccount, BoatConnection
 from tidelog.sim.cluster.node import ClusterNode
 from tidelog.sim.network import Scheduler
@@ -30,12 +30,7 @@ class BoatLeaderChannels:
         return self._node.logs.log(channel_id)
 
     def submit(self, channel_id: int, order: ProduceOrder) -> None:
-        core = self._node.core
-        assert core is not None
-        replica = core.channels.replicas.replica(channel_id)
-        if replica is None:
-            raise UnknownChannel(channel=f"id {channel_id}")
-        replica.produce(order, self._node.clock_ms())
+        self._node.submit(channel_id, order)
 
 
 class LeadingNodes(Protocol):

@@ -21,7 +21,7 @@ from tidelog.cluster.replication.effects import ProduceOutcome
 from tidelog.cluster.replication.state import Storage
 from tidelog.core.catalog import ChannelRecord
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
-from tidelog.errors import LogError, OffsetConflict, OutOfSequence, ProducerFenced, UnknownChannel
+from tidelog.errors import LogError, OffsetConflict, OutOfSequence, ProducerFenced
 from tidelog.sim.cluster.account import entry_of
 from tidelog.sim.cluster.model import ClusterModel
 from tidelog.sim.cluster.node import ClusterNode
@@ -244,9 +244,7 @@ class SimProducers:
             order = ProduceOrder(token, batch.made, producer.ack, expected_offset=batch.expected_offset)
             self._open[token] = one
             try:
-                if replica is None:
-                    raise UnknownChannel(channel=f"id {one.channel_id}")
-                replica.produce(order, node.clock_ms())
+                node.submit(one.channel_id, order)
             except LogError as error:
                 del self._open[token]
                 if isinstance(error, OutOfSequence):

@@ -14,6 +14,7 @@ from tidelog.blocks.block import Block
 from tidelog.cluster.nats.exchange import ByLink, Deliver, NatsExchange, Publish, Say, Subscribe, Unsubscribe
 from tidelog.cluster.node.core import NodeCore, NodeFacts, NodeOptions
 from tidelog.cluster.node.repairer import fitting
+from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication.effects import ProduceOutcome
 from tidelog.cluster.replication.orders import (
     AppendBlocks,
@@ -37,7 +38,7 @@ from tidelog.cluster.replication.transport import ask_again
 from tidelog.codecs.nats_replication_codec import NATS_MESSAGES
 from tidelog.core.node_messages import NodeMessage
 from tidelog.core.replication.messages import Resign, SyncError, SyncNack, Withdraw
-from tidelog.errors import LogError, LogPoisoned
+from tidelog.errors import LogError, LogPoisoned, UnknownChannel
 from tidelog.sim.cluster.account import AccountEntry, entry_of
 from tidelog.sim.cluster.boat import BoatAccount
 from tidelog.sim.cluster.model import ClusterModel
@@ -503,6 +504,14 @@ class ClusterNode(SimNode):
                 self._watermarks.note(replica.channel_id, mark.committed_end, mark.hints)
         with suppress(LogError):
             self._watermarks.save()
+
+    def submit(self, channel_id: int, order: ProduceOrder) -> None:
+        """As `LocalChannels.submit` does."""
+        assert self.core is not None
+        replica = self.core.channels.replicas.replica(channel_id)
+        if replica is None:
+            raise UnknownChannel(channel=f"id {channel_id}")
+        replica.produce(order, self.clock_ms())
 
     # --- repair, as the shell does it -------------------------------------------------------------------------
 
