@@ -43,6 +43,9 @@ def all_frames() -> pa.Table:
             # The clock goes two hours back in the middle: hours overlap in seq, and nothing is missing.
             frames(range(720), NOON, channel="step", every_s=10),
             frames(range(720, 1440), NOON, channel="step", every_s=10, clock_off=timedelta(hours=-2)),
+            # A capture of ten years ago is replayed with its own times, beside a boat on a slow link.
+            frames(range(180), NOON, channel="replayed", every_s=10, clock_off=timedelta(days=-3652)),
+            frames(range(180), NOON, channel="slow", every_s=10, lag_s=7_200),
             # The card was swapped: seqs start again.
             frames(range(100), NOON, channel="swapped", every_s=10),
             frames(range(200, 360), NOON, channel="swapped", every_s=10, lineage=OTHER, lag_s=4.0),
@@ -138,6 +141,14 @@ def test_a_wrong_clock_is_counted_where_it_arrived_and_makes_no_hole(built: dict
 def test_a_clock_that_steps_back_makes_up_no_hole(built: dict[str, list[dict[str, Any]]]) -> None:
     rows = health(built, "step")
     assert columns(rows, "held", "holes") == [(720, 0), (720, 0)]
+
+
+def test_the_replay_of_an_old_capture_has_no_lag(built: dict[str, list[dict[str, Any]]]) -> None:
+    (row,) = health(built, "replayed")
+    assert (row["hour"].year, row["held"], row["live"], row["wrong_clock"]) == (2016, 180, 180, 0)
+    assert {row[name] for name in ("lag_p50_s", "lag_max_s", "live_lag_p50_s", "live_lag_max_s")} == {None}
+    (row,) = health(built, "slow")
+    assert (row["live_lag_p50_s"], row["live_lag_max_s"]) == (7_200, 7_200)
 
 
 def test_lineages_are_judged_one_by_one(built: dict[str, list[dict[str, Any]]]) -> None:

@@ -14,7 +14,8 @@ from tidelog.pipeline.gold.columns import CONVERSIONS, ELECTRICAL, ENGINE, ENVIR
 from tidelog.pipeline.gold.electrical import build_electrical
 from tidelog.pipeline.gold.engine import build_engine
 from tidelog.pipeline.gold.environment import build_environment
-from tidelog.pipeline.gold.schemas import ELECTRICAL_HOURS, ENGINE_HOURS, ENVIRONMENT_HOURS
+from tidelog.pipeline.gold.schemas import ELECTRICAL_HOURS, ENGINE_HOURS, ENVIRONMENT_HOURS, SENSOR_HOURS
+from tidelog.pipeline.gold.sensors import build_sensors
 
 pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
 
@@ -47,6 +48,35 @@ def engines() -> Signals:
     boat.engine(at(3700), 0, 0.0)
     # Alone in its day: nobody knows for how long.
     boat.engine(at(86_400), 0, 1500.0)
+    # Warm, and nobody says whether it turns.
+    boat.message(at(90_000), DYNAMIC, ("engine_parameters_dynamic.temperature", 353.15, "K"), instance=0)
+    return boat
+
+
+def three_sounders() -> Signals:
+    """Three sounders in three places: 10 m below one with its offset to the surface, 200 m of an echo, and one that
+    is heard alone in the second hour. The first is unnamed until its claim comes."""
+    boat = Signals("sounders")
+    for second in range(0, 1800, 2):
+        boat.message(
+            at(second),
+            DEPTH,
+            ("water_depth.depth", 10.0, "m"),
+            ("water_depth.offset", 0.5, "m"),
+            source=35,
+            device="000000000000000a" if second > 600 else None,
+        )
+    for second in range(0, 1200):  # faster, and heard in fewer minutes
+        boat.message(at(second), DEPTH, ("water_depth.depth", 200.0, "m"), source=36, device="000000000000000b")
+    for second in range(1200, 4200, 10):
+        boat.message(
+            at(second),
+            DEPTH,
+            ("water_depth.depth", 12.0, "m"),
+            ("water_depth.offset", -1.5, "m"),
+            source=37 if second < 3900 else 38,  # it takes another address
+            device="000000000000000c",
+        )
     return boat
 
 
@@ -62,6 +92,16 @@ def batteries() -> Signals:
                 instance=instance,
             )
     boat.message(at(20), CHARGE, ("dc_detailed_status.state_of_charge", 0.8, "ratio"), instance=1)
+    return boat
+
+
+def two_monitors() -> Signals:
+    """Two devices that call their batteries 0: only one of them counts, all day."""
+    boat = Signals("two-monitors")
+    for second in range(0, 600, 5):
+        boat.message(at(second), BATTERY, ("battery_status.voltage", 12.0, "V"), instance=0, source=1)
+    for second in range(0, 300):
+        boat.message(at(second), BATTERY, ("battery_status.voltage", 24.0, "V"), instance=0, source=2)
     return boat
 
 
@@ -109,13 +149,16 @@ def without_seqs() -> Signals:
 @pytest.fixture(scope="module")
 def hours(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
     """The rows of each table, in order."""
-    tables = pa.concat_tables([make().table() for make in (engines, batteries, weather, without_seqs)])
+    tables = pa.concat_tables(
+        [make().table() for make in (engines, batteries, weather, without_seqs, three_sounders, two_monitors)]
+    )
     signals = spark.createDataFrame(tables).cache()
     found = {}
     for layout, build in (
         (ENGINE_HOURS, build_engine),
         (ELECTRICAL_HOURS, build_electrical),
         (ENVIRONMENT_HOURS, build_environment),
+        (SENSOR_HOURS, build_sensors),
     ):
         with tiny_data(spark):
             built = build(signals).toArrow()
@@ -126,7 +169,7 @@ def hours(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_two_engines_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> None:
-    port, starboard, later, next_day = hours["engine"]
+    port, starboard, later, next_day, _ = hours["engine"]
     assert [(row["instance"], row["hour"]) for row in (port, starboard, later, next_day)] == [
         (0, NOON),
         (1, NOON),
@@ -140,11 +183,13 @@ def test_two_engines_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> N
 
 
 def test_an_engine_runs_while_it_turns_and_no_longer_than_it_is_heard(hours: dict[str, list[dict[str, Any]]]) -> None:
-    port, starboard, later, next_day = hours["engine"]
+    port, starboard, later, next_day, warm = hours["engine"]
     assert port["running_seconds"] == 600 + 30  # from 3570 to the end of the hour
     assert starboard["running_seconds"] == 0
     assert later["running_seconds"] == 24 + 10  # the last reading before a silence holds ten seconds
     assert next_day["running_seconds"] == 1
+    assert warm["coolant_temperature_c_max"] == pytest.approx(80.0)
+    assert warm["running_seconds"] is None, "its speed was not heard"
 
 
 def test_units_become_those_of_gold_and_madness_is_left_out(hours: dict[str, list[dict[str, Any]]]) -> None:
@@ -155,12 +200,43 @@ def test_units_become_those_of_gold_and_madness_is_left_out(hours: dict[str, lis
 
 
 def test_batteries_are_told_apart(hours: dict[str, list[dict[str, Any]]]) -> None:
-    first, second = hours["electrical"]
+    first, second = [row for row in hours["electrical"] if row["channel"] == "batteries"]
     assert (first["instance"], first["voltage_v_min"], first["voltage_v_max"]) == (0, 12.5, pytest.approx(13.4))
     assert first["voltage_v_mean"] == pytest.approx(12.95)
     assert first["charge_percent_mean"] is None
     assert (second["instance"], second["charge_percent_mean"]) == (1, pytest.approx(80.0))
     assert first["samples"] == 20
+
+
+def test_two_devices_with_the_same_battery_are_not_averaged(hours: dict[str, list[dict[str, Any]]]) -> None:
+    (row,) = [row for row in hours["electrical"] if row["channel"] == "two-monitors"]
+    assert [row[f"voltage_v_{what}"] for what in ("min", "mean", "max")] == [12.0, 12.0, 12.0]
+    assert row["samples"] == 120
+
+
+def test_of_several_sounders_the_one_heard_longest_counts_with_its_offset(
+    hours: dict[str, list[dict[str, Any]]],
+) -> None:
+    noon, later = [row for row in hours["environment"] if row["channel"] == "sounders"]
+    # The third is heard in 50 minutes of the day, the first in 30, the second in 20.
+    for row in (noon, later):
+        assert [row[f"depth_m_{what}"] for what in ("min", "mean", "max")] == [10.5, 10.5, 10.5]
+    assert (noon["samples"], later["samples"]) == (240, 60)
+
+
+def test_every_sounder_is_in_the_table_of_sensors(hours: dict[str, list[dict[str, Any]]]) -> None:
+    rows = [row for row in hours["sensors"] if row["channel"] == "sounders" and row["quantity"] == "depth_m"]
+    seen = [
+        (row["hour"], row["device"][-1], row["source"], row["primary"], row["mean"], row["samples"]) for row in rows
+    ]
+    assert seen == [
+        (NOON, "a", 35, False, 10.5, 900),  # claimed or not, it is one sounder
+        (NOON, "b", 36, False, 200.0, 1200),
+        (NOON, "c", 37, True, 10.5, 240),
+        (at(3600), "c", 37, True, 10.5, 60),
+    ]
+    raw = [row for row in hours["sensors"] if row["quantity"] == "depth_below_transducer_m"]
+    assert {row["mean"] for row in raw if row["channel"] == "sounders" and row["primary"]} == {12.0}
 
 
 def test_wind_counts_as_what_its_message_says_it_is(hours: dict[str, list[dict[str, Any]]]) -> None:

@@ -114,10 +114,24 @@ def hole_under_way() -> Signals:
         boat.position(time, 50 + metres / METRES_PER_DEGREE, -4.0)
         boat.motion(time, speed, 0.0)
         metres += speed
+    boat.engine(NOON + timedelta(seconds=1000), 0, 0.0)
+    return boat
+
+
+def late_claim() -> Signals:
+    """One receiver whose address claim comes in the middle of a second, and again after it was lost for a while."""
+    boat = Signals("late-claim")
+    name = "00000000000000aa"
+    for tenth in range(0, 1200, 5):
+        known = 305 <= tenth < 700 or tenth >= 900
+        time = NOON + timedelta(milliseconds=100 * tenth)
+        boat.position(time, 50 + tenth / METRES_PER_DEGREE, -4.0, source=7, device=name if known else None)
+        boat.motion(time, 10.0, 0.0, source=7, device=name if known else None)
     return boat
 
 
 SCENARIOS = (
+    late_claim,
     plain_voyage,
     voyage_over_midnight,
     two_trips,
@@ -189,6 +203,12 @@ def test_another_receiver_is_heard_only_while_the_preferred_one_is_silent(built:
     assert from_other == list(range(210, 250))
 
 
+def test_a_receiver_whose_address_claim_comes_late_stays_one_receiver(built: tuple[pa.Table, pa.Table]) -> None:
+    rows = track(built, "late-claim")
+    assert [row["time"] for row in rows] == [NOON + timedelta(seconds=second) for second in range(120)]
+    assert {row["speed_mps"] for row in rows} == {10.0}
+
+
 def test_positions_no_boat_could_reach_are_dropped(built: tuple[pa.Table, pa.Table]) -> None:
     rows = track(built, "wild")
     assert {int((row["time"] - NOON).total_seconds()) for row in rows} == set(range(120)) - {0, 60, 61, 62}
@@ -229,6 +249,13 @@ def test_a_trip_tells_when_where_how_far_and_how_long_the_engines_ran(built: tup
     assert trip["engine_hours"] == pytest.approx(2 * 190 / 3600)
     assert trip["ended"]
     assert trip["settled_before"]
+
+
+def test_a_trip_during_which_no_engine_was_heard_has_unknown_engine_hours(built: tuple[pa.Table, pa.Table]) -> None:
+    (trip,) = trips(built, "midnight")
+    assert trip["engine_hours"] is None
+    (trip,) = trips(built, "hole")
+    assert trip["engine_hours"] == 0, "an engine said that it stands"
 
 
 def test_a_trip_over_midnight_is_one_and_belongs_to_the_day_it_began(built: tuple[pa.Table, pa.Table]) -> None:

@@ -23,7 +23,7 @@ from tidelog.pipeline.gold.schemas import (
 )
 from tidelog.pipeline.report import plots
 from tidelog.pipeline.report.data import read_report_data, thinned
-from tidelog.pipeline.report.page import write_report
+from tidelog.pipeline.report.page import render_report, write_report
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import TableStep
@@ -164,6 +164,17 @@ def test_a_reader_without_scripts_gets_the_tables(page: str) -> None:
         assert expected in cells, (expected, cells)
     assert "50\u00b021.94\u2032N 4\u00b008.54\u2032W" in text
     assert "under way" in text
+
+
+def test_an_hour_without_any_speed_of_the_engine_adds_nothing(tmp_path: Path) -> None:
+    key = {"channel": "warm", "day": START.date(), "instance": 0, "samples": 9, **measured("oil_pressure_kpa", 4, 1)}
+    rows = [
+        key | {"hour": START + timedelta(hours=hour), "running_seconds": runs} for hour, runs in ((0, None), (1, 0))
+    ]
+    fill(tmp_path, ENGINE_HOURS, rows)
+    page = render_report(read_report_data(tmp_path), now=START)
+    (cells,) = (row for row in re.findall(r"<tr>(.*?)</tr>", page) if "swatch" in row)
+    assert cells.endswith("<td>0.0</td>")
 
 
 def test_every_section_has_its_plot_with_titles_and_units(page: str) -> None:

@@ -24,6 +24,8 @@ Modules:
     moments       Time and place as Spark expressions
     partitions    Reading and replacing partitions
     schemas       The layout of every gold table, in Arrow
+    senders       Who sent a value
+    sensors       `sensors`
     tracks        `tracks`
     trip_days     The days that must be loaded together to find trips
     trip_steps    Trips of the days that changed

@@ -3,7 +3,8 @@
 A measure is one quantity of an hourly table. It has the signal of the quantity, the unit in gold, the plausible values
 (failing sensors send nonsense, not silence) and, where one message serves several quantities, the required value of its
 qualifying field: wind speed counts as apparent wind only in a message with that reference. Several measures may name
-the same column: a temperature of the sea arrives in four different messages.
+the same column: a temperature of the sea arrives in four different messages. Where they are heard equally long, the
+earlier one counts (`primaries`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Measure:
     """A text signal of the same message that decides whether the value counts."""
     texts: tuple[str, ...] = ()
     """The required value of the qualifier."""
+    added: str | None = None
+    """A signal of the same message, in the same unit, that is added where it is there."""
 
 
 CONVERSIONS: Final = MappingProxyType(
@@ -101,6 +104,7 @@ _TRUE_WIND: Final = (
     "True (boat referenced)",
     "True (water referenced)",
 )
+_WIND: Final = "wind_data.wind_speed"
 _SEA: Final = ("Sea Temperature",)
 _OUTSIDE: Final = ("Outside Temperature",)
 _INSIDE: Final = ("Inside Temperature", "Main Cabin Temperature")
@@ -110,18 +114,21 @@ _PARAMETERS: Final = "environmental_parameters"
 
 def _temperatures(column: str, low: float, high: float, texts: tuple[str, ...]) -> Iterable[Measure]:
     """The three messages that can hold any temperature and name its kind in a field."""
-    for signal, qualifier in (
-        ("temperature.actual_temperature", "temperature.source"),
-        ("temperature_extended_range.temperature", "temperature_extended_range.source"),
-        (f"{_PARAMETERS}.temperature", f"{_PARAMETERS}.temperature_source"),
-    ):
-        yield Measure(column, "C", signal, low, high, qualifier, texts)
+    for text in texts:
+        for signal, qualifier in (
+            ("temperature.actual_temperature", "temperature.source"),
+            ("temperature_extended_range.temperature", "temperature_extended_range.source"),
+            (f"{_PARAMETERS}.temperature", f"{_PARAMETERS}.temperature_source"),
+        ):
+            yield Measure(column, "C", signal, low, high, qualifier, (text,))
 
 
 ENVIRONMENT: Final = (
-    Measure("true_wind_mps", "m/s", "wind_data.wind_speed", 0.0, 100.0, "wind_data.reference", _TRUE_WIND),
-    Measure("apparent_wind_mps", "m/s", "wind_data.wind_speed", 0.0, 100.0, "wind_data.reference", ("Apparent",)),
-    Measure("depth_m", "m", "water_depth.depth", 0.0, 12_000.0),
+    # One measure each: wind over ground and wind over water are two things, and their mean is none.
+    *(Measure("true_wind_mps", "m/s", _WIND, 0.0, 100.0, "wind_data.reference", (text,)) for text in _TRUE_WIND),
+    Measure("apparent_wind_mps", "m/s", _WIND, 0.0, 100.0, "wind_data.reference", ("Apparent",)),
+    # The offset of the transducer: to the surface if it is positive, to the keel if it is negative.
+    Measure("depth_m", "m", "water_depth.depth", 0.0, 12_000.0, added="water_depth.offset"),
     *_temperatures("water_temperature_c", -5.0, 60.0, _SEA),
     Measure("water_temperature_c", "C", f"{_OBSOLETE}.water_temperature", -5.0, 60.0),
     *_temperatures("air_temperature_c", -70.0, 70.0, _OUTSIDE),
@@ -136,6 +143,9 @@ ENVIRONMENT: Final = (
     ),
 )
 
+SENSORS: Final = (*ENVIRONMENT, Measure("depth_below_transducer_m", "m", "water_depth.depth", 0.0, 12_000.0))
+"""What the table `sensors` has of every sender."""
+
 
 def column_names(measures: Iterable[Measure]) -> list[str]:
     """The columns of the measures, each once, in order."""
@@ -144,5 +154,5 @@ def column_names(measures: Iterable[Measure]) -> list[str]:
 
 def signal_names(measures: Iterable[Measure]) -> list[str]:
     """Every signal that the measures read, qualifiers included, each once."""
-    named = (name for measure in measures for name in (measure.signal, measure.qualifier) if name is not None)
-    return list(dict.fromkeys(named))
+    read = (name for measure in measures for name in (measure.signal, measure.qualifier, measure.added))
+    return list(dict.fromkeys(name for name in read if name is not None))

@@ -14,11 +14,14 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidelog.pipeline.gold.moments import HOUR_US, SECOND_US, cut, day_of, micros, moment
+from tidelog.pipeline.gold.moments import DAY_US, HOUR_US, SECOND_US, cut, day_of, micros, moment
 
 CLOCK_US_MIN: Final = 1_262_304_000 * SECOND_US
 """2010-01-01: no recorded boat is older, so an earlier time is a clock that was never set."""
 CLOCK_AHEAD_US_MAX: Final = 300 * SECOND_US
+REPLAY_US_MIN: Final = DAY_US
+"""A frame that comes live is seconds old, minutes on a slow link. One of another day is the replay of a capture, or its
+clock is wrong; it says nothing about the link."""
 
 
 def bus_micros() -> Column:
@@ -29,6 +32,12 @@ def bus_micros() -> Column:
 def clock_is_wrong() -> Column:
     time, appended = micros("time"), micros("append_time")
     return time.isNull() | (time < CLOCK_US_MIN) | (time > appended + CLOCK_AHEAD_US_MAX)
+
+
+def has_lag() -> Column:
+    """Whether the time from the bus to the leader says how long the frame was under way."""
+    is_replay = (F.col("path") == "live") & (micros("append_time") - micros("time") > REPLAY_US_MIN)
+    return ~clock_is_wrong() & ~is_replay
 
 
 def build_coverage(frames: DataFrame) -> DataFrame:
@@ -44,7 +53,7 @@ def build_coverage(frames: DataFrame) -> DataFrame:
             "path",
             bus_micros().alias("us"),
             clock_is_wrong().cast("int").alias("wrong"),
-            F.when(~clock_is_wrong(), lag_s).alias("lag_s"),
+            F.when(has_lag(), lag_s).alias("lag_s"),
         )
         .groupBy("channel", "lineage", cut(F.col("us"), HOUR_US).alias("hour_us"), "path", "wrong", "lag_s")
         .agg(

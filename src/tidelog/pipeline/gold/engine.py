@@ -2,7 +2,7 @@
 
 An engine runs while its speed is above `RUNNING_RPM_MIN`. A reading holds until the next one of the same engine, but no
 longer than `READING_HOLDS_MAX_S`: in a hole of the data the engine's state is unknown, and hours that were not observed
-are not counted.
+are not counted. In an hour in which no speed was heard, `running_seconds` is null.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build_engine(signals: DataFrame) -> DataFrame:
     """The rows of `engine` for the days of `signals`."""
     hours = hourly(signals, ENGINE, instances=True)
     running = (
-        running_spans(signals)
+        engine_spans(signals)
         .withColumn("hour_us", cut(F.col("us"), HOUR_US))
         # A span is cut where its hour ends, so that no hour has more than 3,600 seconds.
         .withColumn("span_us", F.least(F.col("span_us"), F.col("hour_us") + HOUR_US - F.col("us")))
@@ -36,11 +36,12 @@ def build_engine(signals: DataFrame) -> DataFrame:
     same = [hours[name].eqNullSafe(running[name]) for name in ("channel", "instance", "hour")]
     joined = hours.join(running, same, "left")
     measured = [hours[name] for name in hours.columns]
-    return joined.select(*measured, F.coalesce(running["running_seconds"], F.lit(0.0)).alias("running_seconds"))
+    return joined.select(*measured, running["running_seconds"])
 
 
-def running_spans(signals: DataFrame) -> DataFrame:
-    """Stretches in which an engine ran: channel, instance, us, span_us. Those of one engine never overlap.
+def engine_spans(signals: DataFrame) -> DataFrame:
+    """How long an engine ran from each reading of its speed on: channel, instance, us, span_us, which is 0 where it
+    stood. Spans of one engine never overlap.
 
     Days are taken one by one, so that a day comes out the same whichever other days are at hand (GD2).
     """
@@ -52,8 +53,6 @@ def running_spans(signals: DataFrame) -> DataFrame:
     )
     engine_day = Window.partitionBy("channel", "day", "instance").orderBy("us", "seq", "rpm")
     until_next = F.coalesce(F.lead("us").over(engine_day) - F.col("us"), F.lit(_LAST_READING_HOLDS_S * SECOND_US))
-    return (
-        readings.withColumn("span_us", F.least(until_next, F.lit(READING_HOLDS_MAX_S * SECOND_US)))
-        .filter((F.col("rpm") > RUNNING_RPM_MIN) & (F.col("span_us") > 0))
-        .select("channel", "instance", "us", "span_us")
-    )
+    holds_us = F.least(until_next, F.lit(READING_HOLDS_MAX_S * SECOND_US))
+    span_us = F.when(F.col("rpm") > RUNNING_RPM_MIN, holds_us).otherwise(F.lit(0))
+    return readings.select("channel", "instance", "us", span_us.alias("span_us"))

@@ -1,6 +1,8 @@
 """`environment`: wind, depth, temperatures, pressure and humidity, hour by hour.
 
-Where several sensors measure the same thing, the hour's minimum and maximum are over all of them.
+Where several sensors measure the same thing, the primary one counts, by the rule in `hourly`; the table `sensors` has
+all of them. Depth includes the offset of the transducer where it is sent: to the surface if that is positive, to the
+keel if it is negative.
 """
 
 from __future__ import annotations

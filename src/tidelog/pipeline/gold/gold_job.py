@@ -35,10 +35,12 @@ from tidelog.pipeline.gold.schemas import (
     ENGINE_HOURS,
     ENVIRONMENT_HOURS,
     FLEET_HEALTH,
+    SENSOR_HOURS,
     TRACKS,
     TRIPS,
     GoldLayout,
 )
+from tidelog.pipeline.gold.sensors import build_sensors
 from tidelog.pipeline.gold.tracks import build_tracks
 from tidelog.pipeline.jobs.lost_ranges import read_lost_ranges
 from tidelog.pipeline.tables import DELTA, open_table
@@ -50,6 +52,7 @@ _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
     ENGINE_HOURS: build_engine,
     ELECTRICAL_HOURS: build_electrical,
     ENVIRONMENT_HOURS: build_environment,
+    SENSOR_HOURS: build_sensors,
 }
 
 

@@ -71,7 +71,7 @@ TRIPS: Final = _layout(
         ("end_longitude", pa.float64()),
         ("miles", pa.float64()),  # nautical
         ("speed_max_mps", pa.float64()),
-        ("engine_hours", pa.float64()),  # of all engines together
+        ("engine_hours", pa.float64()),  # of all engines together; null where none was heard
         ("ended", pa.bool_()),  # false: the data ends before ten minutes of rest were seen
     ],
     "start_time",
@@ -82,7 +82,7 @@ ENGINE_HOURS: Final = _layout(
     [
         ("hour", _TIME),
         ("instance", pa.int32()),
-        ("running_seconds", pa.float64()),
+        ("running_seconds", pa.float64()),  # null where no speed was heard
         *_measured(ENGINE),
         ("samples", pa.int64()),
     ],
@@ -101,6 +101,31 @@ ENVIRONMENT_HOURS: Final = _layout(
     "environment",
     [("hour", _TIME), *_measured(ENVIRONMENT), ("samples", pa.int64())],
     "hour",
+)
+
+SENSOR_HOURS: Final = _layout(
+    "sensors",
+    [
+        ("hour", _TIME),
+        ("quantity", pa.string()),  # a column of `environment` without _min, _mean, _max; or depth_below_transducer_m
+        ("signal", pa.string()),
+        ("reference", pa.string()),  # what the message says that it measures, such as "Apparent"
+        ("instance", pa.int32()),
+        ("device", pa.string()),
+        ("source", pa.int16()),  # of several, the lowest
+        ("primary", pa.bool_()),
+        ("min", pa.float64()),
+        ("mean", pa.float64()),
+        ("max", pa.float64()),
+        ("samples", pa.int64()),
+    ],
+    "hour",
+    "quantity",
+    "signal",
+    "reference",
+    "instance",
+    "device",
+    "source",
 )
 
 COVERAGE: Final = _layout(
@@ -146,4 +171,13 @@ FLEET_HEALTH: Final = _layout(
     "hour",
 )
 
-LAYOUTS: Final = (TRACKS, TRIPS, ENGINE_HOURS, ELECTRICAL_HOURS, ENVIRONMENT_HOURS, COVERAGE, FLEET_HEALTH)
+LAYOUTS: Final = (
+    TRACKS,
+    TRIPS,
+    ENGINE_HOURS,
+    ELECTRICAL_HOURS,
+    ENVIRONMENT_HOURS,
+    SENSOR_HOURS,
+    COVERAGE,
+    FLEET_HEALTH,
+)

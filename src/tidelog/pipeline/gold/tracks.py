@@ -7,7 +7,7 @@ is known.
 
 TS1  At most one position per channel and second, and the minute's position is one of the seconds'.
 TS2  The preferred receiver of a day is the one with most seconds; a tie is broken by the kind of message, then by a
-     number of the device, so every run prefers the same.
+     number of the device, so every run prefers the same. Frames before a device's claim are its own (`senders`).
 TS3  Distance grows only while the boat moves, or where it has moved during a silence: the noise of a receiver at anchor
      adds many miles a day.
 """
@@ -33,6 +33,7 @@ from tidelog.pipeline.gold.moments import (
     micros,
     moment,
 )
+from tidelog.pipeline.gold.senders import with_claims
 
 SILENCE_S: Final = 10
 """How long the preferred receiver must be silent, before and after, for another to be used."""
@@ -127,12 +128,18 @@ _SENDER: Final = ("guessed", "pgn", "sender")
 
 def _samples(signals: DataFrame, names: list[str], *values: Column) -> DataFrame:
     """One row per sender and second: the first value of each kind, packed."""
-    sender = F.xxhash64(F.coalesce(F.col("device"), F.col("source").cast("string")))
     guessed = F.when(F.col("clock") == "placed", 1).otherwise(0)
     second_us = cut(micros("time"), SECOND_US)
-    keys = (guessed.alias("guessed"), "pgn", sender.alias("sender"), second_us.alias("second_us"))
+    keys = (guessed.alias("guessed"), "pgn", "source", "device", second_us.alias("second_us"))
     seconds = signals.filter(F.col("signal").isin(names)).groupBy("channel", *keys).agg(*values)
-    return seconds.withColumn("day", day_of(F.col("second_us")))
+    kinds = [name for name in seconds.columns if name not in ("channel", "guessed", "pgn", "source", "device")]
+    sender = F.xxhash64(F.coalesce(F.col("device"), F.col("source").cast("string")))
+    # The second in which a claim comes has two rows of one sender.
+    return (
+        with_claims(seconds.withColumn("day", day_of(F.col("second_us"))), "second_us")
+        .groupBy(*_DAY, "guessed", "pgn", sender.alias("sender"), "second_us")
+        .agg(*(F.min(name).alias(name) for name in kinds if name != "second_us"))
+    )
 
 
 def _positions(signals: DataFrame) -> DataFrame:

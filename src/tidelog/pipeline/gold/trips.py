@@ -17,7 +17,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidelog.pipeline.gold.engine import running_spans
+from tidelog.pipeline.gold.engine import engine_spans
 from tidelog.pipeline.gold.moments import METRES_PER_MILE, SECOND_US, day_of, micros, moment
 from tidelog.pipeline.gold.tracks import HOLE_S, with_steps
 
@@ -37,7 +37,7 @@ def build_trips(tracks: DataFrame, signals: DataFrame) -> DataFrame:
     days between two stretches were not loaded. The trips have it too, and `settled_before` and `settled_after` (GT1).
     """
     trips = _trips(_under_way(tracks))
-    spans = running_spans(signals)
+    spans = engine_spans(signals)
     inside = (
         (trips["channel"] == spans["channel"]) & (spans["us"] >= trips["start_us"]) & (spans["us"] <= trips["end_us"])
     )
@@ -54,7 +54,7 @@ def build_trips(tracks: DataFrame, signals: DataFrame) -> DataFrame:
         *(f"{end}_{what}" for end in ("start", "end") for what in ("latitude", "longitude")),
         "miles",
         "speed_max_mps",
-        F.coalesce("engine_hours", F.lit(0.0)).alias("engine_hours"),
+        "engine_hours",  # null where no engine was heard
         F.col("settled_after").alias("ended"),
         "stretch",
         "settled_before",

@@ -86,7 +86,11 @@ def render_report(data: ReportData, *, now: datetime) -> str:
     page.plot(None, plots.engine_temperature(data), None)
     page.plot("Batteries", plots.battery(data), "No battery has said anything.")
     page.plot("Coverage", plots.coverage_strips(data), "No frames are held yet.")
-    page.plot("Lag", plots.lag(data), "No frames came live with a clock that can be believed.")
+    page.plot(
+        "Lag",
+        plots.lag(data),
+        "No frames came live with a clock that can be believed; replays of old captures have no lag.",
+    )
     return page.text()
 
 
@@ -168,7 +172,7 @@ def _summary_cells(data: ReportData, boat: str) -> list[str]:
         data.environment[boat], "apparent_wind_mps_max"
     )
     depths = _known(data.environment[boat], "depth_m_min")
-    seconds = [row["running_seconds"] for row in data.engine[boat]]
+    seconds = _known(data.engine[boat], "running_seconds")
     swatch = f'<span class=swatch style="background:{plots.colour_of(data, boat)}"></span>'
     return [
         swatch + escape(boat),
