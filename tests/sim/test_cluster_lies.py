@@ -64,6 +64,11 @@ def test_rot_that_a_leader_finds_when_it_reads_for_its_followers_does_not_stop_t
     assert plan.channel.losses == 0
 
 
+def test_a_lost_record_whose_epoch_nobody_can_tell_does_not_stop_the_channel() -> None:
+    plan = cluster_lies.lost_start_of_an_epoch()
+    assert plan.channel.losses == 0
+
+
 def test_a_replica_whose_session_was_lost_leads_where_the_only_other_log_is_damaged() -> None:
     plan = cluster_lies.session_lost_beside_damage()
     assert plan.world.counters["fenced_and_back"]
@@ -117,6 +122,10 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
     "damage that a read finds is not heard of": (
         cluster_lies.rot_that_a_leader_finds,
         (Edit(ReplicaState, "look_at_log", "if self.storage is Storage.READY:", "if False:"),),
+    ),
+    "lost records held against every leader": (
+        cluster_lies.lost_start_of_an_epoch,
+        (Edit(ReplicaState, "readable_end", "end = part.start", "pass"),),
     ),
     "lost session taken for an older copy of the disk": (
         cluster_lies.session_lost_beside_damage,

@@ -21,7 +21,7 @@ from tidelog.sim.lying import durable_files, end_process, flip_bytes, remove_fil
 from tidelog.sim.metadata.faults import lose_disk
 from tidelog.sim.metadata.node import FOLDER
 from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
-from tidelog.storage.store.parts import WAL_FOLDER
+from tidelog.storage.store.parts import CHANNELS_FOLDER, WAL_FOLDER
 from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.watermarks import WATERMARKS_PATH
 
@@ -350,6 +350,40 @@ def rot_that_a_leader_finds() -> ClusterSchedule:
         plan.node(name).start()
     plan.until(lambda: not producer.pending, "writes go on", 5_000)
     plan.must(plan.channel.record.leader_epoch > 2, "n3 led, and found the rot")
+    plan.settle()
+    return plan
+
+
+def lost_start_of_an_epoch() -> ClusterSchedule:
+    """FW6: n3 is elected, and the disk loses the first record of its epoch after the write-ahead file is gone. Its
+    store knows that there was one, and not of which epoch. That is nobody's history: the others go on, n3 cuts it."""
+    plan = ClusterSchedule(3, leader="n2", heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
+    producer, liar = plan.producer(), plan.node("n3")
+    plan.written(producer, 6)
+    plan.until_in_sync("n1", "n2", "n3")
+    plan.run(6_000)  # all of it is in segments
+    end, epoch = plan.channel.end, plan.channel.record.leader_epoch
+    faults = liar.disk.faults
+    faults.lying_syncs, faults.lying_folder, liar.tampered = MANY, CHANNELS_FOLDER, True
+    _elect(plan, "n3")
+    plan.until(lambda: plan.replica("n3").committed_end > end, "n3 has committed the first record of its epoch")
+    plan.run(6_000)  # and that is taken for written to a segment
+    plan.must(faults.lying_syncs < MANY, "there is something to lose")
+    for name in plan.world.nodes:
+        plan.node(name).kill()
+    liar.disk.crash()
+    faults.lying_syncs, faults.lying_folder = 0, ""
+    for name in plan.world.nodes:
+        plan.node(name).start()
+
+    def misses_it() -> bool:
+        replica = plan.core("n3").channels.replicas.replica(plan.channel.channel_id)
+        return replica is not None and replica.damaged == (range(end, end + 1),)
+
+    plan.until(misses_it, "n3 misses that record")
+    plan.must(plan.replica("n3").epochs.newest == epoch, "n3 does not know its epoch")
+    plan.settle()
+    plan.written(producer)
     plan.settle()
     return plan
 

@@ -10,8 +10,9 @@ FW3  The log is cut only where the leader says that the histories differ, and di
 FW4  After the leader has answered in this epoch, silence is measured by the heartbeats of its node; before, by the time
      since the epoch began here. A node that runs and does not lead counts as silent (R6, R7).
 FW5  Memory is bounded: while too many received bytes are not durable here, no more are requested.
-FW6  Records that this replica knows to be committed are not cut, unless the catalog records a later unclean election.
-     The replica stops, logs the conflict for an operator, and requests again after a while.
+FW6  Records that this replica holds and knows to be committed are not cut, unless the catalog records a later unclean
+     election. The replica stops, logs the conflict for an operator, and requests again after a while. A damaged end of
+     the log is not held: a leader whose history differs there has it cut, and sends the records again.
 FW7  Damage before the leader's log start is ignored: retention has removed those records at the leader, so no replica
      can supply them and no committed record depends on them.
 """
@@ -89,7 +90,9 @@ class Following:
                 fetch_from=end,
                 last_epoch=replica.last_epoch(end),
                 held_end=min(replica.held_end, replica.sound_end),
-                committed_end=replica.committed_end,
+                # Lost records are not held against the leader (FW6): at the end of the log they name an epoch in which
+                # they may not have been written, and every leader would resign for lacking them.
+                committed_end=replica.readable_end(replica.committed_end),
                 incarnation=self._around.incarnation,
                 channel_epoch=replica.record.channel_epoch,
                 chunk_bytes_max=self._around.options.chunk_bytes_max,
@@ -147,7 +150,7 @@ class Following:
         if now_ms < self._refetch_at_ms:
             self._out.wake_at(self._refetch_at_ms)
             return
-        if self.leader_end < replica.protected_end:
+        if self.leader_end < replica.committed_known:
             return  # its leader could not give back what is committed (FW6)
         self._out.say("fetches again", channel=replica.name, had=replica.log_end, from_offset=replica.sound_end)
         replica.truncate(replica.sound_end)
@@ -305,7 +308,8 @@ class Following:
         replica.truncate(target)
 
     def _let_committed_go(self, end: int) -> None:
-        """After an unclean election, which the catalog records, committed records may be cut too."""
+        """Committed records may be cut too after an unclean election, which the catalog records, and where they are
+        lost to damage."""
         if end < self._replica.committed_end:
             self._out.say("committed records are cut", channel=self._replica.name, to=end)
             self._replica.committed_end = end

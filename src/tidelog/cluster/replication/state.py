@@ -99,9 +99,22 @@ class ReplicaState:
         return next((part.start for part in self.damaged if part.stop > self.leader_start), 1 << 62)
 
     @property
+    def committed_known(self) -> int:
+        """The end of what this replica knows to be committed, in its log; some of it may be lost to damage."""
+        return min(self.memory.committed_end, self.log_end)
+
+    @property
     def protected_end(self) -> int:
         """The end of what this replica holds and knows to be committed."""
-        return min(self.memory.committed_end, self.log_end)
+        return self.readable_end(self.committed_known)
+
+    def readable_end(self, end: int) -> int:
+        """`end`, or where the damage begins that reaches up to it. Nothing is left of those records, not even their
+        epoch: their placeholder has the newest epoch that storage could still read (B4)."""
+        for part in reversed(self.damaged):
+            if part.start < end <= part.stop:
+                end = part.start
+        return end
 
     def last_epoch(self, end: int) -> int:
         """The epoch of the record before `end`, also if retention has removed it; 0 if this log knows none there."""
