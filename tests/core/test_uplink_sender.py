@@ -208,6 +208,44 @@ def test_a_cloud_that_does_not_count_reports_is_not_called_deaf() -> None:
             core.live_acked(live_ack(0), now_ms=now_ms)
 
 
+def lplex_session(**answer: Any) -> UplinkSender:
+    return connected(session=0, **answer)
+
+
+def test_an_lplex_cloud_that_leaves_blocks_unanswered_is_given_up_though_it_answered_others() -> None:
+    """The connection died behind the first answer. Live may be paused for the last hole, and asks for none then."""
+    core = lplex_session(live_start=501, holes=(range(1, 10), range(200, 300)))
+    for seqs in (range(200, 300), range(1, 10)):
+        core.backfilled(seqs, size_bytes=1, now_ms=0)
+    core.backfill_acked(BackfillAck(session=0, cursor=0, answered=1, remaining=(range(1, 10),)), now_ms=100)
+    assert not any(isinstance(effect, Hangup) for effect in core.wake(25_099))
+    assert [Hangup] == [type(effect) for effect in core.wake(25_100)]
+
+
+def test_answers_to_backfill_are_none_to_the_frames_of_an_lplex_clouds_live() -> None:
+    core = lplex_session(live_start=501, holes=(range(1, 500),))
+    assert core.next_live(501, now_ms=5_000) == range(501, 502)
+    for answered in range(1, 30):
+        now_ms = 5_000 + 1_000 * answered
+        if any(isinstance(effect, Hangup) for effect in core.wake(now_ms)):
+            assert answered == 25
+            return
+        core.backfilled(range(answered, answered + 1), size_bytes=1, now_ms=now_ms)
+        ack = BackfillAck(session=0, cursor=answered, answered=answered, remaining=(range(answered + 1, 500),))
+        core.backfill_acked(ack, now_ms=now_ms)
+    raise AssertionError("a Live that nobody answers goes on")
+
+
+def test_an_lplex_cloud_with_nothing_to_answer_may_be_silent() -> None:
+    core = lplex_session(live_start=501, holes=(range(1, 10),))
+    core.backfilled(range(1, 10), size_bytes=1, now_ms=0)
+    core.next_live(501, now_ms=5_000)
+    core.backfill_acked(BackfillAck(session=0, cursor=500, answered=1, remaining=()), now_ms=5_100)
+    core.live_acked(LiveAck(session=0, cursor=501, committed_through=501, holes=()), now_ms=5_200)
+    for now_ms in range(6_000, 600_000, 1_000):
+        assert not any(isinstance(effect, Hangup) for effect in core.wake(now_ms))
+
+
 def test_a_refusal_hangs_up_with_its_reason() -> None:
     hangup = connected().refused(Refused(session=1, code="rate_exceeded", detail="slow down"))
     assert hangup == Hangup("rate_exceeded: slow down")

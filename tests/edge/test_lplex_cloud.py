@@ -247,7 +247,7 @@ def test_a_quiet_bus_is_no_dead_link_and_a_deaf_cloud_is(tmp_path: Path) -> None
             await wait_until(lambda: boat.journal.acked > 0, "it is heard")
             await asyncio.sleep(0.15)
             boat.record(10)
-            await wait_until(lambda: boat.uplink.sender._unanswered_ms is None, "the last frame was answered")
+            await wait_until(lambda: boat.uplink.sender._live_unanswered_ms is None, "the last frame was answered")
             # An lplex cloud says nothing while the bus is silent: that must not look like a dead link.
             await asyncio.sleep(config.silence_max_ms / 1000 * 1.5)
             assert cloud.handshakes == 1, boat.downs

@@ -154,6 +154,10 @@ class _Flight:
         self._arrived_ms = now_ms
         return count
 
+    def waits_since_ms(self) -> int | None:
+        """Since when the oldest waits for an answer, and no other was answered."""
+        return max(self._left[0][2], self._arrived_ms) if self._left else None
+
     def is_full(self, *, blocks_max: int, ahead_ms: int) -> bool:
         """A little may always be in flight; more only as far as it arrives soon."""
         return len(self._left) >= blocks_max or self._bytes >= max(
@@ -198,8 +202,9 @@ class UplinkSender:
         self._backfill_bucket: TokenBucket | None = None
         self.speaks_lplex = False
         """The cloud is an lplex one."""
-        self._unanswered_ms: int | None = None
-        """When the first message left that an lplex cloud should answer and has not."""
+        self._live_heard_ms = now_ms
+        self._live_unanswered_ms: int | None = None
+        """When the first frame left that an lplex cloud should answer and has not."""
         self._settled_at_ms: int | None = None
         """Live is paused since the last hole of an lplex cloud is about to close; from this moment on it may close."""
         self._backfill_ends = False
@@ -225,7 +230,10 @@ class UplinkSender:
 
     def _dead_at_ms(self) -> int:
         if self.link is LinkState.UP and self.speaks_lplex:
-            return _NEVER_MS if self._unanswered_ms is None else self._unanswered_ms + self._config.silence_max_ms
+            # Either stream may fall silent alone: an answer of one is none for what waits in the other.
+            waits = [self._live_unanswered_ms, self._backfill_flight.waits_since_ms()]
+            silent_since_ms = min((since_ms for since_ms in waits if since_ms is not None), default=_NEVER_MS)
+            return silent_since_ms + self._config.silence_max_ms
         waits_since_ms = min(self._heard_ms, *self._statuses_unheard) if self._statuses_unheard else self._heard_ms
         return waits_since_ms + self._config.silence_max_ms
 
@@ -258,7 +266,8 @@ class UplinkSender:
         self._live_sent = self._lag_checked = 0
         self._backfill_answered = 0
         self._backfill_flight = _Flight()
-        self._unanswered_ms = None
+        self._live_heard_ms = now_ms
+        self._live_unanswered_ms = None
         self._settled_at_ms = None
         self._backfill_ends = self.speaks_lplex and bool(welcome.holes)
         self._holes_are(welcome.holes)
@@ -306,8 +315,9 @@ class UplinkSender:
         seqs = range(self._live_next, self._live_next + count)
         if self.speaks_lplex:
             taken = self._live_bucket.take(count, now_ms)
-            if now_ms - self._heard_ms >= self._config.status_interval_ms:
-                self._expect_answer(now_ms)  # it answers a frame, but not sooner than that after its last answer
+            is_due = now_ms - self._live_heard_ms >= self._config.status_interval_ms
+            if is_due and self._live_unanswered_ms is None:
+                self._live_unanswered_ms = now_ms  # it answers a frame, but not sooner than that after its last answer
         else:
             taken = self._live_bucket.take_and_hold(count, now_ms)
             self._live_flight.append(seqs)
@@ -325,10 +335,6 @@ class UplinkSender:
 
     def _live_window_is_full(self) -> bool:
         return len(self._live_flight) >= self._config.live_window_blocks
-
-    def _expect_answer(self, now_ms: int) -> None:
-        if self._unanswered_ms is None:
-            self._unanswered_ms = now_ms
 
     def live_ready_at_ms(self, head: int, *, now_ms: int) -> int | None:
         """When the rate allows the next live frame, if nothing else delays it."""
@@ -358,6 +364,7 @@ class UplinkSender:
         if ack.session != self.session or self.link is not LinkState.UP:
             return False
         self._heard(now_ms)
+        self._live_heard_ms, self._live_unanswered_ms = now_ms, None
         self._advance(ack.cursor)
         while self._live_flight and self._live_flight[0].stop - 1 <= ack.committed_through:
             seqs = self._live_flight.popleft()
@@ -409,7 +416,6 @@ class UplinkSender:
         """A block with these seqs was sent, or a message that they are gone."""
         self._holes.remove(seqs)
         self._backfill_flight.left(seqs, size_bytes, now_ms)
-        self._expect_answer(now_ms)
         if self._backfill_bucket is not None:
             self._backfill_bucket.spend(size_bytes, now_ms)
 
@@ -475,7 +481,6 @@ class UplinkSender:
     def _heard(self, now_ms: int) -> None:
         self._heard_ms = now_ms
         self.last_ack_ms = now_ms
-        self._unanswered_ms = None
 
     def _advance(self, cursor: int) -> None:
         self.cursor = max(self.cursor, cursor)
