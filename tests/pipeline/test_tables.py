@@ -1,4 +1,4 @@
-"""The promises of tables.table, for both formats: T1 to T5, maintenance, and what other readers see."""
+"""The promises of tables.table, for both formats: T1 to T6, maintenance, and what other readers see."""
 
 from __future__ import annotations
 

@@ -231,9 +231,10 @@ def _audit(settings: PipelineSettings, values: dict[str, Any]) -> None:
 @_command("report", _OUT)
 def _report(settings: PipelineSettings, values: dict[str, Any]) -> None:
     """Write one HTML page of what the tables hold; it needs no network."""
+    from tidelog.pipeline.local_paths import local_path
     from tidelog.pipeline.report.page import write_report
 
-    path = Path(values["out"])
+    path = Path(local_path(values["out"], name="-out"))
     write_report(settings.tables, path, table_format=settings.table_format)
     print(f"{path} ({format_bytes(path.stat().st_size)})")
 

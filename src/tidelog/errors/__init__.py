@@ -140,6 +140,7 @@ from tidelog.errors.pipeline import (
     CheckpointAhead as CheckpointAhead,
     CheckpointForeign as CheckpointForeign,
     EngineMissing as EngineMissing,
+    FolderNotShared as FolderNotShared,
     HistoryGone as HistoryGone,
     HistoryRewritten as HistoryRewritten,
     PositionMoved as PositionMoved,

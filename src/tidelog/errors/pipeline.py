@@ -71,6 +71,18 @@ class ChannelTaken(LogError):
     tables: str
 
 
+class FolderNotShared(LogError):
+    """A folder is not the same one for the driver and for the workers that write into it. Nothing was committed, and
+    what was written is named by no table. Mount one file system under this path on every machine, then run again."""
+
+    template = (
+        "{folder} is not one folder for Spark's driver and its workers: {problem}; nothing was committed. Mount the "
+        "same file system under this path on the driver and on every worker, or run with -master local[*]"
+    )
+    folder: str
+    problem: str
+
+
 class SinkRefused(LogError):
     """The sink cannot go on without risking lost or duplicate records. Records that are already published stay."""
 

@@ -7,6 +7,7 @@ Modules:
     fingerprint  A count and a checksum per stretch of frames
     gold/        Gold
     jobs/        The jobs that fill tables, and the process that runs them
+    local_paths  Absolute paths of folders and files; addresses of object stores are refused
     report/      The HTML report of a run
     settings     The settings of a pipeline
     sinks/       Writing rows of Spark to a channel, each once

@@ -171,6 +171,11 @@ def _end_java(context: Any) -> None:
         process.wait()
 
 
+def is_local(master: str) -> bool:
+    """Whether tasks run in this machine's only process of Spark, beside the driver; `local-cluster` has others."""
+    return master == "local" or master.startswith("local[")
+
+
 def _is_alive(session: SparkSession) -> bool:
     context = session.sparkContext
     return getattr(context, "_jsc", None) is not None

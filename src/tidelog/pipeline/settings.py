@@ -29,6 +29,8 @@ from tidelog.config import (
 from tidelog.errors import InvalidConfig
 from tidelog.pipeline.jobs.frames_job import ACCEPT, FramesOptions
 from tidelog.pipeline.jobs.signals_job import SignalsOptions
+from tidelog.pipeline.jobs.task_runs import DRIVER_RECORDS_MAX
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.logs import FAIL, SKIP
 from tidelog.pipeline.tables import DELTA, FORMATS
@@ -115,6 +117,13 @@ PIPELINE_SETTINGS: Final = (
         ),
         Setting("task-records", "Records of one task.", INTEGER, 2_000_000, at_least=1),
         Setting(
+            "driver-records",
+            "Batches and steps of up to so many records are done by the driver itself, without a job of Spark; 0 gives "
+            f"every one to Spark's tasks. By default {DRIVER_RECORDS_MAX} on a local master and 0 on any other.",
+            INTEGER,
+            at_least=0,
+        ),
+        Setting(
             "restarts-max", "A stage that fails so many times in a row ends the pipeline.", INTEGER, 20, at_least=0
         ),
         Setting(
@@ -190,18 +199,27 @@ def check_pipeline(loaded: Loaded) -> PipelineSettings | None:
     except InvalidConfig as error:
         loaded.problems += error.problems
         return None
-    return None if loaded.problems else _made(values, address)
+    tables = _folder(loaded, "tables")
+    checkpoints = _folder(loaded, "checkpoints") or f"{tables}/_checkpoints"
+    return None if loaded.problems else _made(values, address, tables, Path(checkpoints))
 
 
-def _made(values: Mapping[str, Any], address: LogsAddress) -> PipelineSettings:
-    tables = Path(values["tables"]).absolute()
-    checkpoints = Path(values["checkpoints"] or tables / "_checkpoints").absolute()
+def _folder(loaded: Loaded, flag: str) -> str:
+    """The absolute path; the reason is among the problems if there is none."""
+    try:
+        return local_path(loaded.values[flag] or "", name=loaded.named(flag))
+    except InvalidConfig as error:
+        loaded.problems += error.problems
+        return ""
+
+
+def _made(values: Mapping[str, Any], address: LogsAddress, tables: str, checkpoints: Path) -> PipelineSettings:
     return PipelineSettings(
         frames=FramesOptions(
             pipeline=values["name"],
             address=address,
             channels=tuple(values["channels"]) or ("*",),
-            tables=str(tables),
+            tables=tables,
             table_format=values["format"],
             checkpoint=str(checkpoints / values["name"] / "frames"),
             on_trimmed=values["on-trimmed"],
@@ -209,13 +227,15 @@ def _made(values: Mapping[str, Any], address: LogsAddress) -> PipelineSettings:
             on_recreated=values["on-recreated"],
             batch_records_max=values["batch-records"],
             task_records_max=values["task-records"],
+            driver_records_max=values["driver-records"],
             keep_cursor=values["cursor"],
         ),
         signals=SignalsOptions(
             pipeline=values["name"],
-            tables=str(tables),
+            tables=tables,
             table_format=values["format"],
             step_frames_max=values["batch-records"],
+            driver_frames_max=values["driver-records"],
         ),
         master=values["master"],
         driver_memory=values["driver-memory"],

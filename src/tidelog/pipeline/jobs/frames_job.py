@@ -39,7 +39,8 @@ from tidelog.pipeline.jobs.checkpoint import batch_offsets, require_checkpoint
 from tidelog.pipeline.jobs.cursors import cursor_name
 from tidelog.pipeline.jobs.frames_tasks import FramesOrder, PiecesWritten, write_pieces
 from tidelog.pipeline.jobs.lost_ranges import LostRanges
-from tidelog.pipeline.jobs.task_runs import DRIVER_RECORDS_MAX, carried_out, workplace_of
+from tidelog.pipeline.jobs.task_runs import carried_out, workplace_of
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.logs import FAIL, FRAME_KINDS, SKIP, BlockFilter, ChannelEnds, Logs, Piece, trimmed
 from tidelog.pipeline.sources.planning import pieces_of_batch
@@ -75,8 +76,8 @@ class FramesOptions:
     """The most records of one batch: the bound of what a crash costs and of one transaction."""
     task_records_max: int = 2_000_000
     """Records of one task."""
-    driver_records_max: int = DRIVER_RECORDS_MAX
-    """Batches up to this many records are written by the driver itself, without a job (see `task_runs`)."""
+    driver_records_max: int | None = None
+    """Batches up to this many records are written by the driver itself, without a job; None: as `task_runs` says."""
     keep_cursor: bool = True
 
 
@@ -99,7 +100,7 @@ class FramesJob:
 
     def __init__(self, spark: SparkSession, options: FramesOptions) -> None:
         self._spark = spark
-        self.options = options
+        self.options = options = replace(options, checkpoint=local_path(options.checkpoint, name="checkpoint"))
         self.table: Table = open_table(options.tables, FRAMES_LAYOUT, table_format=options.table_format)
         self.lost = LostRanges(options.tables, pipeline=options.pipeline, table_format=options.table_format)
         self._logs: Logs | None = None
@@ -225,7 +226,7 @@ class FramesJob:
             )
             for dealt in deal(pieces, tasks=workplace.at_once, records_max=self.options.task_records_max)
         ]
-        return carried_out(workplace, orders, write_pieces)
+        return carried_out(workplace, orders, write_pieces, folder=self.table.folder)
 
     def _move_cursors(self, offsets: Mapping[str, int]) -> None:
         """FJ2. A cursor that stays behind costs the log space, never data, so the next commit tries again."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.pipeline.jobs.signals_tasks import ChannelFrames, SignalsOrder, SignalsWritten, write_signals
-from tidelog.pipeline.jobs.task_runs import DRIVER_RECORDS_MAX, carried_out, workplace_of
+from tidelog.pipeline.jobs.task_runs import carried_out, workplace_of
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
@@ -46,8 +46,8 @@ class SignalsOptions:
     tables: str
     table_format: str = DELTA
     step_frames_max: int = 20_000_000
-    driver_frames_max: int = DRIVER_RECORDS_MAX
-    """Steps up to this many frames are decoded by the driver itself, without a job (see `task_runs`)."""
+    driver_frames_max: int | None = None
+    """Steps up to this many frames are decoded by the driver itself, without a job; None: as `task_runs` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class SignalsJob:
             )
             for group in deal_channels(self.frames, files, tasks=workplace.at_once)
         ]
-        return carried_out(workplace, orders, write_signals)
+        return carried_out(workplace, orders, write_signals, folder=self.signals.folder)
 
     # --- the tables beside -----------------------------------------------------------------------------
 

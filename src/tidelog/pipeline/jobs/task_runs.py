@@ -3,9 +3,10 @@
 A trigger of a small fleet brings a few thousand frames. Planning a job, sending orders to workers and fetching their
 results costs more processor time than such a step itself, and the step waits for free cores. So on a local master small
 steps run here, several orders at once, since most of their time is spent waiting for nodes and for the disk; larger
-ones go to tasks. On a real cluster everything runs on executors: the driver may be anywhere.
+ones go to tasks. On a real cluster everything runs on executors unless a threshold is set: the driver may be anywhere.
 
 JTR1  An order is carried out by the same function with the same result, wherever it is.
+JTR2  A worker that does not share the folder of the table is refused before it writes (TSF1).
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from tidelog.pipeline.engine import is_local
+from tidelog.pipeline.tables.shared_folder import InSharedFolder, marked, require_shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_RECORDS_MAX: Final = 100_000
-"""About half a second of decoding. A job of that size takes longer to begin, and much longer beside another job."""
+"""The threshold on a local master: about half a second of decoding. A job of that size takes longer to begin, and much
+longer beside another job."""
 
 Order = TypeVar("Order")
 Result = TypeVar("Result")
@@ -34,21 +40,31 @@ class Workplace:
     at_once: int
 
 
-def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int, at_once: int) -> Workplace:
-    """For a step of this many records. `at_once` of them here: 1 if `work` must not run in several threads."""
+def workplace_of(spark: SparkSession, *, records: int, driver_records_max: int | None, at_once: int) -> Workplace:
+    """For a step of this many records. `at_once` of them here: 1 if `work` must not run in several threads.
+
+    Steps of up to `driver_records_max` stay here; 0: none do; None: `DRIVER_RECORDS_MAX` on a local master, else none.
+    """
     context = spark.sparkContext
-    if records <= driver_records_max and str(context.master).startswith("local"):
+    limit = driver_records_max
+    if limit is None:
+        limit = DRIVER_RECORDS_MAX if is_local(str(context.master)) else 0
+    if limit > 0 and records <= limit:
         return Workplace(None, at_once)
     return Workplace(spark, context.defaultParallelism)
 
 
-def carried_out(workplace: Workplace, orders: Sequence[Order], work: Callable[[Order], Result]) -> list[Result]:
-    """The results of `work` for every order, in their order (JTR1). `work` and the orders must be picklable."""
+def carried_out(
+    workplace: Workplace, orders: Sequence[Order], work: Callable[[Order], Result], *, folder: Path
+) -> list[Result]:
+    """The results of `work`, which writes into `folder`, for every order, in their order (JTR1, JTR2). `work` and the
+    orders must be picklable."""
     if not orders:
         return []
     if workplace.spark is not None:
-        found: list[Result] = workplace.spark.sparkContext.parallelize(orders, len(orders)).map(work).collect()
-        return found
+        with marked(folder) as marker:
+            tasks = workplace.spark.sparkContext.parallelize(orders, len(orders))
+            return require_shared(folder, tasks.map(InSharedFolder(marker, work)).collect())
     if len(orders) == 1 or workplace.at_once == 1:
         return [work(order) for order in orders]
     # All of them finish, also when one has failed: none keeps writing after the call.

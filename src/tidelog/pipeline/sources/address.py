@@ -15,6 +15,7 @@ from typing import Final
 
 from tidelog.client.sync import SyncClient, connect_sync
 from tidelog.errors import InvalidConfig
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.sources.cluster_logs import ClusterLogs
 from tidelog.pipeline.sources.folder_logs import FolderLogs
 from tidelog.pipeline.sources.logs import Logs
@@ -35,7 +36,13 @@ class LogsAddress:
     path: str = ""
 
     def __post_init__(self) -> None:
-        problems = []
+        problems: list[str] = []
+        for name in ("certificate", "key", "authority", "path"):
+            try:
+                # A task runs in another folder than the driver (PLP1).
+                object.__setattr__(self, name, local_path(getattr(self, name), name=name))
+            except InvalidConfig as error:
+                problems += error.problems
         if bool(self.cluster) == bool(self.path):
             problems.append("give either `cluster` (host:port of some nodes) or `path` (a folder of logs)")
         tls = {"certificate": self.certificate, "key": self.key, "authority": self.authority}

@@ -8,6 +8,8 @@ Modules:
     layouts        The tables that follow a log directly
     maintenance    Joining small files and removing orphans
     parquet_files  Arrow batches into Parquet files of a table
+    shared_folder  Proof that a task works in the same folder as the driver
+    synced_io      Iceberg's metadata files, each on disk before anything refers to it
     table          A table whose transactions store the pipeline's position
 """
 
@@ -18,6 +20,7 @@ from typing import Final
 
 from tidelog.errors import InvalidConfig
 from tidelog.extras import optional
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.tables.table import Table, TableLayout
 
 DELTA: Final = "delta"
@@ -27,7 +30,7 @@ FORMATS: Final = (DELTA, ICEBERG)
 
 def open_table(tables: Path | str, layout: TableLayout, *, table_format: str = DELTA) -> Table:
     """The table of this layout in a folder of tables. It need not exist yet; see `Table.create`."""
-    folder = Path(tables).absolute() / layout.name
+    folder = Path(local_path(tables, name="tables")) / layout.name
     if table_format == DELTA:
         with optional("a Delta table"):
             from tidelog.pipeline.tables.delta import DeltaFolder

@@ -2,7 +2,7 @@
 was faster.
 
 A format gives five things: its latest state, numbers stored under names in it, its live files, its version, and one try
-at writing a change. The rest, with the rules T1 to T5 of `table`, is here.
+at writing a change. The rest, with the rules T1 to T6 of `table`, is here.
 
 Names: `tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
 `tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version,
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from tidelog.errors import ChannelTaken, TableBusy
+from tidelog.errors import ChannelTaken, DiskError, FolderNotShared, TableBusy
 from tidelog.pipeline.tables.table import (
     Commit,
     DataFile,
@@ -164,6 +164,7 @@ class CommittedTable(Table, Generic[State]):
             change = decide(state, attempt)
             if change is None:
                 return Commit(version=self._version_of(state))
+            self._require_whole(change.adds)
             version = self._try(state, change)
             if version is not None:
                 return Commit(
@@ -176,6 +177,25 @@ class CommittedTable(Table, Generic[State]):
             # A random wait, or the contenders meet again.
             time.sleep(random.uniform(0, min(_WAIT_MAX_S, 0.01 * 2**attempt)))
         raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+
+    def _require_whole(self, files: Sequence[DataFile]) -> None:
+        """T6. A worker with a folder of its own reports files that are not here."""
+        problems = []
+        for file in files:
+            try:
+                size = self.path_of(file).stat().st_size
+            except FileNotFoundError:
+                problems.append(f"{file.path} is not there")
+                continue
+            except OSError as error:
+                raise DiskError(
+                    operation="look at", path=str(self.path_of(file)), reason=error.strerror or str(error)
+                ) from error
+            if size != file.bytes:
+                problems.append(f"{file.path} has {size} bytes of {file.bytes}")
+        if problems:
+            problem = f"{len(problems)} of {len(files)} new files are not whole where the driver is; {problems[0]}"
+            raise FolderNotShared(folder=str(self.folder), problem=problem)
 
     def _positions(self, state: State, pipeline: str, channel_ids: Iterable[int]) -> dict[int, Position]:
         found = {}

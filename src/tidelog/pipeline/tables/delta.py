@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from tidelog.errors import DiskError, DiskFull, HistoryGone, TableDiffers
 from tidelog.pipeline.tables.committing import Change, CommittedTable
-from tidelog.pipeline.tables.parquet_files import sync_path
+from tidelog.pipeline.tables.parquet_files import make_folders, sync_path
 from tidelog.pipeline.tables.table import (
     AddedFile,
     DataFile,
@@ -38,6 +38,7 @@ from tidelog.pipeline.tables.table import (
 from tidelog.pki.files import translated
 
 _LOG: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json")
 _CONFIGURATION: Final = {
     # Commits may come every two seconds; followers a week behind are built anew.
@@ -64,7 +65,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
     def create(self) -> None:
         if not self.exists():
             with translated("create", self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folders(self.folder)
             try:
                 DeltaTable.create(
                     str(self.folder),
@@ -79,6 +80,8 @@ class DeltaFolder(CommittedTable[DeltaTable]):
                     raise
                 # Another driver was faster: its table is used if it is the same, which is checked below.
             self._sync_commit(0)
+            with translated("sync", self.folder):
+                sync_path(self.folder)
         table = self._latest()
         found = pa.schema(table.schema().to_arrow())
         if [(one.name, one.type) for one in found] != [(one.name, one.type) for one in self.layout.schema]:
@@ -160,6 +163,10 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         log = self.folder / _LOG
         with translated("sync", log):
             sync_path(log / f"{version:020d}.json")
+            if (checkpoints := list(log.glob(f"{version:020d}.checkpoint*"))) and (log / _LAST_CHECKPOINT).exists():
+                # Readers begin there: an empty one would make the table unreadable.
+                for path in (*checkpoints, log / _LAST_CHECKPOINT):
+                    sync_path(path)
             sync_path(log)
 
     # --- reading the log -----------------------------------------------------------------------------

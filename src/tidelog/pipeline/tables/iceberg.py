@@ -20,6 +20,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, TableAlreadyExistsError
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import ManifestEntryStatus
@@ -31,7 +32,8 @@ from sqlalchemy.exc import OperationalError
 
 from tidelog.errors import HistoryGone, TableDiffers
 from tidelog.pipeline.tables.committing import Change, CommittedTable
-from tidelog.pipeline.tables.parquet_files import sync_path
+from tidelog.pipeline.tables.parquet_files import make_folders, sync_path
+from tidelog.pipeline.tables.synced_io import SYNCED_IO
 from tidelog.pipeline.tables.table import (
     AddedFile,
     DataFile,
@@ -42,6 +44,7 @@ from tidelog.pki.files import translated
 
 CATALOG_NAME: Final = "catalog.sqlite"
 _NAMESPACE: Final = "tidelog"
+_METADATA: Final = "metadata"
 _REWRITE: Final = "tidelog.rewrite"
 _FIRST_FIELD: Final = 1000
 _EPOCH_DAY: Final = date(1970, 1, 1)
@@ -68,7 +71,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
 
     def create(self) -> None:
         with translated("create", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folders(self.folder / _METADATA)
         if not self.exists():
             try:
                 self._opened().create_namespace(_NAMESPACE)
@@ -78,6 +81,8 @@ class IcebergFolder(CommittedTable[IcebergTable]):
                 self._create()
             except TableAlreadyExistsError:
                 pass  # another driver was faster; whether its table is the same is checked below
+            with translated("sync", self.folder.parent):
+                self._sync_catalog()
         table = self._latest()
         found = [one.name for one in table.schema().fields]
         if found != self.layout.schema.names:
@@ -174,8 +179,9 @@ class IcebergFolder(CommittedTable[IcebergTable]):
         transaction.commit_transaction()
 
     def _sync_catalog(self) -> None:
-        sync_path(self.folder / "metadata")
+        """The files that it names are on disk by now (TSI1)."""
         sync_path(self.folder.parent / CATALOG_NAME)
+        sync_path(self.folder.parent)
 
     # --- reading -------------------------------------------------------------------------------------
 
@@ -185,7 +191,11 @@ class IcebergFolder(CommittedTable[IcebergTable]):
             with translated("open", root):
                 root.mkdir(parents=True, exist_ok=True)
             self._catalog = SqlCatalog(
-                _NAMESPACE, uri=f"sqlite:///{root / CATALOG_NAME}", warehouse=root.as_uri(), pool_pre_ping="true"
+                _NAMESPACE,
+                uri=f"sqlite:///{root / CATALOG_NAME}",
+                warehouse=root.as_uri(),
+                pool_pre_ping="true",
+                **{PY_IO_IMPL: SYNCED_IO},
             )
         return self._catalog
 

@@ -102,7 +102,6 @@ class _OpenFile:
         self._partition = partition
         self._relative = str(Path(partition_folder(partition)) / f"{uuid.uuid4().hex}{SUFFIX}")
         self._path = folder / self._relative
-        self._root = folder
         self._held: list[pa.RecordBatch] = []
         self._writer: pq.ParquetWriter | None = None
         self.held_rows = 0
@@ -122,7 +121,7 @@ class _OpenFile:
         self.held_rows = 0
         with translated("write", self._path):
             if self._writer is None:
-                _make_folders(self._path.parent, self._root)
+                make_folders(self._path.parent)
                 self._writer = _parquet_writer(self._path, table.schema, self._layout)
             elif table.schema != self._writer.schema:
                 table = _in_schema(table, self._writer.schema)
@@ -222,14 +221,12 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _make_folders(folder: Path, root: Path) -> None:
-    """The folder and its parents down from `root`, their names on disk."""
-    if folder.is_dir():
-        return
-    if folder != root:
-        _make_folders(folder.parent, root)
-    folder.mkdir(exist_ok=True, parents=folder == root)
-    sync_path(folder.parent)
+def make_folders(folder: Path) -> None:
+    """The folder and its parents, as far as they are missing, their names on disk."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_path(folder.parent)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.Table:

@@ -14,6 +14,7 @@ T3  Any other difference between the two is an error; nothing is written.
 T4  A transaction that lost the race for its version is checked again against the winner's position, never repeated
     blindly.
 T5  Rewriting files (`optimize`) changes neither rows nor positions, and followers do not see it as new rows.
+T6  A transaction names only files that are there, in the size they were written, on the file system of the driver.
 """
 
 from __future__ import annotations
