@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.compat.test_lpj_files import capture_path
 from tidelog.blocks.columns import FrameColumns
+from tidelog.compat.capture_kinds import sniff
 from tidelog.compat.captures import (
     LINE_BYTES_MAX,
     CanIdParts,
@@ -21,7 +22,6 @@ from tidelog.compat.captures import (
     parts_from_can_id_scalar,
     read_canboat_raw,
     read_candump,
-    sniff,
     write_canboat_raw,
     write_candump,
 )
@@ -130,7 +130,7 @@ def test_frames_that_are_no_nmea_2000_are_counted(tmp_path: Path, line: str, rea
     reader = read_candump(path)
     assert len(rows_of(reader)) == reader.frame_count == 1
     assert reader.skipped == {reason: 2}
-    assert reader.first_skipped_line == {reason: 2}
+    assert reader.first_skipped == {reason: 2}
 
 
 BAD_CANDUMP = [
@@ -166,7 +166,7 @@ def test_an_endless_line_is_malformed_and_not_held(tmp_path: Path) -> None:
     reader = read_candump(path, on_malformed="skip")
     assert len(rows_of(reader)) == 2
     assert reader.skipped == {SkipReason.MALFORMED: 2}
-    assert reader.first_skipped_line == {SkipReason.MALFORMED: 2}
+    assert reader.first_skipped == {SkipReason.MALFORMED: 2}
 
 
 # --- canboat ---------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_gateway_reports_beyond_18_bits_are_counted(tmp_path: Path) -> None:
     reader = read_canboat_raw(path)
     assert len(rows_of(reader)) == 2
     assert reader.skipped == {SkipReason.PGN_TOO_LARGE: 1}
-    assert reader.first_skipped_line == {SkipReason.PGN_TOO_LARGE: 2}
+    assert reader.first_skipped == {SkipReason.PGN_TOO_LARGE: 2}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Captures of other programs: candump text and canboat `.raw`, to and from frame columns.
+"""Captures of other programs: how they are read, and candump text and canboat `.raw`, to and from frame columns.
 
 candump text comes in three spellings: log lines (`candump -L`), console lines, and the bare
 `<0x09f80200> [8] e8 fc ...` of old builds, which have no time at all. A canboat line has a whole
@@ -6,8 +6,10 @@ message: its fast packets are assembled, so payloads are longer than a CAN frame
 
 A reader is an iterator of `FrameColumns`. Lines that are well formed but are no NMEA 2000 frame (a PGN that fits no CAN
 id, an 11-bit id, a remote frame) are counted in `skipped`, by reason; malformed lines raise `BadJournalFile`, or are
-counted as well with `on_malformed="skip"`. Only comments and empty lines are left out uncounted. One thing that a CAN
-id cannot hold is dropped: a destination other than everybody on a broadcast (PDU2) PGN.
+counted as well with `on_malformed="skip"`. Only comments, in whatever encoding, and empty lines are left out uncounted.
+One thing that a CAN id cannot hold is dropped: a destination other than everybody on a broadcast (PDU2) PGN.
+
+Other text formats are in `text_captures`, binary ones in `binary_captures`; `capture_kinds` tells them all apart.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, Self
+from typing import BinaryIO, Final, Literal, NamedTuple, Self
 
 import numpy as np
 
 from tidelog.blocks.columns import PAYLOAD_BYTES_MAX, FrameColumns, UInt8s, UInt32s
 from tidelog.blocks.frames import CAN_ID_MAX
-from tidelog.compat.lpj import FILE_MAGIC, create_foreign, disk_error, finish_foreign, open_foreign, read_at, write_all
+from tidelog.compat.lpj import create_foreign, disk_error, finish_foreign, open_foreign, write_all
 from tidelog.errors import BadJournalFile, InvalidConfig, InvalidRecord
 from tidelog.units import KIB, US_PER_MS, US_PER_S, format_time_us, parse_time_us
 
@@ -36,7 +38,6 @@ PGN_MAX: Final = 0x3_FFFF
 BROADCAST: Final = 255
 CAN_PAYLOAD_BYTES_MAX: Final = 8
 
-_SNIFF_BYTES: Final = 64 * KIB
 _PDU2_FORMAT_MIN: Final = 240
 _CAN_ERROR_FLAG: Final = 0x2000_0000
 
@@ -110,15 +111,26 @@ class SkipReason(enum.StrEnum):
     REMOTE_FRAME = "remote_frame"
     ERROR_FRAME = "error_frame"
     CAN_FD = "can_fd"
+    OTHER_RECORD = "other_record"
+    """A record of a gateway or of another interface that holds no frame of the bus."""
 
 
-class _Malformed(Exception):
-    """A line is malformed; the message says where."""
+class Malformed(Exception):
+    """A line or record is malformed; the message says how."""
 
 
 Row = tuple[int, int, bytes]
 LineParser = Callable[[str], Row | SkipReason | None]
-"""A line to a frame, to the reason why it is none, or to None if it is not data. Raises `_Malformed`."""
+"""A line to a frame, to the reason why it is none, or to None if it is not data. Raises `Malformed`."""
+
+
+class FoundRecord(NamedTuple):
+    """What is at one place of a capture."""
+
+    place: int
+    """A line number from 1, or a byte."""
+    position: int
+    content: Row | SkipReason | Malformed
 
 
 class CaptureReader(Iterator[FrameColumns]):
@@ -130,8 +142,9 @@ class CaptureReader(Iterator[FrameColumns]):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        parse: LineParser,
+        find: Callable[[BinaryIO], Iterator[FoundRecord]],
         *,
+        unit: Literal["line", "byte"] = "line",
         chunk_frames: int,
         on_malformed: Literal["raise", "skip"],
     ) -> None:
@@ -140,9 +153,10 @@ class CaptureReader(Iterator[FrameColumns]):
         self.path = os.fspath(path)
         self.frame_count = 0
         self.skipped: Counter[SkipReason] = Counter()
-        self.first_skipped_line: dict[SkipReason, int] = {}
-        """Line number, from 1, of the first line skipped for each reason."""
-        self._parse = parse
+        self.first_skipped: dict[SkipReason, int] = {}
+        """The place of the first line or record skipped for each reason, in `unit`."""
+        self.unit = unit
+        self._find = find
         self._chunk_frames = chunk_frames
         self._on_malformed = on_malformed
         self._file = open_foreign(path)
@@ -164,49 +178,62 @@ class CaptureReader(Iterator[FrameColumns]):
     def _read_chunks(self) -> Generator[FrameColumns, None, None]:
         rows: list[Row] = []
         with self._file:
-            for line_number, position, line in self._lines():
-                row = self._row(line, line_number, position)
-                if row is None:
-                    continue
-                rows.append(row)
-                self.frame_count += 1
+            for found in self._find(self._file):
+                if isinstance(found.content, tuple):
+                    rows.append(found.content)
+                    self.frame_count += 1
+                else:
+                    self._skip(found)
                 if len(rows) == self._chunk_frames:
                     yield FrameColumns.from_rows(rows)
                     rows = []
         if rows:
             yield FrameColumns.from_rows(rows)
 
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Line number, position and bytes. No line is held beyond its limit, whatever the file is."""
-        position = 0
-        line_number = 0
-        while line := self._file.readline(LINE_BYTES_MAX):
-            line_number += 1
+    def _skip(self, found: FoundRecord) -> None:
+        reason = found.content
+        assert not isinstance(reason, tuple)
+        if isinstance(reason, Malformed):
+            if self._on_malformed == "raise":
+                what = f"line {found.place} has {reason}" if self.unit == "line" else str(reason)
+                problem = f"{what}; correct it, or skip malformed {'lines' if self.unit == 'line' else 'records'}"
+                raise BadJournalFile(path=self.path, position=found.position, problem=problem)
+            reason = SkipReason.MALFORMED
+        self.skipped[reason] += 1
+        self.first_skipped.setdefault(reason, found.place)
+
+
+def in_lines(parse: LineParser) -> Callable[[BinaryIO], Iterator[FoundRecord]]:
+    """Finds what `parse` makes of every line. No line is held beyond its limit, whatever the file is."""
+
+    def find(file: BinaryIO) -> Iterator[FoundRecord]:
+        position = place = 0
+        while line := file.readline(LINE_BYTES_MAX):
+            place += 1
             start = position
             position += len(line)
-            yield line_number, start, line
+            content = _parsed(parse, line)
+            if content is not None:
+                yield FoundRecord(place, start, content)
             while len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
-                line = self._file.readline(LINE_BYTES_MAX)
+                line = file.readline(LINE_BYTES_MAX)
                 position += len(line)
 
-    def _row(self, line: bytes, line_number: int, position: int) -> Row | None:
-        try:
-            if len(line) >= LINE_BYTES_MAX:
-                raise _Malformed(f"more than {LINE_BYTES_MAX} bytes")
-            try:
-                result = self._parse(line.decode("ascii").strip())
-            except UnicodeDecodeError:
-                raise _Malformed("bytes that are no text") from None
-        except _Malformed as error:
-            if self._on_malformed == "raise":
-                problem = f"line {line_number} has {error}; correct it, or skip malformed lines"
-                raise BadJournalFile(path=self.path, position=position, problem=problem) from None
-            result = SkipReason.MALFORMED
-        if isinstance(result, SkipReason):
-            self.skipped[result] += 1
-            self.first_skipped_line.setdefault(result, line_number)
-            return None
-        return result
+    return find
+
+
+def _parsed(parse: LineParser, line: bytes) -> Row | SkipReason | Malformed | None:
+    try:
+        if len(line) >= LINE_BYTES_MAX:
+            raise Malformed(f"more than {LINE_BYTES_MAX} bytes")
+        return parse(text_of(line))
+    except Malformed as error:
+        return error
+
+
+def text_of(line: bytes) -> str:
+    """A line as text. Frames are ASCII; comments are in any encoding, and no pattern of a frame matches their bytes."""
+    return line.removeprefix(b"\xef\xbb\xbf").decode("ascii", errors="surrogateescape").strip()
 
 
 def read_candump(
@@ -219,9 +246,9 @@ def read_candump(
     """Frames of a candump file. Lines without a time all get `untimed_at_us`."""
 
     def parse(line: str) -> Row | SkipReason | None:
-        return _parse_candump(line, untimed_at_us)
+        return parse_candump(line, untimed_at_us)
 
-    return CaptureReader(path, parse, chunk_frames=chunk_frames, on_malformed=on_malformed)
+    return CaptureReader(path, in_lines(parse), chunk_frames=chunk_frames, on_malformed=on_malformed)
 
 
 def read_canboat_raw(
@@ -231,7 +258,7 @@ def read_canboat_raw(
     on_malformed: Literal["raise", "skip"] = "raise",
 ) -> CaptureReader:
     """Messages of a canboat .raw file. Times without a zone are taken as UTC."""
-    return CaptureReader(path, _parse_canboat, chunk_frames=chunk_frames, on_malformed=on_malformed)
+    return CaptureReader(path, in_lines(parse_canboat), chunk_frames=chunk_frames, on_malformed=on_malformed)
 
 
 _CANDUMP_LOG: Final = re.compile(
@@ -241,12 +268,17 @@ _CANDUMP_CONSOLE: Final = re.compile(
     r"(?:\((\d{1,12})\.(\d{1,9})\)\s+)?(?:[A-Za-z]\S*\s+)?(?:(?:TX|RX)\s+[BE -]*\s+)?"
     r"<?(?:0x)?([0-9A-Fa-f]{3}|[0-9A-Fa-f]{8})>?\s+\[\s*(\d+)\]((?:\s+[0-9A-Fa-f]{2})*|\s+remote request)"
 )
-_CANDUMP_BANNER: Final = re.compile(r"interface = \S+, family = .*")
+_CANDUMP_ABSOLUTE: Final = re.compile(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\)(.*)")
+"""As `candump -t A` writes it, without a zone."""
+CANDUMP_BANNER: Final = re.compile(r"interface = \S+, family = .*")
 
 
-def _parse_candump(line: str, untimed_at_us: int = 0) -> Row | SkipReason | None:
-    if not line or line.startswith("#") or _CANDUMP_BANNER.fullmatch(line):
+def parse_candump(line: str, untimed_at_us: int = 0) -> Row | SkipReason | None:
+    if not line or line.startswith("#") or CANDUMP_BANNER.fullmatch(line):
         return None
+    if match := _CANDUMP_ABSOLUTE.fullmatch(line):
+        date, clock, digits, rest = match.groups()
+        line = f"({second_us(date, clock) // US_PER_S}.{digits}){rest}"
     if match := _CANDUMP_LOG.fullmatch(line):
         seconds, fraction, identifier, flexible, digits = match.groups()
         if flexible:
@@ -263,17 +295,17 @@ def _parse_candump(line: str, untimed_at_us: int = 0) -> Row | SkipReason | None
         length = int(length_text)
         time_us = untimed_at_us if seconds is None else _time_us(seconds, fraction)
     else:
-        raise _Malformed("no candump frame")
+        raise Malformed("no candump frame")
     can_id = int(identifier, 16)
     if can_id & _CAN_ERROR_FLAG and len(identifier) == 8:
         return SkipReason.ERROR_FRAME
     if len(identifier) == 3:
         return SkipReason.STANDARD_ID
     if can_id > CAN_ID_MAX:
-        raise _Malformed(f"id {identifier}, which is more than 29 bits")
-    payload = _payload(payload_text, length)
+        raise Malformed(f"id {identifier}, which is more than 29 bits")
+    payload = hex_payload(payload_text, length)
     if len(payload) > CAN_PAYLOAD_BYTES_MAX:
-        raise _Malformed(f"{len(payload)} payload bytes, a CAN frame has at most {CAN_PAYLOAD_BYTES_MAX}")
+        raise Malformed(f"{len(payload)} payload bytes, a CAN frame has at most {CAN_PAYLOAD_BYTES_MAX}")
     return time_us, can_id, payload
 
 
@@ -281,49 +313,49 @@ def _time_us(seconds: str, fraction: str) -> int:
     return int(seconds) * US_PER_S + int(fraction[:6].ljust(6, "0"))
 
 
-def _payload(text: str, length: int) -> bytes:
+def hex_payload(text: str, length: int) -> bytes:
     try:
         payload = bytes.fromhex(text)
     except ValueError:
-        raise _Malformed("a payload that is not whole hexadecimal bytes") from None
+        raise Malformed("a payload that is not whole hexadecimal bytes") from None
     if len(payload) != length:
-        raise _Malformed(f"{len(payload)} payload bytes where it announces {length}")
+        raise Malformed(f"{len(payload)} payload bytes where it announces {length}")
     return payload
 
 
 _CANBOAT: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)[TZ -](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z?"
+    r"(\d{4}-\d\d-\d\d)[TZ -](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d(?::?\d\d)?)?"
     r",(\d{1,3}),(\d{1,10}),(\d{1,3}),(\d{1,3}),(\d{1,4})((?:,[0-9A-Fa-f]{2})*),?"
 )
 
 
-def _parse_canboat(line: str) -> Row | SkipReason | None:
+def parse_canboat(line: str) -> Row | SkipReason | None:
     if not line or line.startswith("#"):
         return None
     match = _CANBOAT.fullmatch(line)
     if match is None:
-        raise _Malformed("no canboat message")
-    date, clock, fraction, *numbers, payload_text = match.groups()
+        raise Malformed("no canboat message")
+    date, clock, fraction, zone, *numbers, payload_text = match.groups()
     priority, pgn, source, destination, length = map(int, numbers)
-    payload = _payload(payload_text.replace(",", " "), length)
+    payload = hex_payload(payload_text.replace(",", " "), length)
     if pgn > PGN_MAX:
         return SkipReason.PGN_TOO_LARGE
     if length > PAYLOAD_BYTES_MAX:
-        raise _Malformed(f"{length} payload bytes, more than {PAYLOAD_BYTES_MAX}")
+        raise Malformed(f"{length} payload bytes, more than {PAYLOAD_BYTES_MAX}")
     try:
         can_id = can_id_from_parts_scalar(priority, pgn, source, destination)
     except InvalidRecord as error:
-        raise _Malformed(f"a bad header: {error.problem}") from None
-    return _second_us(date, clock) + int((fraction or "0")[:6].ljust(6, "0")), can_id, payload
+        raise Malformed(f"a bad header: {error.problem}") from None
+    return second_us(date, clock, zone or "Z") + int((fraction or "0")[:6].ljust(6, "0")), can_id, payload
 
 
 @lru_cache(maxsize=16)
-def _second_us(date: str, clock: str) -> int:
+def second_us(date: str, clock: str, zone: str = "Z") -> int:
     """Cached: many lines share a second, and calendar conversion is slow."""
     try:
-        return parse_time_us(f"{date}T{clock}Z")
+        return parse_time_us(f"{date}T{clock}{zone}")
     except InvalidConfig:
-        raise _Malformed(f"time {date} {clock}, which is no time") from None
+        raise Malformed(f"time {date} {clock} {zone}, which is no time") from None
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -390,30 +422,3 @@ def _write_lines(
             os.unlink(name)
         raise
     return count
-
-
-# --- telling them apart --------------------------------------------------------------------------
-
-
-def sniff(path: str | os.PathLike[str]) -> Literal["lpj", "candump", "canboat"] | None:
-    """The kind of file that this looks like, by its first data line; None for an unknown one."""
-    with open_foreign(path) as file:
-        start = read_at(file, 0, _SNIFF_BYTES)
-    if start.startswith(FILE_MAGIC):
-        return "lpj"
-    for line in start.decode("latin-1").split("\n"):
-        text = line.strip()
-        if _is_data(_parse_canboat, text):
-            return "canboat"
-        if _is_data(_parse_candump, text):
-            return "candump"
-        if text and not text.startswith("#") and not _CANDUMP_BANNER.fullmatch(text):
-            return None
-    return None
-
-
-def _is_data(parse: LineParser, text: str) -> bool:
-    try:
-        return parse(text) is not None
-    except _Malformed:
-        return False

@@ -11,6 +11,7 @@ from tidelog.cli.lazy import LazyGroup, forwards
 
 _PATH = click.argument("path")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+_KINDS = ["lpj", "candump", "canboat", "ydwg", "n2k-ascii", "ikonvert", "garmin", "trc", "pcap", "ebl"]
 _CHANNEL = click.option("--channel", help="One channel of a store, by name.")
 
 
@@ -57,14 +58,19 @@ def dump() -> None:
 @log.command("import")
 @click.argument("source")
 @click.argument("target")
-@click.option("--format", "kind", type=click.Choice(["lpj", "candump", "canboat"]), help="Instead of sniffing it.")
+@click.option("--format", "kind", type=click.Choice(_KINDS), help="Instead of sniffing it.")
+@click.option("--start", metavar="TIME", help="When a capture without dates begins; of times of day, the day.")
 @click.option("--reencode", is_flag=True, help="Make frame blocks of .lpj blocks instead of carrying them unchanged.")
 @click.option("--append", is_flag=True, help="Add to a log that exists.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line or block instead of skipping it.")
 @_JSON
 @forwards("tidelog.cli.log.log_import", "run_import")
 def import_() -> None:
-    """Bring an .lpj, candump or canboat .raw file into a log folder."""
+    """Bring a file of another program into a log folder.
+
+    It may be an .lpj journal, or a capture of candump, canboat (.raw), Yacht Devices (RAW text), Actisense (N2K ASCII,
+    .ebl), iKonvert, Garmin (CSV), PCAN (.trc), or pcap and pcapng with SocketCAN frames.
+    """
 
 
 @log.command()

@@ -1,8 +1,9 @@
 """`tidelog log import`: lplex journals and captures into a log of ours.
 
 All or nothing: if it fails, a log that was made for it is gone again and one that existed ends where it
-ended before. Lines and blocks that cannot be taken are skipped and counted by reason; of a block with a bad record
-under a good checksum, the records before it are taken, and the log says that the others are lost.
+ended before; a source without any frame is a failure. Lines and blocks that cannot be taken are skipped and counted by
+reason; of a block with a bad record under a good checksum, the records before it are taken, and the log says that the
+others are lost.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import BlockKind, Codec, Path
 from tidelog.cli.log.sources import open_source
 from tidelog.cli.output import print_json, progress
-from tidelog.compat.captures import read_canboat_raw, read_candump, sniff
+from tidelog.compat.capture_kinds import NAMES, open_capture, sniff
 from tidelog.compat.lpj import LpjReader, LpjStoredBlock
 from tidelog.errors import BadBlock, BadJournalFile, LogError, NotALog
 from tidelog.storage.log.log import Log
 from tidelog.storage.log.recovery import open_log
 from tidelog.storage.os_disk import OsDisk
-from tidelog.units import MIB
+from tidelog.units import MIB, parse_time_us
 
 BLOCK_FRAMES = 16_384
 _COMMIT_BYTES = 8 * MIB
@@ -60,14 +61,23 @@ class Imported:
 
 
 def run_import(
-    source: str, target: str, *, kind: str | None, reencode: bool, append: bool, strict: bool, as_json: bool
+    source: str,
+    target: str,
+    *,
+    kind: str | None,
+    start: str | None,
+    reencode: bool,
+    append: bool,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     found = kind or sniff(source)
     if found is None:
-        raise NotALog(path=source, problem="it is no .lpj, candump or canboat .raw file; say which with --format")
+        raise NotALog(path=source, problem=f"it is not {NAMES}; say which with --format")
+    start_us = None if start is None else parse_time_us(start)
     _check_target(target, append=append)
     result = Imported(source=source, target=target, format=found, lineage=uuid.uuid4().hex)
-    made = _blocks(result, reencode=reencode, strict=strict)
+    made = _blocks(result, reencode=reencode, strict=strict, start_us=start_us)
     _write(target, made, result)
     if as_json:
         print_json(result.to_json())
@@ -136,6 +146,18 @@ def _append(log: Log, blocks: Iterator[MadeBlock], result: Imported, advance: An
         if log.staged_bytes >= _COMMIT_BYTES:
             log.commit(_now_us())
     log.commit(_now_us())
+    if not result.frames:
+        raise NotALog(path=result.source, problem=_nothing(result))
+
+
+def _nothing(result: Imported) -> str:
+    """Why there is no frame to import: as a rule the file is of another kind."""
+    left_out = "; ".join(
+        f"skipped {count} ({reason}), the first one at {result.first_skipped[reason]}"
+        for reason, count in result.skipped.items()
+    )
+    said = f"read as {result.format} it holds no frame"
+    return f"{said}: {left_out}; check the file, or choose another --format" if left_out else f"{said}; check the file"
 
 
 def _take_back(log: Log, start: int) -> None:
@@ -155,9 +177,9 @@ def _now_us() -> int:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _blocks(result: Imported, *, reencode: bool, strict: bool) -> Iterator[MadeBlock]:
+def _blocks(result: Imported, *, reencode: bool, strict: bool, start_us: int | None) -> Iterator[MadeBlock]:
     if result.format != "lpj":
-        return _capture_blocks(result, strict=strict)
+        return _capture_blocks(result, strict=strict, start_us=start_us)
     return _reencoded_blocks(result, strict=strict) if reencode else _foreign_blocks(result, strict=strict)
 
 
@@ -165,16 +187,18 @@ def _encode(frames: FrameColumns, *, base_seq: int, lineage: str) -> MadeBlock:
     return encode_frames(frames, base_seq=base_seq, producer=bytes.fromhex(lineage), delta=True, codec=Codec.ZSTD)
 
 
-def _capture_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:
+def _capture_blocks(result: Imported, *, strict: bool, start_us: int | None) -> Iterator[MadeBlock]:
     on_malformed: Literal["raise", "skip"] = "raise" if strict else "skip"
-    read = read_candump if result.format == "candump" else read_canboat_raw
     seq = 1
-    with read(result.source, chunk_frames=BLOCK_FRAMES, on_malformed=on_malformed) as reader:
+    opened = open_capture(
+        result.source, result.format, chunk_frames=BLOCK_FRAMES, on_malformed=on_malformed, start_us=start_us
+    )
+    with opened as reader:
         for frames in reader:
             yield _encode(frames, base_seq=seq, lineage=result.lineage)
             seq += len(frames)
         for reason, count in reader.skipped.items():
-            result.skip(str(reason), f"line {reader.first_skipped_line[reason]}", count)
+            result.skip(str(reason), f"{reader.unit} {reader.first_skipped[reason]}", count)
 
 
 def _foreign_blocks(result: Imported, *, strict: bool) -> Iterator[MadeBlock]:

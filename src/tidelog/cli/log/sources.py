@@ -18,7 +18,7 @@ from tidelog.blocks.block import Block
 from tidelog.blocks.foreign import salvage_foreign
 from tidelog.cli.log.files import BlockInFile, BrokenBytes, Item, LogFiles, load_mark
 from tidelog.cli.log.store_files import StoreFiles
-from tidelog.compat.captures import sniff
+from tidelog.compat.capture_kinds import sniff
 from tidelog.compat.lpj import FILE_MAGIC, LpjReader, LpjStoredBlock
 from tidelog.edge.journal.journal import FRESH, SEALED
 from tidelog.edge.journal.journal import META_NAME as JOURNAL_META_NAME

@@ -177,7 +177,7 @@ _SOURCE_SETTINGS: Final = (
         DEVELOPMENT,
         Setting(
             "replay.files",
-            "Replay these files instead of a bus: .lpj, candump, canboat .raw.",
+            "Replay these files instead of a bus: .lpj, candump, canboat .raw, and all that `log import` reads.",
             NAMES,
             (),
             flag="replay",

@@ -1,10 +1,10 @@
-"""Replays files onto the boat: .lpj journals, candump text and canboat .raw, at any speed.
+"""Replays files onto the boat: .lpj journals and every kind of capture, at any speed.
 
 Frames keep their distances in time, divided by the speed. Where the recorded clock goes back (the start of the
 next file, a clock that was set) the next frame follows at once; a long gap can be cut short.
 
 Invariants:
-RY1  Every frame of every file comes out once per round, in file order; raw candump frames after reassembly
+RY1  Every frame of every file comes out once per round, in file order; raw CAN frames after reassembly
      (`fast_packet`), which counts what it could not make whole.
 RY2  No frame comes out before its time; at speed 0 every frame is due at once.
 RY3  At most one chunk of frames (of an .lpj file: one block) is in memory, however long the file is.
@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.blocks.columns import FrameColumns
-from tidelog.compat.captures import CaptureReader, SkipReason, read_canboat_raw, read_candump, sniff
+from tidelog.compat.capture_kinds import NAMES, Kind, holds_messages, open_capture, sniff
+from tidelog.compat.captures import CaptureReader, SkipReason
 from tidelog.compat.lpj import LpjReader
 from tidelog.errors import BadJournalFile, InvalidConfig, LogError, NotALog
 from tidelog.nmea.fast_packet import AssemblerStatistics, FastPacketAssembler
@@ -43,7 +44,6 @@ _UNTIMED_US: Final = -1
 _GAP_US_LIMIT: Final = 1 << 42
 """Fifty days. With the limit below it keeps files with absurd times inside 64 bits."""
 _ELAPSED_US_LIMIT: Final = 1 << 61
-_Kind = Literal["lpj", "candump", "canboat"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class ReplayStatistics:
     damaged_blocks: int
     """Blocks of .lpj files that were left out, in whole or in part (RY5)."""
     assembler: AssemblerStatistics
-    """The counts of the candump file that is being read, or the last one."""
+    """The counts of the file of raw frames that is being read, or the last one."""
 
 
 @dataclass(slots=True)
@@ -227,14 +227,13 @@ class ReplaySource:
             if empty or not self._options.loop:
                 return
 
-    def _parts_of(self, path: str, kind: _Kind) -> Iterator[FrameColumns]:
+    def _parts_of(self, path: str, kind: Kind) -> Iterator[FrameColumns]:
         if kind == "lpj":
             return self._lpj_parts(path)
-        if kind == "canboat":
-            return self._capture_parts(
-                read_canboat_raw(path, chunk_frames=CHUNK_FRAMES, on_malformed=self._options.on_damage)
-            )
-        return self._candump_parts(path)
+        reader = open_capture(
+            path, kind, chunk_frames=CHUNK_FRAMES, on_malformed=self._options.on_damage, untimed_at_us=_UNTIMED_US
+        )
+        return self._capture_parts(reader) if holds_messages(path, kind) else self._assembled_parts(reader)
 
     def _lpj_parts(self, path: str) -> Iterator[FrameColumns]:
         first: BadJournalFile | None = None
@@ -254,12 +253,9 @@ class ReplaySource:
             yield from reader
         self._skipped += reader.skipped
 
-    def _candump_parts(self, path: str) -> Iterator[FrameColumns]:
+    def _assembled_parts(self, reader: CaptureReader) -> Iterator[FrameColumns]:
         self._assembler = FastPacketAssembler()
         time_us = 0
-        reader = read_candump(
-            path, chunk_frames=CHUNK_FRAMES, on_malformed=self._options.on_damage, untimed_at_us=_UNTIMED_US
-        )
         for part in self._capture_parts(reader):
             rows = []
             for recorded_us, can_id, payload in part.rows():
@@ -271,8 +267,8 @@ class ReplaySource:
             yield FrameColumns.from_rows(rows)
 
 
-def _kind_of(path: str) -> _Kind:
+def _kind_of(path: str) -> Kind:
     kind = sniff(path)
     if kind is None:
-        raise NotALog(path=path, problem="this is neither an .lpj journal nor candump or canboat .raw text")
+        raise NotALog(path=path, problem=f"this is not {NAMES}")
     return kind
