@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.gold_rows import LINEAGE, NOON, frames, tiny_data
-from tidelog.pipeline.gold.coverage import build_coverage
+from tidelog.pipeline.gold.coverage import build_coverage, with_shifts
 from tidelog.pipeline.gold.fleet_health import build_fleet_health
 from tidelog.pipeline.gold.schemas import COVERAGE, FLEET_HEALTH
 
@@ -46,11 +46,28 @@ def all_frames() -> pa.Table:
             # A capture of ten years ago is replayed with its own times, beside a boat on a slow link.
             frames(range(180), NOON, channel="replayed", every_s=10, clock_off=timedelta(days=-3652)),
             frames(range(180), NOON, channel="slow", every_s=10, lag_s=7_200),
+            # Three hours behind, and the GPS shows it; never set, sent in a day late, and placed beside its neighbours.
+            frames(range(180), NOON, channel="gps", every_s=10, clock_off=timedelta(hours=-3)),
+            frames(range(180), NOON, channel="placed", every_s=10, clock_off=NEVER_SET, path="backfill", lag_s=86_400),
+            frames(range(180, 360), NOON, channel="placed", every_s=10),
             # The card was swapped: seqs start again.
             frames(range(100), NOON, channel="swapped", every_s=10),
             frames(range(200, 360), NOON, channel="swapped", every_s=10, lineage=OTHER, lag_s=4.0),
         ]
     )
+
+
+def clock_shifts() -> pa.Table:
+    """What `signals` did to the clocks; one range twice, as two steps may write it."""
+    hours_us = 3_600_000_000
+    rows = [
+        ("gps", LINEAGE, 0, 100, 3 * hours_us, "gps"),
+        ("gps", LINEAGE, 90, 180, 3 * hours_us, "gps"),
+        ("gps", OTHER, 0, 180, 7 * hours_us, "gps"),
+        ("placed", LINEAGE, 0, 180, -(NEVER_SET // timedelta(microseconds=1)), "placed"),
+    ]
+    names = ("channel", "lineage", "seq_start", "seq_end", "shift_us", "clock")
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
 
 
 def lost_ranges() -> pa.Table:
@@ -73,7 +90,8 @@ def lost_ranges() -> pa.Table:
 @pytest.fixture(scope="module")
 def built(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
     with tiny_data(spark):
-        coverage = build_coverage(spark.createDataFrame(all_frames())).cache()
+        placed = with_shifts(spark.createDataFrame(all_frames()), spark.createDataFrame(clock_shifts()))
+        coverage = build_coverage(placed).cache()
         health = build_fleet_health(coverage, spark.createDataFrame(lost_ranges()))
         tables = ((COVERAGE, coverage.toArrow()), (FLEET_HEALTH, health.toArrow()))
         coverage.unpersist()
@@ -149,6 +167,16 @@ def test_the_replay_of_an_old_capture_has_no_lag(built: dict[str, list[dict[str,
     assert {row[name] for name in ("lag_p50_s", "lag_max_s", "live_lag_p50_s", "live_lag_max_s")} == {None}
     (row,) = health(built, "slow")
     assert (row["live_lag_p50_s"], row["live_lag_max_s"]) == (7_200, 7_200)
+
+
+def test_frames_are_counted_when_they_were_on_the_bus_and_not_when_a_wrong_clock_says(
+    built: dict[str, list[dict[str, Any]]],
+) -> None:
+    (row,) = health(built, "gps")
+    assert (row["hour"], row["held"], row["wrong_clock"], row["lag_max_s"]) == (NOON, 180, 180, 0.5)
+    (row,) = health(built, "placed")
+    assert (row["hour"], row["held"], row["holes"], row["wrong_clock"]) == (NOON, 360, 0, 180)
+    assert row["lag_max_s"] == 0.5, "a time that is a guess says nothing about the link"
 
 
 def test_lineages_are_judged_one_by_one(built: dict[str, list[dict[str, Any]]]) -> None:

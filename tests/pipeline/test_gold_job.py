@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.gold_rows import METRES_PER_DEGREE, Signals, frames, tiny_data
+from tests.pipeline.gold_rows import LINEAGE, METRES_PER_DEGREE, Signals, frames, tiny_data
 from tidelog.pipeline.gold.gold_job import GoldOptions, GoldOutcome, gold_status, run_gold
-from tidelog.pipeline.gold.schemas import FLEET_HEALTH, LAYOUTS, TRACKS, TRIPS, GoldLayout
+from tidelog.pipeline.gold.schemas import COVERAGE, FLEET_HEALTH, LAYOUTS, TRACKS, TRIPS, GoldLayout
 from tidelog.pipeline.gold.trip_days import DAY_ROWS_MIN, ChannelDays, merged
 from tidelog.pipeline.tables import DELTA, FORMATS, open_table
-from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
+from tidelog.pipeline.tables.layouts import CLOCK_SHIFTS_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import OffsetRange, RangeFiles, Table, TableLayout, TableStep
 
@@ -53,6 +53,16 @@ class Lake:
         files = self._written(FRAMES_LAYOUT, rows.append_column("append_day", days))
         part = OffsetRange(channel="boat-1", channel_id=1, leader_epoch=1, start=start, end=start + rows.num_rows)
         self.frames.commit_append("test", [RangeFiles(range=part, files=tuple(files))])
+
+    def add_shift(self, lineage: str, start: int, end: int, shift: timedelta, clock: str, time: datetime) -> None:
+        table = self.open(CLOCK_SHIFTS_LAYOUT)
+        table.create()
+        row = {"channel": "boat-1", "lineage": lineage, "seq_start": start, "seq_end": end, "clock": clock}
+        row |= {"shift_us": shift // timedelta(microseconds=1), "time_start": time, "time_end": time}
+        rows = pa.Table.from_pylist([row], schema=CLOCK_SHIFTS_LAYOUT.schema)
+        consumed = table.consumed("test", "frames")
+        step = TableStep(upstream="frames", start=consumed, end=(consumed or 0) + 1)
+        table.commit_following("test", [step], self._written(CLOCK_SHIFTS_LAYOUT, rows))
 
     def run(self, spark: SparkSession) -> dict[str, GoldOutcome]:
         with tiny_data(spark):
@@ -141,6 +151,31 @@ def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(
     assert _health(lake, "sum(held), sum(holes), sum(backfill)") == (300, 0, 100)
     assert set(gold_status(lake.options)) == {layout.name for layout in LAYOUTS}
     assert all(consumed == version for consumed, version in gold_status(lake.options).values())
+
+
+def test_frames_move_to_the_day_where_their_clock_is_placed(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    behind = frames(range(100), MIDNIGHT + timedelta(hours=1), clock_off=timedelta(hours=-3), lag_s=90_000)
+    lake.add_frames(pa.concat_tables([behind, frames(range(100, 200), MIDNIGHT + timedelta(hours=1))]), 0)
+    lake.run(spark)
+    assert {(row["day"].day, row["hour"].hour, row["held"]) for row in lake.rows(COVERAGE)} == {
+        (1, 22, 100),
+        (2, 1, 100),
+    }
+    lake.add_shift(LINEAGE, 0, 100, timedelta(hours=3), "gps", MIDNIGHT + timedelta(hours=1))
+    moved = lake.run(spark)
+    assert (moved["coverage"].touched, moved["coverage"].replaced) == (2, 2)
+    ((row),) = lake.rows(COVERAGE)
+    assert (row["hour"], row["held"], row["wrong_clock"]) == (MIDNIGHT + timedelta(hours=1), 200, 100)
+    (row,) = lake.rows(FLEET_HEALTH)
+    assert (row["hour"], row["held"], row["holes"]) == (MIDNIGHT + timedelta(hours=1), 200, 0)
+    assert not any(one.is_new for one in lake.run(spark).values())
+
+    # Frames that come later into the moved range are counted where it lies, though nothing in their file shows it.
+    late = frames(range(50, 60), MIDNIGHT + timedelta(hours=1), clock_off=timedelta(hours=-3), lag_s=900)
+    lake.add_frames(late, 200)
+    assert {one.table for one in lake.run(spark).values() if one.replaced} == {"coverage", "fleet_health"}
+    assert [row["held"] for row in lake.rows(COVERAGE)] == [210]
 
 
 def _health(lake: Lake, what: str) -> tuple[Any, ...]:

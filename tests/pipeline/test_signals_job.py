@@ -107,6 +107,42 @@ def test_a_wrong_clock_never_makes_a_day_of_its_own(tmp_path: Path) -> None:
     assert set(found["clock"].to_pylist()) == {"placed"}
     assert set(found["day"].to_pylist()) == {START.date()}
     assert {file.partition for file in job.signals.files()} == {("2026-11-15", "boat-1")}
+    assert clocks_of(job, rows) == {"placed"}
+
+
+def clocks_of(job: SignalsJob, frames: pa.RecordBatch) -> set[str]:
+    """What the table `clock_shifts` says: with it every frame must have the time at which it really was on the bus."""
+    moved: dict[int, int] = {}
+    shifts = read(job.clocks).to_pylist()
+    for one in shifts:
+        for seq in range(one["seq_start"], one["seq_end"]):
+            assert moved.setdefault(seq, one["shift_us"]) == one["shift_us"]
+    by_seq = {row["seq"]: row["time"] for row in read(job.signals).to_pylist()}
+    stored = {row["seq"]: row["time"] for row in read(job.frames).to_pylist()}
+    assert set(moved) == set(frames["seq"].to_pylist())
+    for seq, time in by_seq.items():
+        assert stored[seq] + timedelta(microseconds=moved[seq]) == time
+    return {one["clock"] for one in shifts}
+
+
+def test_a_clock_that_the_gps_corrects_is_in_the_table_of_shifts(tmp_path: Path) -> None:
+    rows = voyage_frames(START, seconds=30)
+    late = pa.array([time - timedelta(hours=5) for time in rows["time"].to_pylist()], rows["time"].type)
+    rows = rows.set_column(rows.schema.get_field_index("time"), "time", late)
+    frames = frames_table(tmp_path)
+    job = job_of(tmp_path)
+    half = rows.num_rows // 2
+    for part in (rows.slice(half), rows.slice(0, half)):  # the first half comes late
+        append(frames, part)
+        job.run()
+    assert clocks_of(job, rows) == {"gps"}
+
+
+def test_a_clock_that_is_right_has_no_shifts(tmp_path: Path) -> None:
+    append(frames_table(tmp_path), voyage_frames(START, seconds=10))
+    job = job_of(tmp_path)
+    job.run()
+    assert read(job.clocks).num_rows == 0
 
 
 def test_a_message_cut_by_the_end_of_a_step_comes_out_whole_in_the_next(tmp_path: Path) -> None:

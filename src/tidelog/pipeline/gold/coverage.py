@@ -1,7 +1,8 @@
 """`coverage`: the frames held of every lineage, hour by hour; `fleet_health` is computed from it.
 
-The hour is that of the bus. Where the boat's clock is plainly wrong (before 2010, or ahead of the leader that took the
-frame) it is the hour of arrival, and the frame is counted as such: a clock that shows 1970 makes no partition of 1970.
+The hour is that of the bus: the time of a frame as `signals` has placed it (`clock_shifts`). Until a frame is decoded,
+the boat's clock counts, or where that is plainly wrong (before 2010, or ahead of the leader that took the frame) the
+hour of arrival: a clock that shows 1970 makes no partition of 1970. Frames whose clock was wrong are counted as such.
 
 GCO1  A row depends on the frames of its own hour alone.
 GCO2  Every frame is counted in exactly one row.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidelog.pipeline.gold.moments import DAY_US, HOUR_US, SECOND_US, cut, day_of, micros, moment
@@ -22,11 +23,50 @@ CLOCK_AHEAD_US_MAX: Final = 300 * SECOND_US
 REPLAY_US_MIN: Final = DAY_US
 """A frame that comes live is seconds old, minutes on a slow link. One of another day is the replay of a capture, or its
 clock is wrong; it says nothing about the link."""
+_STRETCH_BITS: Final = 14
+
+
+def with_shifts(frames: DataFrame, shifts: DataFrame | None) -> DataFrame:
+    """The frames with `shift_us` and `shift_clock` of the table `clock_shifts`, null where nothing was moved."""
+    if shifts is None:
+        nothing = {"shift_us": F.lit(None).cast("bigint"), "shift_clock": F.lit(None).cast("string")}
+        return frames.withColumns(nothing)
+    in_order = Window.partitionBy("channel", "lineage").orderBy("seq_start", "seq_end")
+    covered = F.max("seq_end").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    first = F.greatest("seq_start", F.coalesce(covered, "seq_start"))
+    cut_up = shifts.withColumn("first", first).filter(F.col("first") < F.col("seq_end"))
+    # By stretches of seqs, so that frames and ranges meet by hashing.
+    stretches = F.sequence(_stretch(F.col("first")), _stretch(F.col("seq_end") - 1))
+    ranges = cut_up.select(
+        F.col("channel").alias("of_channel"),
+        F.coalesce("lineage", F.lit("")).alias("of_lineage"),
+        F.explode(stretches).alias("stretch"),
+        "first",
+        F.col("seq_end").alias("last"),
+        "shift_us",
+        F.col("clock").alias("shift_clock"),
+    )
+    place = F.coalesce("seq", "offset")
+    same = (
+        (F.col("channel") == F.col("of_channel"))
+        & (F.coalesce("lineage", F.lit("")) == F.col("of_lineage"))
+        & (_stretch(place) == F.col("stretch"))
+        & (place >= F.col("first"))
+        & (place < F.col("last"))
+    )
+    joined = frames.join(F.broadcast(ranges), same, "left")
+    return joined.drop("of_channel", "of_lineage", "stretch", "first", "last")
+
+
+def _stretch(seq: Column) -> Column:
+    return F.shiftright(seq, _STRETCH_BITS)
 
 
 def bus_micros() -> Column:
-    """When a frame was on the bus, as far as the frame alone shows."""
-    return F.when(clock_is_wrong(), micros("append_time")).otherwise(micros("time"))
+    """When a frame was on the bus, as far as it is known."""
+    placed = micros("time") + F.col("shift_us")
+    arrived = F.when(clock_is_wrong(), micros("append_time")).otherwise(micros("time"))
+    return F.coalesce(placed, arrived)
 
 
 def clock_is_wrong() -> Column:
@@ -36,13 +76,14 @@ def clock_is_wrong() -> Column:
 
 def has_lag() -> Column:
     """Whether the time from the bus to the leader says how long the frame was under way."""
-    is_replay = (F.col("path") == "live") & (micros("append_time") - micros("time") > REPLAY_US_MIN)
-    return ~clock_is_wrong() & ~is_replay
+    is_replay = (F.col("path") == "live") & (micros("append_time") - bus_micros() > REPLAY_US_MIN)
+    is_known = F.coalesce(F.col("shift_clock") == "gps", ~clock_is_wrong())
+    return is_known & ~is_replay
 
 
 def build_coverage(frames: DataFrame) -> DataFrame:
-    """The rows of `coverage` for `frames`; hours of which only a part is loaded come out wrong."""
-    lag_s = _rounded((micros("append_time") - micros("time")) / SECOND_US)
+    """The rows of `coverage` for `frames` (`with_shifts`); hours of which only a part is loaded come out wrong."""
+    lag_s = _rounded((micros("append_time") - bus_micros()) / SECOND_US)
     # Twice: first to the few distinct lags of an hour by hashing alone, then to the hour. A median straight over
     # the frames would cost several times as much.
     by_lag = (
@@ -52,7 +93,7 @@ def build_coverage(frames: DataFrame) -> DataFrame:
             "seq",
             "path",
             bus_micros().alias("us"),
-            clock_is_wrong().cast("int").alias("wrong"),
+            (clock_is_wrong() | F.col("shift_us").isNotNull()).cast("int").alias("wrong"),
             F.when(has_lag(), lag_s).alias("lag_s"),
         )
         .groupBy("channel", "lineage", cut(F.col("us"), HOUR_US).alias("hour_us"), "path", "wrong", "lag_s")

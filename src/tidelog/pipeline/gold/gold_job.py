@@ -5,7 +5,8 @@ Every gold table stores which version of the table below it has consumed, in the
 asks what was added since, rebuilds the (day, channel) partitions this touches and commits once. Killed anywhere, it
 starts again from the stored versions; files of the failed attempt belong to no version and `vacuum` removes them.
 
-`fleet_health` is computed from `coverage` and `lost_ranges`, `trips` from `tracks` too. Rows that come during a run may
+`coverage` is computed from `frames` and `clock_shifts`, `fleet_health` from `coverage` and `lost_ranges`, `trips` from
+`tracks` too. Rows that come during a run may
 be in one and not in the other yet; so these two follow only as far as their source table has come.
 
 GJ1  Late backfill changes exactly the partitions it touches, and of these only those whose rows differ.
@@ -28,6 +29,7 @@ from tidelog.pipeline.gold import health_steps, trip_steps
 from tidelog.pipeline.gold.electrical import build_electrical
 from tidelog.pipeline.gold.engine import build_engine
 from tidelog.pipeline.gold.environment import build_environment
+from tidelog.pipeline.gold.health_steps import Shifts
 from tidelog.pipeline.gold.partitions import Changes, batches, compare, read_files
 from tidelog.pipeline.gold.schemas import (
     COVERAGE,
@@ -42,9 +44,10 @@ from tidelog.pipeline.gold.schemas import (
 )
 from tidelog.pipeline.gold.sensors import build_sensors
 from tidelog.pipeline.gold.tracks import build_tracks
+from tidelog.pipeline.jobs.clock_shifts import read_clock_shifts
 from tidelog.pipeline.jobs.lost_ranges import read_lost_ranges
 from tidelog.pipeline.tables import DELTA, open_table
-from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT
+from tidelog.pipeline.tables.layouts import CLOCK_SHIFTS_LAYOUT, FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.table import DataFile, Partition, Table, TableStep
 
 _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
@@ -113,7 +116,9 @@ def gold_status(options: GoldOptions) -> dict[str, tuple[int | None, int]]:
     return found
 
 
-_Rebuild = Callable[[Table, GoldLayout, Changes, list[DataFile]], int]
+_Added = Mapping[str, list[DataFile]]
+"""New files by the table they are of."""
+_Rebuild = Callable[[Table, GoldLayout, Changes, _Added], int]
 """Rebuilds what new files of the source touch; fills `Changes`, returns how many partitions it looked at."""
 
 
@@ -124,6 +129,7 @@ class _GoldJob:
         self.signals = open_table(options.tables, SIGNALS_LAYOUT, table_format=options.table_format)
         self.frames = open_table(options.tables, FRAMES_LAYOUT, table_format=options.table_format)
         self.lost = open_table(options.tables, LOST_RANGES_LAYOUT, table_format=options.table_format)
+        self.clocks = open_table(options.tables, CLOCK_SHIFTS_LAYOUT, table_format=options.table_format)
 
     def open(self, layout: GoldLayout) -> Table:
         return open_table(self._options.tables, layout.table, table_format=self._options.table_format)
@@ -135,17 +141,17 @@ class _GoldJob:
         table, pipeline = self.open(layout), self._options.pipeline
         table.create()
         steps: list[TableStep] = []
-        added: list[DataFile] = []
+        added: dict[str, list[DataFile]] = {}
         # The versions first: rows that come after them may be included, and are processed again next time.
         for source, version in self._versions(layout):
             consumed = table.consumed(pipeline, source.layout.name)
             if consumed != version:
-                added += _added(source, consumed, version)
+                added[source.layout.name] = _added(source, consumed, version)
             steps.append(TableStep(upstream=source.layout.name, start=consumed, end=version))
         if all(step.start == step.end for step in steps):
             return _outcome(layout, 0, Changes(), table.version(), is_new=False)
         changes = Changes()
-        touched = rebuild(table, layout, changes, added) if added else 0
+        touched = rebuild(table, layout, changes, added) if any(added.values()) else 0
         before = table.version()
         commit = table.commit_following(pipeline, steps, changes.files, replaced=changes.replaced)
         return _outcome(layout, touched, changes, commit.version, is_new=commit.version > before)
@@ -157,6 +163,11 @@ class _GoldJob:
         reached = self.open(below).consumed(self._options.pipeline, source.layout.name) if below else source.version()
         assert reached is not None, "the table below is brought up to date first"
         found = [(source, reached)]
+        if layout is COVERAGE and self.clocks.exists():
+            found.append((self.clocks, self.clocks.version()))
+        if layout is FLEET_HEALTH and self.clocks.exists():
+            shifted = self.open(COVERAGE).consumed(self._options.pipeline, self.clocks.layout.name)
+            found += [] if shifted is None else [(self.clocks, shifted)]
         if layout is FLEET_HEALTH and self.lost.exists():
             found.append((self.lost, self.lost.version()))
         return found
@@ -164,8 +175,8 @@ class _GoldJob:
     def by_day(self, build: Callable[[DataFrame], DataFrame]) -> _Rebuild:
         """For tables whose partitions depend on `signals` of the same day and channel alone (GD2)."""
 
-        def rebuild(table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
-            touched = {file.partition for file in added}
+        def rebuild(table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
+            touched = {file.partition for file in added[self.signals.layout.name]}
             for some in batches(touched):
                 rows = build(self._read(self.signals, some)).toArrow()
                 compare(changes, table, layout, some, rows)
@@ -173,24 +184,31 @@ class _GoldJob:
 
         return rebuild
 
-    def trips(self, table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
-        touched = {file.partition for file in added}
+    def trips(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
+        touched = {file.partition for file in added[self.signals.layout.name]}
         tracks = self.open(TRACKS)
         found = trip_steps.find_trips(self._session(), tracks, self.signals, touched)
         for some in batches(found.partitions):
             compare(changes, table, layout, some, found.rows)
         return len(found.partitions)
 
-    def coverage(self, table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
-        touched = health_steps.touched_days(self._session(), self.frames, added)
+    def coverage(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
+        shifts = self._shifts({channel for files in added.values() for channel in _channels(files)})
+        new = Shifts(read_clock_shifts(self.clocks, added.get(self.clocks.layout.name, [])))
+        frames = added.get(self.frames.layout.name, [])
+        touched = health_steps.touched_days(self._session(), self.frames, frames, shifts, new)
         for some in batches(touched):
-            rows = health_steps.coverage_of(self._session(), self.frames, some)
+            rows = health_steps.coverage_of(self._session(), self.frames, some, shifts)
             compare(changes, table, layout, some, rows)
         return len(touched)
 
-    def fleet_health(self, table: Table, layout: GoldLayout, changes: Changes, added: list[DataFile]) -> int:
-        # The channel is the last column that `frames` and `lost_ranges` are split by.
-        channels = {channel for *_, channel in (file.partition for file in added) if channel is not None}
+    def _shifts(self, channels: Collection[str]) -> Shifts:
+        if not self.clocks.exists():
+            return health_steps.NO_SHIFTS
+        return Shifts(read_clock_shifts(self.clocks, self.clocks.files({(channel,) for channel in channels})))
+
+    def fleet_health(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
+        channels = {channel for files in added.values() for channel in _channels(files)}
         said = read_lost_ranges(self.lost, channels) if self.lost.exists() else None
         rows = health_steps.health_of(self._session(), self.open(COVERAGE), channels, said)
         held = {file.partition for file in table.files() if file.partition[1] in channels}
@@ -205,6 +223,11 @@ class _GoldJob:
     def _session(self) -> SparkSession:
         assert self._spark is not None, "only status does without Spark"
         return self._spark
+
+
+def _channels(files: Collection[DataFile]) -> set[str]:
+    # The channel is the last column that `frames`, `lost_ranges` and `clock_shifts` are split by.
+    return {channel for *_, channel in (file.partition for file in files) if channel is not None}
 
 
 def _added(source: Table, consumed: int | None, version: int) -> list[DataFile]:

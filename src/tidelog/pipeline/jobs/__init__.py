@@ -3,12 +3,13 @@
 Modules:
 
     checkpoint     A stream's checkpoint folder, read without Spark
+    clock_shifts   The table `clock_shifts`
     cursors        The named cursors of a pipeline in the log
     frames_job     Channels into the table `frames`
     frames_tasks   A task of the frames job
     lost_ranges    The table `lost_ranges`
     runner         The whole pipeline: its stages
-    signals_job    `frames` into `signals`, `undecoded` and `devices`
+    signals_job    `frames` into `signals` and the tables beside it
     signals_state  The decoder's state of a channel between two steps
     signals_tasks  A task of the signals job
     slow_stages    The slow stages, gold and the rewriting of small files, in a thread

@@ -34,6 +34,7 @@ from tidelog.pipeline.jobs.supervisor import Supervisor, failure_of
 from tidelog.pipeline.settings import PipelineSettings
 from tidelog.pipeline.tables import open_table
 from tidelog.pipeline.tables.layouts import (
+    CLOCK_SHIFTS_LAYOUT,
     DEVICES_LAYOUT,
     FRAMES_LAYOUT,
     LOST_RANGES_LAYOUT,
@@ -47,7 +48,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LAYOUTS: Final = (FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT, DEVICES_LAYOUT)
+_LAYOUTS: Final = (
+    FRAMES_LAYOUT,
+    LOST_RANGES_LAYOUT,
+    SIGNALS_LAYOUT,
+    UNDECODED_LAYOUT,
+    DEVICES_LAYOUT,
+    CLOCK_SHIFTS_LAYOUT,
+)
 _LOOK_S: Final = 0.1
 _SLOW_POOL: Final = "tidelog-slow"
 ENGINE_SETTINGS: Final = {

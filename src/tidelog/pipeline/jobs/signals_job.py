@@ -1,7 +1,7 @@
-"""`frames` into `signals`, `undecoded` and `devices`: each step follows the new files of `frames`, in Spark tasks.
+"""`frames` into `signals`, and beside it `undecoded`, `devices` and `clock_shifts`: a step follows new files, in tasks.
 
 A step goes from the version of `frames` that is decoded to a later one. Its files are distributed by channel, a task
-decodes each channel from its stored state, and three tables are committed, `signals` last: its stored version is the
+decodes each channel from its stored state, and four tables are committed, `signals` last: its stored version is the
 position of the job. A step that failed half way is repeated from the same version to the same version, and skips the
 tables that already have it.
 
@@ -25,7 +25,13 @@ import pyarrow.parquet as pq
 from tidelog.pipeline.jobs.signals_tasks import ChannelFrames, SignalsOrder, SignalsWritten, write_signals
 from tidelog.pipeline.jobs.task_runs import carried_out, workplace_of
 from tidelog.pipeline.tables import DELTA, open_table
-from tidelog.pipeline.tables.layouts import DEVICES_LAYOUT, FRAMES_LAYOUT, SIGNALS_LAYOUT, UNDECODED_LAYOUT
+from tidelog.pipeline.tables.layouts import (
+    CLOCK_SHIFTS_LAYOUT,
+    DEVICES_LAYOUT,
+    FRAMES_LAYOUT,
+    SIGNALS_LAYOUT,
+    UNDECODED_LAYOUT,
+)
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import AddedFile, DataFile, Table, TableStep
 
@@ -63,7 +69,7 @@ class SignalsProgress:
 
 
 class SignalsJob:
-    """One driver of `signals` and the two tables beside it."""
+    """One driver of `signals` and the three tables beside it."""
 
     def __init__(self, spark: SparkSession, options: SignalsOptions) -> None:
         self._spark = spark
@@ -73,13 +79,14 @@ class SignalsJob:
         self.signals: Table = open_table(tables, SIGNALS_LAYOUT, table_format=table_format)
         self.undecoded: Table = open_table(tables, UNDECODED_LAYOUT, table_format=table_format)
         self.devices: Table = open_table(tables, DEVICES_LAYOUT, table_format=table_format)
+        self.clocks: Table = open_table(tables, CLOCK_SHIFTS_LAYOUT, table_format=table_format)
         self.progress = SignalsProgress()
 
     def run(self) -> SignalsProgress:
         """Take steps until everything that `frames` holds now is decoded."""
         if not self.frames.exists():
             return self.progress
-        for table in (self.signals, self.undecoded, self.devices):
+        for table in (self.signals, self.undecoded, self.devices, self.clocks):
             table.create()
         while self._step():
             pass
@@ -89,8 +96,8 @@ class SignalsJob:
         """One step; False if there was nothing to do."""
         pipeline = self.options.pipeline
         start = self.signals.consumed(pipeline, UPSTREAM)
-        # The two tables that are committed first show the range of a step that failed before `signals`.
-        beside = [table.consumed(pipeline, UPSTREAM) for table in (self.undecoded, self.devices)]
+        # The tables that are committed first show the range of a step that failed before `signals`.
+        beside = [table.consumed(pipeline, UPSTREAM) for table in (self.undecoded, self.devices, self.clocks)]
         begun = [one for one in beside if one is not None and (start is None or one > start)]
         added = self.frames.added_since(start)
         end = max(begun) if begun else step_end(added, self.options.step_frames_max)
@@ -101,6 +108,7 @@ class SignalsJob:
         self._commit_beside(self.undecoded, beside[0], end, self._undecoded_files(written.undecoded))
         replaced, files = self._device_files(written.devices)
         self._commit_beside(self.devices, beside[1], end, files, replaced)
+        self._commit_beside(self.clocks, beside[2], end, _written_rows(self.clocks, written.clocks))
         commit = self.signals.commit_following(
             pipeline, [TableStep(upstream=UPSTREAM, start=start, end=end)], written.files
         )
@@ -215,6 +223,7 @@ def merged(results: Sequence[SignalsWritten]) -> SignalsWritten:
         whole.files += one.files
         whole.undecoded.update(one.undecoded)
         whole.devices += one.devices
+        whole.clocks += one.clocks
         whole.frames += one.frames
     return whole
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.errors import HistoryGone
+from tidelog.pipeline.jobs.clock_shifts import shifted_ranges
 from tidelog.pipeline.jobs.signals_state import ChannelState, LineageState, SignalStretch, load_state, save_state
 from tidelog.pipeline.tables.layouts import SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, constant
@@ -81,6 +82,8 @@ class SignalsWritten:
     """Frames by channel, day, PGN and reason."""
     devices: list[dict[str, Any]] = field(default_factory=list)
     """Rows of the table `devices`, one or more for a NAME and source."""
+    clocks: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of the table `clock_shifts`."""
     frames: int = 0
 
 
@@ -143,6 +146,8 @@ class ChannelDecoder:
             self._count(incomplete, INCOMPLETE, frames.column("append_time")[0].as_py().date())
             return
         placed = self._placed(whole, state, first_seq, last_seq)
+        whose = {"channel": self._channel, "lineage": lineage}
+        self._written.clocks += [whose | one for one in shifted_ranges(frames, whole, placed)]
         times_us = placed.column("time").cast(pa.int64()).to_numpy()
         self._count(incomplete, INCOMPLETE, _day(int(times_us[0])))
         known = devices(placed, state.known_at(first_seq))

@@ -38,6 +38,23 @@ LOST_RANGES_LAYOUT: Final = TableLayout(
     partition_by=("channel",),
     statistics=("seq_start", "seq_end"),
 )
+CLOCK_SHIFTS_LAYOUT: Final = TableLayout(
+    name="clock_shifts",
+    schema=pa.schema(
+        [
+            ("channel", pa.string()),
+            ("lineage", pa.string()),
+            ("seq_start", pa.int64()),  # half-open; offsets where the lineage is null
+            ("seq_end", pa.int64()),
+            ("shift_us", pa.int64()),  # what was added to the times of these frames
+            ("clock", pa.string()),  # gps or placed
+            ("time_start", _TIME),  # placed
+            ("time_end", _TIME),
+        ]
+    ),
+    partition_by=("channel",),
+    statistics=("seq_start", "seq_end"),
+)
 SIGNALS_LAYOUT: Final = TableLayout(
     name="signals",
     schema=pa.schema(
