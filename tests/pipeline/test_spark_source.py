@@ -64,6 +64,38 @@ def test_narrow_schemas_and_messages_and_sql_work(spark: SparkSession, folder: P
     assert spark.sql("SELECT count(*) FROM boats WHERE channel = 'boat-2'").collect()[0][0] == ROWS
 
 
+def test_tables_in_sql_see_the_present_and_views_say_as_of_when(spark: SparkSession, folder: Path) -> None:
+    options = f"OPTIONS (path '{folder}', channels 'boat-*')"
+    spark.sql(f"CREATE TABLE boats_now USING tidelog {options} TBLPROPERTIES (team 'sea')")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW boats_then USING tidelog {options}")
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW boats_too AS SELECT * FROM boats_now")
+    try:
+        for late in (0, 1, 2):
+            if late:
+                store = small_store(folder)
+                put(store, f"boat-{late}", frame_blocks(1, first_seq=ROWS + 1))
+                store.close(NOW_US)
+            counts = {
+                name: spark.sql(f"SELECT count(*) FROM {name}").collect()[0][0]
+                for name in ("boats_now", "boats_too", "boats_then")
+            }
+            now = 2 * ROWS + late * BLOCK_ROWS
+            assert counts == {"boats_now": now, "boats_too": now, "boats_then": 2 * ROWS}
+        said = {row.col_name: row.comment for row in spark.sql("DESCRIBE boats_then").collect()}
+        assert said["channel"].startswith("as of 20")
+        chosen = spark.sql(
+            "SELECT count(*) FROM boats_now WITH ('channels' = 'boat-1') WHERE offset BETWEEN 1 AND 10"
+        ).collect()
+        assert chosen[0][0] == 10
+        assert "did you mean 'channels'" in refusal(
+            lambda: spark.sql(f"CREATE TABLE slip USING tidelog OPTIONS (path '{folder}', chanels 'x')")
+        )
+    finally:
+        before = sorted(folder.rglob("*"))
+        spark.sql("DROP TABLE boats_now")
+    assert sorted(folder.rglob("*")) == before, "the log stays when the table goes"
+
+
 def test_what_cannot_be_null_is_declared_so_unless_asked_for_otherwise(spark: SparkSession, folder: Path) -> None:
     whole = read(spark, folder)
     assert [field.name for field in whole.schema.fields if field.nullable] == ["lineage", "seq", "path"]

@@ -11,16 +11,22 @@ channels, ranges and blocks; Spark still applies the filters exactly. That is of
 one plan per DataFrame: after a filtered query the same DataFrame, unfiltered or filtered in another way, silently reads
 only the rows of the first filter. Load anew for every such query.
 
-For the same reason a DataFrame is a snapshot: used again, it reads the pieces of its first plan.
+For the same reason a DataFrame, and a view made with `CREATE TEMPORARY VIEW ... USING`, is as of its first plan: used
+again, it reads the same pieces. The comment of its first column says so. Every query of a table made with
+`CREATE TABLE ... USING` is planned anew. Spark 4.3 gives a source nothing of such a table but its schema, so the
+options are in there, with the first column.
 
 SO1  Every row is a committed record of a verified block, in offset order within a task.
 SO2  Tasks are planned once; the pieces of each are fixed, so a task that is run again gives the same rows.
+SO3  A table in a catalog reads with the options it was made with, and sees the present in each query.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -51,9 +57,10 @@ from tidelog.errors import InvalidConfig
 from tidelog.pipeline.sources.columns import FRAMES, MESSAGES
 from tidelog.pipeline.sources.planning import Bounds, piece_between, split, tightened, within
 from tidelog.pipeline.sources.rows import DESCRIPTORS, rows_of
-from tidelog.pipeline.sources.source_options import SECTION, SourceOptions
+from tidelog.pipeline.sources.source_options import SECTION, SourceOptions, is_of_table, own_options
 from tidelog.pipeline.sources.stream_source import TidelogStreamReader
 
+_OPTIONS: Final = "tidelog.options"
 _NEVER_NULL: Final = frozenset(
     {"channel", "offset", "epoch", "time", "priority", "pgn", "source", "destination", "data", "append_time"}
 )
@@ -81,10 +88,14 @@ class TidelogSource(DataSource):
         return "tidelog"
 
     def schema(self) -> StructType:
-        return spark_schema(arrow_schema(SourceOptions.parse(self.options)))
+        options = SourceOptions.parse(self.options)
+        made = spark_schema(arrow_schema(options))
+        if not options.descriptors:
+            made.fields[0].metadata = table_metadata(self.options, options) or {"comment": as_of(datetime.now(UTC))}
+        return made
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = SourceOptions.parse(self.options)
+        options = SourceOptions.parse(effective_options(self.options, schema))
         columns = chosen_columns(schema, options)
         # Spark refuses a reader with filter support where `spark.sql.python.filterPushdown.enabled` is off, and passes
         # filters in a separate process; so only there the reader supports them.
@@ -93,7 +104,7 @@ class TidelogSource(DataSource):
         return TidelogReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        options = SourceOptions.parse(self.options, streaming=True)
+        options = SourceOptions.parse(effective_options(self.options, schema), streaming=True)
         return TidelogStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -137,6 +148,47 @@ class FilteringReader(TidelogReader):
             if len(attribute) == 1:
                 tightened(self._bounds, type(one).__name__, attribute[0], getattr(one, "value", None))
         return filters  # all of them: the source's are coarser, Spark's are exact
+
+
+# --- tables and views ---------------------------------------------------------------------------------
+
+
+def as_of(moment: datetime) -> str:
+    """The comment of what reads the same records for ever."""
+    return (
+        f"as of {moment:%Y-%m-%dT%H:%M:%SZ}: a DataFrame, or a view made with USING, reads no later records; make it "
+        "anew, or use CREATE TABLE ... USING tidelog, which reads the present in each query"
+    )
+
+
+def table_metadata(given: Mapping[str, str], options: SourceOptions) -> dict[str, Any]:
+    """What a table in a catalog keeps with its first column; nothing where no table is made."""
+    if not is_of_table(given):
+        return {}
+    kept = own_options({name.lower(): value for name, value in given.items()})
+    # Later queries may come from another folder.
+    for name in ("path", "certificate", "key", "authority"):
+        if absolute := getattr(options.address, name):
+            kept[name] = absolute
+    return {_OPTIONS: json.dumps(kept), "comment": "the present in each query"}
+
+
+def effective_options(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """The options of a read. A query of a table in a catalog has only those of its `WITH` clause; the table's are in
+    the schema."""
+    names = {name.lower() for name in given}
+    stored = [field.metadata[_OPTIONS] for field in schema.fields if _OPTIONS in field.metadata]
+    if names & {"cluster", "path"}:
+        return dict(given)  # the schema may come from some table, the records do not
+    if stored:
+        return {**json.loads(stored[0]), **{name.lower(): value for name, value in given.items()}}
+    if not given:
+        problem = (
+            "no options came: give a `cluster` or a `path`. A table that was made with a list of columns keeps no "
+            "options; make it without the list, and select the columns from it"
+        )
+        raise InvalidConfig(section=SECTION, problems=[problem])
+    return dict(given)
 
 
 # --- schemas -----------------------------------------------------------------------------------------

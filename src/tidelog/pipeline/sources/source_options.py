@@ -2,6 +2,10 @@
 
 Spark passes options as text, in lower case. All problems are reported at once, and an unknown name with the nearest
 known one: a misspelt option must not be ignored.
+
+For `CREATE TABLE` Spark adds properties of the table (`provider`, `owner`, `location` and those of the user) and
+repeats every option with the prefix `option.`. For a query of that table it passes none of them; so `source` keeps the
+options in the schema, which Spark stores and gives back.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from tidelog.errors import InvalidConfig
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.logs import FAIL, SKIP
 
@@ -23,6 +28,9 @@ LATEST: Final = "latest"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FOREIGN: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Options that Spark itself passes on to every source and sink."""
+_OF_TABLE: Final = "provider"
+"""The property that only the options of a table in a catalog have."""
+_REPEATED: Final = "option."
 
 ADDRESS_OPTIONS: Final = ("cluster", "path", "certificate", "key", "authority", "insecure")
 READ_OPTIONS: Final = (
@@ -105,13 +113,31 @@ class SourceOptions:
         return made
 
 
+def own_options(given: Mapping[str, str]) -> dict[str, str]:
+    """What was given as options, of all that Spark passes. `path` is also where a table is (`LOCATION`)."""
+    if _OF_TABLE not in given:
+        return dict(given)
+    return {name: value for name, value in given.items() if name == "path" or f"{_REPEATED}{name}" in given}
+
+
+def is_of_table(options: Mapping[str, str]) -> bool:
+    """Whether a table is made in a catalog with these options."""
+    return any(name.lower() == _OF_TABLE for name in options)
+
+
 class OptionReader:
     """Reads options one by one and collects the problems; `require_good` raises them all."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str]) -> None:
-        self._options = {name.lower(): str(value).strip() for name, value in options.items()}
+        given = {name.lower(): str(value).strip() for name, value in options.items()}
+        self._options = own_options(given)
         names = list(known)
         self.problems = [_unknown(name, names) for name in self._options if name not in {*names, *_FOREIGN}]
+        self.problems += [
+            f"{name} is a property of the table, and no option; write it under OPTIONS"
+            for name in given
+            if name in names and name not in self._options
+        ]
 
     def require_good(self) -> None:
         if self.problems:
@@ -119,6 +145,14 @@ class OptionReader:
 
     def text(self, name: str) -> str:
         return self._options.get(name, "")
+
+    def path(self, name: str) -> str:
+        """The absolute path; a task runs in another folder than the driver."""
+        try:
+            return local_path(self.text(name), name=name, section=SECTION)
+        except InvalidConfig as error:
+            self.problems += error.problems
+            return ""
 
     def names(self, name: str) -> tuple[str, ...]:
         return tuple(part for text in self.text(name).split(",") if (part := text.strip()))
