@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,13 +17,15 @@ from tests.pipeline.folders import NOW_US
 from tidelog.blocks.block import MadeBlock
 from tidelog.errors import (
     ChannelRecreated,
+    FolderNotShared,
     HistoryRewritten,
+    InvalidConfig,
     OffsetOutOfRange,
     SinkRefused,
     UnknownChannel,
 )
 from tidelog.pipeline.sinks.publisher import Publisher
-from tidelog.pipeline.sinks.sink import SinkOptions, StagedRows, StreamSink
+from tidelog.pipeline.sinks.sink import BatchSink, SinkOptions, StagedRows, StreamSink
 from tidelog.pipeline.sinks.staging import Key, Staging
 from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.columns import MESSAGES, batches
@@ -112,7 +116,10 @@ def rows(first: int, count: int) -> pa.RecordBatch:
     )
 
 
-def sink(cluster: SmallCluster, channel: str, checkpoint: Path) -> StreamSink:
+def sink(cluster: SmallCluster, channel: str, checkpoint: Path, query: str = "query-1") -> StreamSink:
+    """As Spark makes one for each batch of a query whose id is in the checkpoint."""
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": query}))
     options = {**cluster.options, "channel": channel, "checkpointLocation": f"file://{checkpoint}"}
     return StreamSink(SinkOptions.parse(options, streaming=True))
 
@@ -142,7 +149,7 @@ def test_a_driver_that_died_in_the_middle_of_a_batch_is_followed_by_one_that_fin
     sink(cluster, name, tmp_path).commit([writer.write(iter([rows(0, 10)]))], 0)
     staging = Staging(tmp_path / "tidelog-sink")
     staged = [writer.write(iter([rows(first, 10)])) for first in (10, 20, 30)]
-    intent = staging.claim(Key(name="stream", batch=1), [(one.part, one.records) for one in staged])
+    intent = staging.claim(Key(name="query-1", batch=1), [(one.part, one.records) for one in staged])
     producer = staging.producer()
     assert producer is not None
     blocks: list[MadeBlock] = list(staging.blocks(intent, producer))
@@ -185,7 +192,81 @@ def test_a_sink_refuses_what_it_cannot_do_once(cluster: SmallCluster, tmp_path: 
     other = cluster.channel("sink-5")
     with pytest.raises(SinkRefused, match="belongs to channel 'sink-4'"):
         sink(cluster, other, tmp_path).commit([writer.write(iter([rows(0, 1)]))], 1)
-    for file in (tmp_path / "tidelog-sink").glob("part-*"):
-        file.unlink()
+    assert [str(one.key) for one in Staging(tmp_path / "tidelog-sink").intents()] == ["query-1/0"], "it is not frozen"
+    with pytest.raises(FolderNotShared, match="1 of 1 parts of a batch are not whole"):
+        sink(cluster, name, tmp_path).commit([staged], 1)  # they are published, and so they are gone
+    lost = writer.write(iter([rows(10, 10)]))
+    staging = Staging(tmp_path / "tidelog-sink")
+    staging.claim(Key(name="query-1", batch=1), [(lost.part, lost.records)])
+    (staging.folder / lost.part).unlink()
     with pytest.raises(SinkRefused, match="restore the folder"):
-        sink(cluster, name, tmp_path).commit([staged], 1)
+        sink(cluster, name, tmp_path).commit([writer.write(iter([rows(10, 10)]))], 1)
+
+
+def test_a_part_of_a_machine_with_another_folder_freezes_no_batch(
+    cluster: SmallCluster, logs: Logs, tmp_path: Path
+) -> None:
+    name = cluster.channel("sink-6")
+    here, there = sink(cluster, name, tmp_path / "here"), sink(cluster, name, tmp_path / "there")
+    parts = [here.write(iter([rows(0, 10)])), there.write(iter([rows(10, 10)]))]
+    with pytest.raises(FolderNotShared, match="1 of 2 parts"):
+        sink(cluster, name, tmp_path / "here").commit([*parts], 0)
+    again = [here.write(iter([rows(0, 10)])), here.write(iter([rows(10, 10)]))]
+    sink(cluster, name, tmp_path / "here").commit([*again], 0)
+    assert all_values(logs, name) == expected(range(20))
+
+
+def test_a_query_with_a_new_checkpoint_drops_nothing_as_already_published(
+    cluster: SmallCluster, logs: Logs, tmp_path: Path
+) -> None:
+    """Its batches begin at 0 again. The checkpoint is on a file system that is not visible here."""
+    name = cluster.channel("sink-7")
+    options = {**cluster.options, "channel": name, "checkpointLocation": "hdfs://name/checkpoint"}
+
+    def publish(query: str, batch: int, first: int, count: int = 10) -> None:
+        writer = StreamSink(SinkOptions.parse({**options, "staging": str(tmp_path / "staging")}, streaming=True))
+        part = replace(writer.write(iter([rows(first, count)])), query=query)  # as a task of Spark has it
+        writer.commit([part], batch)
+
+    for batch in range(3):
+        publish("first", batch, 10 * batch)
+    publish("first", 2, 20)  # the last one again, after a crash
+    assert all_values(logs, name) == expected(range(30))
+    publish("second", 0, 30)
+    assert all_values(logs, name) == expected(range(40))
+    for batch in (0, 1):
+        with pytest.raises(SinkRefused, match=f"batch {batch} of query first came and its batch 2 is published"):
+            publish("first", batch, 100)
+    with pytest.raises(SinkRefused, match="has 7 rows now and had 10"):
+        publish("first", 2, 100, 7)
+    with pytest.raises(SinkRefused, match="does not tell which query this is"):
+        publish("", 3, 100)
+    assert all_values(logs, name) == expected(range(40)), "what is refused is not published"
+    publish("first", 3, 40)
+    assert all_values(logs, name) == expected(range(50))
+
+
+def test_a_transaction_that_is_saved_with_other_rows_is_refused(
+    cluster: SmallCluster, logs: Logs, tmp_path: Path
+) -> None:
+    name = cluster.channel("sink-8")
+    named = {"channel": name, "transaction": "import-7", "staging": str(tmp_path / "staging")}
+    writer = BatchSink(SinkOptions.parse({**cluster.options, **named}, streaming=False))
+    for _ in range(2):
+        writer.commit([writer.write(iter([rows(0, 10)]))])
+    with pytest.raises(SinkRefused, match="give it another name"):
+        writer.commit([writer.write(iter([rows(10, 20)]))])
+    assert all_values(logs, name) == expected(range(10))
+
+
+def test_paths_of_a_sink_are_local_and_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = {"cluster": "n1:9500", "insecure": "true", "channel": "x"}
+    with pytest.raises(InvalidConfig, match="staging is 's3://bucket/staging'"):
+        SinkOptions.parse({**plain, "staging": "s3://bucket/staging"}, streaming=False)
+    with pytest.raises(InvalidConfig, match="there is no local checkpoint"):
+        SinkOptions.parse({**plain, "checkpointLocation": "s3://bucket/checkpoint"}, streaming=True)
+    made = SinkOptions.parse({**plain, "checkpointLocation": "checkpoint", "staging": "staging"}, streaming=True)
+    assert (made.checkpoint, made.staging) == (str(tmp_path / "checkpoint"), str(tmp_path / "staging"))
+    made = SinkOptions.parse({**plain, "checkpointLocation": "file:///data/checkpoint"}, streaming=True)
+    assert made.staging == "/data/checkpoint/tidelog-sink"

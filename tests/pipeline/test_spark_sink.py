@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.pipeline.conftest import SmallCluster
-from tests.pipeline.folders import message_block, put, small_store
+from tests.pipeline.folders import NOW_US, message_block, put, small_store
 from tests.pipeline.streams import run_to_end
 
 if TYPE_CHECKING:
@@ -54,6 +54,33 @@ def test_a_stream_goes_into_a_channel_once_over_restarts(
     run()
     expected = [None if number % 7 == 0 else b"value %d" % number for number in range(130)]
     assert published(spark, cluster, name) == expected
+
+
+def test_a_second_query_with_a_checkpoint_that_the_sink_does_not_know_loses_nothing(
+    spark: SparkSession, cluster: SmallCluster, tmp_path: Path
+) -> None:
+    """Where the session names the place of checkpoints, the sink is not told; both queries number batches from 0."""
+    name = cluster.channel("spark-4")
+    store = small_store(tmp_path / "node")
+    put(store, "notes", [message_block(0, 100)])
+    store.close(NOW_US)
+    try:
+        for number in (1, 2):
+            spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / f"checkpoints-{number}"))
+            notes = spark.readStream.format("tidelog").options(
+                path=str(tmp_path / "node"), channels="notes", records="messages", max_records_per_trigger="40"
+            )
+            run_to_end(
+                notes.load()
+                .select("value")
+                .writeStream.format("tidelog")
+                .options(**cluster.options, channel=name, staging=str(tmp_path / "staging"))
+                .trigger(availableNow=True)
+                .start
+            )
+            assert len(published(spark, cluster, name)) == 100 * number
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
 
 def test_a_batch_that_is_named_is_published_once(spark: SparkSession, cluster: SmallCluster, tmp_path: Path) -> None:

@@ -8,8 +8,13 @@ of the batch in the channel once; a batch that never committed leaves nothing. T
 of its partitions. It costs one more write and read of every byte, and all of them pass through the driver.
 
 A stream stages in its checkpoint folder unless `staging` names another; lose that folder, and what follows is published
-like a new stream. A batch is published once per `save()`; to make it survive a kill of the driver too, name it:
-`transaction` and `staging` together mean that the same transaction is published once, however often it is saved.
+like a new stream. Its batches are known by the id that Spark keeps in the checkpoint, wherever that is, and gives to
+every task. A batch is published once per `save()`; to make it survive a kill of the driver too, name it: `transaction`
+and `staging` together mean that the same transaction is published once, however often it is saved.
+
+SIK1  Rows are left out only as a repetition of the same batch: one that comes after a later batch was published, or
+      with another number of rows than before, is refused.
+SIK2  A batch is frozen only if the driver sees all of its parts whole.
 
 Columns: `value`, and if wanted `key`, `time` and `headers`; strings are written as UTF-8.
 """
@@ -24,9 +29,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType, TimestampType
 
@@ -34,7 +39,8 @@ from tidelog.blocks.block import MadeBlock
 from tidelog.blocks.header import Codec
 from tidelog.blocks.messages import encode_messages
 from tidelog.client.producing.arrow_input import columns_of
-from tidelog.errors import ChannelRecreated, InvalidConfig, SinkRefused
+from tidelog.errors import ChannelRecreated, FolderNotShared, InvalidConfig, SinkRefused
+from tidelog.pipeline.local_paths import local_path
 from tidelog.pipeline.sinks.publisher import Publisher
 from tidelog.pipeline.sinks.staging import Key, SinkProducer, Staging, StagingIntent, unpacked
 from tidelog.pipeline.sources.address import LogsAddress
@@ -66,7 +72,7 @@ class SinkOptions:
         made = cls(
             address=reader.address(),
             channel=reader.text("channel"),
-            staging=reader.text("staging") or (f"{checkpoint}/{_STAGED}" if checkpoint else ""),
+            staging=reader.path("staging") or (f"{checkpoint}/{_STAGED}" if checkpoint else ""),
             checkpoint=checkpoint,
             transaction=reader.text("transaction"),
             codec=Codec.NONE if reader.choice("codec", ("zstd", "none")) == "none" else Codec.ZSTD,
@@ -123,10 +129,10 @@ def _is_headers(kind: Any) -> bool:
 
 def _local(location: str) -> str:
     """The path of a checkpoint on a file system that is visible here; empty for any other."""
-    parts = urlparse(location)
-    if parts.scheme == "file":
-        return unquote(parts.path)
-    return location if not parts.scheme and location.startswith("/") else ""
+    try:
+        return local_path(location, name="checkpointLocation", section=SECTION)
+    except InvalidConfig:
+        return ""  # Spark can write there, and we cannot
 
 
 # --- tasks -------------------------------------------------------------------------------------------
@@ -138,7 +144,16 @@ class StagedRows(WriterCommitMessage):
 
     records: int
     part: str = ""
+    part_bytes: int = 0
     inline: bytes = b""
+    query: str = ""
+    """The id of the stream's query."""
+
+
+def _running_query() -> str:
+    """The id of the query that this task belongs to: Spark gives it to every task of a stream, as a property."""
+    context = TaskContext.get()
+    return "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""
 
 
 class _RowSink:
@@ -162,17 +177,32 @@ class _RowSink:
                     "executors share, or more partitions",
                 )
         records = sum(block.maker.record_count for block in blocks)
+        query = _running_query()
         if options.staging and blocks:
-            return StagedRows(records=records, part=Staging(options.staging).write_part(blocks))
-        return StagedRows(records=records, inline=b"".join(bytes(part) for block in blocks for part in block.buffers))
+            part, size = Staging(options.staging).write_part(blocks)
+            return StagedRows(records=records, part=part, part_bytes=size, query=query)
+        inline = b"".join(bytes(part) for block in blocks for part in block.buffers)
+        return StagedRows(records=records, inline=inline, query=query)
 
 
 class StreamSink(_RowSink, DataSourceStreamArrowWriter):
     """Spark makes a new one for every commit: nothing is kept in it."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        key = Key(name=_query_id(self._options.checkpoint), batch=batchId)
-        asyncio.run(_publish_staged(self._options, key, _staged(messages)))
+        query, rows = self._query(messages), _staged(messages)
+        if query:
+            asyncio.run(_publish_staged(self._options, Key(name=query, batch=batchId), rows))
+        elif rows:
+            raise SinkRefused(
+                channel=self._options.channel,
+                problem="Spark does not tell which query this is, and its checkpoint cannot be read here: batches of "
+                "another query could be taken for these; give a checkpointLocation on a local file system",
+            )
+
+    def _query(self, messages: list[WriterCommitMessage | None]) -> str:
+        """The id in the checkpoint: a new checkpoint in the same place is another query."""
+        told = {message.query for message in messages if isinstance(message, StagedRows)} - {""}
+        return told.pop() if len(told) == 1 else _query_id(self._options.checkpoint)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Does nothing: an intent may name these files. Files without an intent are removed when they are old."""
@@ -201,8 +231,13 @@ def _staged(messages: list[WriterCommitMessage | None]) -> list[StagedRows]:
 
 async def _publish_staged(options: SinkOptions, key: Key, rows: list[StagedRows]) -> None:
     staging = Staging(options.staging)
+    _require_new_or_same(options, staging, key, sum(message.records for message in rows))
     if staging.is_published(key):
         return
+    if staging.intent(key) is None:
+        # What is frozen here is published, so it must be meant for this channel and be whole.
+        _require_channel(staging.producer(), options.channel)
+        _require_parts(staging, rows)
     intent = staging.claim(key, [(message.part, message.records) for message in rows])
     if intent.number <= staging.published_through():
         return
@@ -216,6 +251,45 @@ async def _publish_staged(options: SinkOptions, key: Key, rows: list[StagedRows]
     staging.sweep()
 
 
+def _require_new_or_same(options: SinkOptions, staging: Staging, key: Key, records: int) -> None:
+    """SIK1."""
+    last, frozen = staging.last_batch(key.name), staging.intent(key)
+    if 0 <= key.batch < last:
+        raise SinkRefused(
+            channel=options.channel,
+            problem=f"batch {key.batch} of query {key.name} came and its batch {last} is published: this checkpoint is "
+            f"older than {options.staging}, or another driver runs the query; go on with the checkpoint that belongs "
+            "to it, or publish everything again with a new checkpoint and a new staging folder",
+        )
+    if frozen is not None and frozen.records != records:
+        way_out = (
+            "give it another name"
+            if key.batch < 0
+            else "a query whose rows differ when a batch is computed again cannot be published once; make it "
+            "deterministic, and go on with a new checkpoint and a new staging folder"
+        )
+        raise SinkRefused(
+            channel=options.channel,
+            problem=f"{key} has {records} rows now and had {frozen.records} when it was frozen in {options.staging}; "
+            + way_out,
+        )
+
+
+def _require_channel(producer: SinkProducer | None, channel: str) -> None:
+    if producer is not None and producer.channel != channel:
+        raise SinkRefused(
+            channel=channel, problem=f"its staging folder belongs to channel {producer.channel!r}; use another"
+        )
+
+
+def _require_parts(staging: Staging, rows: list[StagedRows]) -> None:
+    """SIK2. A task on a machine that does not share the folder has written somewhere else."""
+    absent = [message.part for message in rows if staging.part_bytes(message.part) != message.part_bytes]
+    if absent:
+        problem = f"{len(absent)} of {len(rows)} parts of a batch are not whole where the driver is"
+        raise FolderNotShared(folder=str(staging.folder), problem=problem)
+
+
 async def _producer(staging: Staging, publisher: Publisher, channel: str) -> SinkProducer:
     """The sink's producer; opened the first time, and never for another channel."""
     producer = staging.producer()
@@ -223,10 +297,7 @@ async def _producer(staging: Staging, publisher: Publisher, channel: str) -> Sin
     if producer is None:
         identity = await publisher.open_producer(f"spark-{secrets.token_hex(12)}")
         producer = staging.keep_producer(SinkProducer(channel=channel, channel_id=channel_id, identity=identity.hex()))
-    if producer.channel != channel:
-        raise SinkRefused(
-            channel=channel, problem=f"its staging folder belongs to channel {producer.channel!r}; use another"
-        )
+    _require_channel(producer, channel)
     if producer.channel_id != channel_id:
         raise ChannelRecreated(channel=channel, expected_id=producer.channel_id, found_id=channel_id)
     return producer
@@ -235,6 +306,8 @@ async def _producer(staging: Staging, publisher: Publisher, channel: str) -> Sin
 async def _publish_once(options: SinkOptions, rows: list[StagedRows]) -> None:
     """Without a name there is nothing to resume: a driver that dies in here has published a part."""
     staging = Staging(options.staging) if options.staging else None
+    if staging is not None:
+        _require_parts(staging, rows)
     async with Publisher(options.address, options.channel) as publisher:
         identity = await publisher.open_producer(f"spark-{secrets.token_hex(12)}")
         await publisher.publish(_numbered(rows, staging, identity), channel_id=await publisher.channel_id())
@@ -259,8 +332,8 @@ def _numbered(rows: list[StagedRows], staging: Staging | None, identity: bytes) 
 
 
 def _query_id(checkpoint: str) -> str:
-    """The id that Spark keeps in a checkpoint: a new checkpoint in the same place is another query."""
+    """The id that Spark keeps in a checkpoint; empty if it cannot be read."""
     try:
-        return str(json.loads((Path(checkpoint) / "metadata").read_text())["id"])
+        return str(json.loads((Path(checkpoint) / "metadata").read_text())["id"]) if checkpoint else ""
     except (OSError, ValueError, KeyError):
-        return "stream"
+        return ""

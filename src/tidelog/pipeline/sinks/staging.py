@@ -75,14 +75,25 @@ class Staging:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
     # --- parts: written by tasks -------------------------------------------------------------------
 
-    def write_part(self, blocks: Sequence[MadeBlock]) -> str:
-        """Put blocks into a file of their own; returns its name."""
+    def write_part(self, blocks: Sequence[MadeBlock]) -> tuple[str, int]:
+        """Put blocks into a file of their own; returns its name and size."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"{_PART}{secrets.token_hex(12)}"
         self._write(name, (buffer for block in blocks for buffer in block.buffers))
-        return name
+        return name, (self._folder / name).stat().st_size
+
+    def part_bytes(self, name: str) -> int:
+        """The size of a part; -1 if it is not here."""
+        try:
+            return (self._folder / name).stat().st_size
+        except FileNotFoundError:
+            return -1
 
     def drop_parts(self, names: Iterable[str]) -> None:
         """Remove files that were never part of an intent."""
@@ -127,6 +138,10 @@ class Staging:
                 found.append(StagingIntent(**{**plain, "key": Key(**plain["key"]), "parts": tuple(plain["parts"])}))
         return found
 
+    def intent(self, key: Key) -> StagingIntent | None:
+        """The intent of this key, unless it is so old that it was removed."""
+        return next((intent for intent in self.intents() if intent.key == key), None)
+
     def claim(self, key: Key, parts: Sequence[tuple[str, int]]) -> StagingIntent:
         """The intent of this key: the one that exists, or a new one with these parts (names and records) (SG1)."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -151,10 +166,14 @@ class Staging:
         found = self._read(_PUBLISHED)
         return -1 if found is None else int(found["number"])
 
-    def is_published(self, key: Key) -> bool:
-        """Whether a batch is known to be in the channel, without its intent. Batches of a stream come in order."""
+    def last_batch(self, name: str) -> int:
+        """The last batch of this query that is in the channel; -1: none. Batches of a stream come in order."""
         found = self._read(_PUBLISHED) or {}
-        return 0 <= key.batch <= int(found.get("batches", {}).get(key.name, -1))
+        return int(found.get("batches", {}).get(name, -1))
+
+    def is_published(self, key: Key) -> bool:
+        """Whether a batch is known to be in the channel, without its intent."""
+        return 0 <= key.batch <= self.last_batch(key.name)
 
     def mark_published(self, intent: StagingIntent) -> None:
         """All intents up to this one are committed in the channel; their files may be removed."""
