@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Tidelog
+from tests.pipeline.table_kit import frames_table, offsets_of, part
 from tidelog.errors import InvalidConfig
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.local_paths import local_path
@@ -14,7 +15,7 @@ from tidelog.pipeline.report.page import write_report
 from tidelog.pipeline.settings import load_pipeline
 from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.source_options import SourceOptions
-from tidelog.pipeline.tables import open_table
+from tidelog.pipeline.tables import FORMATS, open_table
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 
 ELSEWHERE = ("s3://bucket/lake", "S3A://bucket/lake", "hdfs://name:8020/lake", "abfss://a@b/lake", "dbfs:/lake")
@@ -43,6 +44,22 @@ def test_a_relative_path_becomes_absolute_and_colons_are_letters(
     assert local_path("lake:1/boats", name="tables") == str(tmp_path / "lake:1" / "boats")
     assert local_path("/data/s3:/x", name="tables") == "/data/s3:/x"
     assert local_path("", name="tables") == ""
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("name", ["my lake", "m\u00e4rchen", "s3:", "a+b=c&d"])
+def test_tables_are_in_the_folder_of_this_very_name(name: str, table_format: str, tmp_path: Path) -> None:
+    table = frames_table(tmp_path / name, table_format)
+    table.commit_append("main", [part(table, 0, 10)])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert offsets_of(frames_table(tmp_path / name, table_format)) == list(range(10))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_name_that_readers_would_unescape_is_refused(table_format: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="take % for an escape; rename the folder"):
+        open_table(tmp_path / "a%20b", FRAMES_LAYOUT, table_format=table_format)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("flag", ["tables", "checkpoints", "path"])

@@ -26,11 +26,17 @@ from tidelog.pipeline.tables.table import Table, TableLayout
 DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 FORMATS: Final = (DELTA, ICEBERG)
+_ODD_LETTERS: Final = {DELTA: "%", ICEBERG: "%#?"}
+"""In URIs they begin an escape, a fragment and a query. The libraries do not agree when a path is one."""
 
 
 def open_table(tables: Path | str, layout: TableLayout, *, table_format: str = DELTA) -> Table:
     """The table of this layout in a folder of tables. It need not exist yet; see `Table.create`."""
     folder = Path(local_path(tables, name="tables")) / layout.name
+    if odd := [letter for letter in _ODD_LETTERS.get(table_format, "") if letter in str(folder)]:
+        where = str(folder.parent)
+        problem = f"tables are in {where!r}: readers of tables take {odd[0]} for an escape; rename the folder"
+        raise InvalidConfig(section="pipeline", problems=[problem])
     if table_format == DELTA:
         with optional("a Delta table"):
             from tidelog.pipeline.tables.delta import DeltaFolder

@@ -95,7 +95,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
         catalog = self._opened()
         # Column ids are assigned when the table is created; until then the partitions cannot refer to theirs.
         made = catalog.create_table(
-            self._name, self.layout.schema, location=self.folder.as_uri(), properties=dict(_PROPERTIES)
+            self._name, self.layout.schema, location=_uri(self.folder), properties=dict(_PROPERTIES)
         )
         with made.transaction() as change:
             if self.layout.partition_by:
@@ -161,9 +161,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
             transaction.set_properties({name: str(number) for name, number in change.stores.items()})
         said = {_REWRITE: "true"} if change.is_rewrite else {}
         update = transaction.update_snapshot(snapshot_properties=said)
-        added = [
-            parquet_file_to_data_file(table.io, table.metadata, self.path_of(file).as_uri()) for file in change.adds
-        ]
+        added = [parquet_file_to_data_file(table.io, table.metadata, _uri(self.path_of(file))) for file in change.adds]
         if change.removes:
             gone = {file.path for file in change.removes}
             with update.overwrite() as overwrite:
@@ -193,7 +191,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
             self._catalog = SqlCatalog(
                 _NAMESPACE,
                 uri=f"sqlite:///{root / CATALOG_NAME}",
-                warehouse=root.as_uri(),
+                warehouse=_uri(root),
                 pool_pre_ping="true",
                 **{PY_IO_IMPL: SYNCED_IO},
             )
@@ -266,7 +264,12 @@ class IcebergFolder(CommittedTable[IcebergTable]):
         return value
 
     def _relative(self, uri: str) -> str:
-        return uri.removeprefix(self.folder.as_uri()).lstrip("/")
+        return uri.removeprefix(_uri(self.folder)).lstrip("/")
+
+
+def _uri(path: Path) -> str:
+    """Unescaped: the library takes it for the path as it is, and would make a folder `my%20lake` beside `my lake`."""
+    return f"file://{path}"
 
 
 def _text(value: Any, kind: pa.DataType) -> str | None:
