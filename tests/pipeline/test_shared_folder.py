@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tidelog.pipeline.sources.address import LogsAddress
 from tidelog.pipeline.sources.planning import piece_between
 from tidelog.pipeline.sources.source_options import StartPlace
 from tidelog.pipeline.tables.maintenance import optimize
-from tidelog.pipeline.tables.shared_folder import MARKER
+from tidelog.pipeline.tables.shared_folder import MARKER, marked
 from tidelog.pipeline.tables.table import Table, TableStep
 
 FORMATS = pytest.mark.parametrize("table_format", ["delta", "iceberg"])
@@ -189,6 +190,15 @@ def test_a_worker_that_does_not_see_the_drivers_folder_writes_nothing(tmp_path: 
     here: Any = Here()
     assert carried_out(Workplace(here, 2), [1, 2, 3], work, folder=folder) == [1, 2, 3]
     assert not list(folder.glob(f"{MARKER}*")), "markers are gone after the step"
+
+
+def test_a_marker_of_a_killed_driver_is_swept_when_it_is_old(tmp_path: Path) -> None:
+    old, running = tmp_path / f"{MARKER}1", tmp_path / f"{MARKER}2"
+    for path in (old, running):
+        path.touch()
+    os.utime(old, (0, 0))
+    with marked(tmp_path) as marker:
+        assert {str(path) for path in tmp_path.iterdir()} == {marker, str(running)}
 
 
 # --- where a step is carried out -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tidelog.errors import FolderNotShared
 from tidelog.pki.files import translated
 
 MARKER: Final = "_driver-"
+_OLD_S: Final = 24 * 3600.0
+"""Longer than any step takes."""
 
 Order = TypeVar("Order")
 Result = TypeVar("Result")
@@ -56,6 +59,10 @@ def marked(folder: Path) -> Iterator[str]:
     """A marker in the folder for the time of one step; its path."""
     marker = folder / f"{MARKER}{uuid.uuid4().hex}"
     with translated("write", marker):
+        for old in folder.glob(f"{MARKER}*"):  # of a driver that was killed
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > _OLD_S:
+                    old.unlink()
         marker.touch()
     try:
         yield str(marker)
