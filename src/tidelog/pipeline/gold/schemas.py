@@ -33,9 +33,7 @@ class GoldLayout:
 
 def _layout(name: str, fields: Iterable[tuple[str, pa.DataType]], *keys: str) -> GoldLayout:
     own = [pa.field(column, kind) for column, kind in fields]
-    table = TableLayout(
-        name=name, schema=pa.schema(_PARTITION + own), partition_by=("day", "channel"), statistics=(keys[-1],)
-    )
+    table = TableLayout(name=name, schema=pa.schema(_PARTITION + own), partition_by=("day", "channel"))
     return GoldLayout(table=table, keys=("day", "channel", *keys))
 
 

@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -47,6 +48,8 @@ _CONFIGURATION: Final = {
 }
 _COLOUR: Final = re.compile(r"\x1b\[\d*m")
 _NO_SPACE: Final = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\b")
+_TEXT_BOUND: Final = 32
+_LAST_CHARACTER: Final = "\U0010ffff"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -122,6 +125,10 @@ class DeltaFolder(CommittedTable[DeltaTable]):
                     paths.add(unquote(removed["path"]))
         return paths
 
+    def hides_rows(self, file: DataFile) -> bool:
+        # A file as earlier versions of Tidelog described it: the bounds of some columns, and nothing of the others.
+        return any(name not in file.nulls for name in self.layout.bounded)
+
     # --- one transaction -----------------------------------------------------------------------------
 
     def _try(self, state: DeltaTable, change: Change) -> int | None:
@@ -143,7 +150,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             for file in change.removes
         ]
         actions += [
-            AddAction(file.path, file.bytes, self._values(file), now_ms, data_change, _statistics(file))
+            AddAction(file.path, file.bytes, self._values(file), now_ms, data_change, _statistics(file, self.layout))
             for file in change.adds
         ]
         table.create_write_transaction(
@@ -274,19 +281,35 @@ def _actions(commit: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _statistics(file: DataFile) -> str:
-    return json.dumps(
-        {
-            "numRecords": file.rows,
-            "minValues": {name: _bound(value, up=False) for name, value in file.minimums.items()},
-            "maxValues": {name: _bound(value, up=True) for name, value in file.maximums.items()},
-            "nullCount": dict(file.nulls),
-        }
-    )
+def _statistics(file: DataFile, layout: TableLayout) -> str:
+    """What the log says of a file's rows.
+
+    The library's pyarrow datasets take a column without bounds for one without values, unless no column has any.
+    """
+    said: dict[str, Any] = {"numRecords": file.rows}
+    if all(_is_bounded(file, name) for name in layout.bounded):
+        said["minValues"] = {name: _bound(value, up=False) for name, value in file.minimums.items()}
+        said["maxValues"] = {name: _bound(value, up=True) for name, value in file.maximums.items()}
+    said["nullCount"] = dict(file.nulls)
+    # Without escapes: the library reads the pairs that stand for characters of the higher planes wrongly (1.6.6).
+    return json.dumps(said, allow_nan=False, ensure_ascii=False)
+
+
+def _is_bounded(file: DataFile, name: str) -> bool:
+    if name not in file.minimums or name not in file.maximums:
+        return file.nulls.get(name) == file.rows
+    # JSON has no number that is infinite.
+    return all(not isinstance(one, float) or isfinite(one) for one in (file.minimums[name], file.maximums[name]))
 
 
 def _bound(value: Any, *, up: bool) -> Any:
-    """A bound as the log writes it. Times have milliseconds there, so the upper one is the next whole millisecond."""
+    """A bound as the log writes it: no narrower than the value. Times have milliseconds there, so the upper one is the
+    next whole millisecond; of long texts the beginning is enough."""
+    if isinstance(value, str) and len(value) > _TEXT_BOUND:
+        end = _TEXT_BOUND
+        while up and value[end : end + 1] == _LAST_CHARACTER:
+            end += 1
+        return value[:end] + (_LAST_CHARACTER if up else "")
     if isinstance(value, datetime):
         whole_ms, rest = divmod((value - _EPOCH) // timedelta(microseconds=1), 1000)
         rounded = _EPOCH + timedelta(milliseconds=whole_ms + (1 if up and rest else 0))

@@ -233,7 +233,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
 
     def _file_of(self, table: IcebergTable, entry: IcebergFile) -> DataFile:
         schema = table.schema()
-        names = {schema.find_field(name).field_id: name for name in self.layout.statistics}
+        names = {schema.find_field(name).field_id: name for name in self.layout.bounded}
 
         def bounds(values: Mapping[int, bytes] | None) -> dict[str, Any]:
             return {

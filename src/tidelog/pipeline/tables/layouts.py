@@ -20,7 +20,6 @@ FRAMES_LAYOUT: Final = TableLayout(
     schema=FRAMES.append(pa.field("append_day", pa.date32())),
     # The leader's day, never the boat's: a wrong clock must not make partitions of 1970 (B1, P3).
     partition_by=("append_day", "channel"),
-    statistics=("seq", "offset", "time", "pgn", "source", "append_time"),
     rising=("seq", "offset", "time", "append_time"),
     plain=("data",),
 )
@@ -36,7 +35,6 @@ LOST_RANGES_LAYOUT: Final = TableLayout(
         ]
     ),
     partition_by=("channel",),
-    statistics=("seq_start", "seq_end"),
 )
 CLOCK_SHIFTS_LAYOUT: Final = TableLayout(
     name="clock_shifts",
@@ -53,7 +51,6 @@ CLOCK_SHIFTS_LAYOUT: Final = TableLayout(
         ]
     ),
     partition_by=("channel",),
-    statistics=("seq_start", "seq_end"),
 )
 SIGNALS_LAYOUT: Final = TableLayout(
     name="signals",
@@ -76,7 +73,6 @@ SIGNALS_LAYOUT: Final = TableLayout(
         ]
     ),
     partition_by=("day", "channel"),
-    statistics=("seq", "time", "pgn", "signal"),
     rising=("seq", "time"),
     plain=(),
 )
@@ -91,11 +87,9 @@ UNDECODED_LAYOUT: Final = TableLayout(
             ("frames", pa.int64()),
         ]
     ),
-    statistics=("pgn", "day"),
 )
 DEVICES_LAYOUT: Final = TableLayout(
     name="devices",
     schema=DEVICES_SCHEMA,
     partition_by=("channel",),
-    statistics=("name",),
 )

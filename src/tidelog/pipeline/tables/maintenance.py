@@ -68,11 +68,14 @@ def rewrite(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
 
 
 def optimize(table: Table, *, target_bytes: int = TARGET_BYTES) -> Optimized:
-    """Rewrite all small files, one partition after the other; each is a transaction of its own."""
+    """Rewrite all small files, and those of which some readers miss rows; each group is a transaction of its own."""
     partitions = set()
     before: list[DataFile] = []
     after: list[DataFile] = []
-    for group in plan_rewrites(table, target_bytes=target_bytes):
+    groups = plan_rewrites(table, target_bytes=target_bytes)
+    planned = {file.path for group in groups for file in group}
+    groups += [[file] for file in table.files() if file.path not in planned and table.hides_rows(file)]
+    for group in groups:
         files = rewrite(table, group)
         if table.commit_rewrite(group, files):
             partitions.add(group[0].partition)

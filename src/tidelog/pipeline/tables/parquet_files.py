@@ -154,7 +154,7 @@ def _parquet_writer(path: Path, schema: pa.Schema, layout: TableLayout) -> pq.Pa
         column_encoding=dict.fromkeys(layout.rising, "DELTA_BINARY_PACKED"),
         # Bounds of payloads are useless and cost a fifth of writing them. Partition columns need theirs: Iceberg takes
         # the partition of a file from them.
-        write_statistics=[*layout.statistics, *layout.partition_by],
+        write_statistics=[*layout.bounded, *layout.partition_by],
         store_schema=False,  # every reader sees Parquet's own types, dictionaries or not
     )
 
@@ -165,7 +165,7 @@ def describe(footer: pq.FileMetaData, relative: str, size: int, partition: Parti
     minimums: dict[str, Any] = {}
     maximums: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for name in layout.statistics:
+    for name in layout.bounded:
         found = [footer.row_group(group).column(places[name]).statistics for group in range(footer.num_row_groups)]
         if not found or any(one is None or not one.has_null_count for one in found):
             continue

@@ -46,12 +46,21 @@ class TableLayout:
     schema: pa.Schema
     """Including the partition columns. Files hold them too, so that a plain list of files is readable by any reader."""
     partition_by: tuple[str, ...] = ()
-    statistics: tuple[str, ...] = ()
-    """Columns whose smallest and largest value go into the table's log, so that readers skip files."""
     rising: tuple[str, ...] = ()
     """Numbers that mostly grow from row to row: stored as differences."""
     plain: tuple[str, ...] = ()
     """Columns with many distinct values, where a dictionary would only cost."""
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """Columns whose smallest and largest value go into the table's log, so that readers skip files.
+
+        All or none: to some readers (pyarrow datasets of `deltalake`) a file with bounds for some columns has no rows
+        for a filter on another. Payloads have no useful bounds, and those readers ask for none.
+        """
+        return tuple(
+            one.name for one in self.schema if one.name not in self.partition_by and not pa.types.is_binary(one.type)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +221,10 @@ class Table(ABC):
 
         Drops older versions where the format keeps them until told.
         """
+
+    def hides_rows(self, file: DataFile) -> bool:
+        """Whether some readers miss rows of the file for what the table's log says of it; `optimize` rewrites it."""
+        return False
 
     def path_of(self, file: DataFile) -> Path:
         return self.folder / file.path
