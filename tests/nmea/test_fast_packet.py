@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge.bus_frames import Row, can_id, capture_path, fast_packet, transport
+from tests.nmea.fast_pgns_module import module
 from tidelog.compat.captures import read_canboat_raw, read_candump
 from tidelog.errors import InvalidConfig
+from tidelog.nmea import fast_pgns
 from tidelog.nmea.fast_packet import REORDER_US, TIMEOUT_US, FastPacketAssembler, FastPacketDrop
 from tidelog.nmea.pgns import FAST_PACKET_PGNS, pgn_of
 from tidelog.nmea.transport import ADDRESSED_TIMEOUT_US, TransportDrop
@@ -306,6 +309,15 @@ def test_noise_on_a_few_ids_stays_within_bounds() -> None:
     statistics = assembler.statistics()
     assert statistics.open <= 16
     assert set(statistics.dropped) >= {FastPacketDrop.EVICTED, FastPacketDrop.MALFORMED, FastPacketDrop.SUPERSEDED}
+
+
+def test_the_list_of_fast_packets_is_what_the_definitions_say() -> None:
+    pytest.importorskip("nmea2000", reason="the definitions come with the `spark` extra")
+    written = Path(fast_pgns.__file__).read_text()
+    assert written == module(), "python -m tests.nmea.fast_pgns_module > src/tidelog/nmea/fast_pgns.py"
+    assert {129814, 129815, 129816, 130329, 130568, 130575} <= FAST_PACKET_PGNS
+    assert {126208, 126464, 126720, 130816, 131071} <= FAST_PACKET_PGNS, "ranges that are by rule"
+    assert not {61184, 65280, 65535, 130325} & FAST_PACKET_PGNS, "single frames, and one that nobody has defined"
 
 
 def test_the_table_knows_every_long_pgn_of_the_real_captures() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from tidelog.pipeline.tables import FORMATS
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.maintenance import optimize, vacuum
 from tidelog.pipeline.tables.table import AddedFile, DataFile, OffsetRange, RangeFiles, Table
+from tidelog.signals.reassembly import Assembly
 
 PIPELINE = "main"
 START = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -276,7 +278,7 @@ def test_a_step_ends_before_it_grows_too_large() -> None:
 def test_state_survives_its_file_and_old_versions_go(tmp_path: Path) -> None:
     state = ChannelState()
     lineage = state.lineage(LINEAGE)
-    lineage.assembled = True
+    lineage.assembly = Assembly(balance=64, by_pgn={129029: 64, 130568: -3})
     lineage.add_stretch(SignalStretch(first_seq=1, last_seq=10, start_us=100, end_us=200))
     lineage.add_claims(10, {3: 0xC0788C00112FFAC7})
     lineage.tail, lineage.tail_next_seq = raw_fast_packet(START, sequence=1).slice(0, 2), 3
@@ -285,11 +287,29 @@ def test_state_survives_its_file_and_old_versions_go(tmp_path: Path) -> None:
     assert load_state(tmp_path, PIPELINE, "a/b", None).lineages == {}
     assert load_state(tmp_path, PIPELINE, "a/b", 5).lineages == {}
     found = load_state(tmp_path, PIPELINE, "a/b", 8).lineage(LINEAGE)
+    assert found.assembly == lineage.assembly
     assert found.claims == lineage.claims
     assert found.stretches == lineage.stretches
     assert found.tail is not None
     assert found.tail.equals(lineage.tail)
     assert len(list(tmp_path.rglob("*.json"))) == 2
+
+
+@pytest.mark.parametrize(("before", "balance"), [(True, 1), (False, 0), (None, 0)])
+def test_state_of_an_earlier_version_is_read(tmp_path: Path, before: bool | None, balance: int) -> None:
+    save_state(tmp_path, PIPELINE, "a", state_of(LINEAGE), before=None, version=4)
+    (path,) = tmp_path.rglob("*.json")
+    written = json.loads(path.read_text())
+    del written[LINEAGE]["assembly"]
+    written[LINEAGE]["assembled"] = before
+    path.write_text(json.dumps(written))
+    assert load_state(tmp_path, PIPELINE, "a", 4).lineage(LINEAGE).assembly == Assembly(balance=balance)
+
+
+def state_of(lineage: str) -> ChannelState:
+    state = ChannelState()
+    state.lineage(lineage)
+    return state
 
 
 def test_stretches_grow_together_and_tell_the_times_around() -> None:

@@ -80,7 +80,7 @@ def test_what_is_not_understood_is_counted_by_reason() -> None:
         (126_990, 1, bytes(8)),  # nobody knows it
         (130306, 1, b""),
         (65280, 1, bytes.fromhex("7d990801000300")),
-        (126208, 1, bytes.fromhex("0102fd01f8020234120402")),
+        (126208, 1, bytes.fromhex("0102fd01f8020234120902")),  # that PGN has no ninth field
         (130306, 1, WIND),
     ]
     decoded = decode_signals(frames_batch(frames))

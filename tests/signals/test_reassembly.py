@@ -15,7 +15,7 @@ from tests.signals.frames_kit import START_US, TIME, capture_path, frames_batch
 from tidelog.compat.captures import parts_from_can_id_scalar, read_candump
 from tidelog.nmea.fast_packet import FastPacketAssembler
 from tidelog.nmea.pgns import FAST_PACKET_PGNS, ISO_TRANSPORT_CONTROL, ISO_TRANSPORT_DATA
-from tidelog.signals.reassembly import is_assembled, reassemble
+from tidelog.signals.reassembly import Assembly, reassemble
 
 GNSS, ENGINE, WIND = 129029, 127489, 130306
 
@@ -90,12 +90,44 @@ def test_a_message_cut_by_the_end_goes_on_in_the_next_batch() -> None:
 
 
 def test_a_stream_that_is_whole_already_is_left_alone() -> None:
+    seen = Assembly()
     batch = frames_batch([(GNSS, 3, bytes(43)), (126720, 3, bytes(6))])
-    assert is_assembled(batch)
-    assert reassemble(batch).whole.equals(batch)
-    short = batch.slice(1)
-    assert not is_assembled(short)
-    assert reassemble(short, assembled=True).whole.equals(short)
+    assert reassemble(batch, seen).whole.equals(batch)
+    short = frames_batch([(126720, 3, bytes(8)), (126720, 3, b"\0\5......"), (GNSS, 3, bytes(range(8)))])
+    assert reassemble(short, seen).whole.equals(short)
+    assert reassemble(short).incomplete == [(126720, 1)], "nothing has been shown before: the others are frames"
+
+
+def test_one_long_payload_does_not_make_a_raw_capture_an_assembled_one() -> None:
+    seen = Assembly()
+    raw = [(GNSS, 3, part) for number in range(8) for part in fast_packet(bytes(range(43)), number)]
+    stray = [(129794, 8, bytes(range(75)))]  # as a gateway hands it over
+    result = reassemble(raw_batch(timed([*raw, *stray, *raw[:3]])), seen)
+    assert [len(row[3]) for row in whole_rows(result.whole)] == [43] * 8 + [75]
+    assert result.incomplete == [(GNSS, 3)], "the start of a message is no message"
+    again = reassemble(raw_batch(timed([*stray, *raw[2:7]])), seen)
+    assert [len(row[3]) for row in whole_rows(again.whole)] == [75]
+    assert again.incomplete == [(GNSS, 5)]
+
+
+def test_frames_of_a_pgn_that_the_boat_did_not_know_are_joined_in_a_stream_that_is_whole() -> None:
+    seen = Assembly()
+    whole = [(GNSS, 3, bytes(range(43)))] * 20
+    parts = [(130568, 7, part) for part in fast_packet(bytes(range(20)), 3)]
+    result = reassemble(raw_batch(timed([*whole, *parts, (126720, 5, bytes(8))])), seen)
+    assert [(row[1], len(row[3])) for row in whole_rows(result.whole)[20:]] == [(130568, 20), (126720, 8)]
+    # A message cut in two by the end of a batch is known for what it is from then on.
+    rest = reassemble(raw_batch(timed([*whole, *parts[:2]])), seen)
+    assert rest.incomplete == [(130568, 2)]
+    assert rest.open_tail.num_rows == 2
+
+
+def test_a_lineage_whose_boat_begins_to_assemble_is_followed() -> None:
+    seen = Assembly()
+    raw = timed([(GNSS, 3, part) for number in range(200) for part in fast_packet(bytes(range(43)), number % 8)])
+    assert reassemble(raw_batch(raw), seen).whole.num_rows == 200
+    whole = frames_batch([(GNSS, 3, bytes(43))] * 70 + [(126720, 5, bytes(8))])
+    assert reassemble(whole, seen).whole.equals(whole)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,7 +151,7 @@ def test_any_loss_and_doubling_gives_what_the_live_assembler_gives(seed: int) ->
             frames += [(time_us, pgn, source, part)] * (2 if rng.random() < 0.05 else 1)
             if rng.random() < 0.3:
                 frames.append((time_us, WIND, 9, rng.randbytes(8)))
-    result = reassemble(raw_batch(frames), assembled=False)
+    result = reassemble(raw_batch(frames))
     assert whole_rows(result.whole) == live_rows(frames), seed
     passed = sum(pgn == WIND for _, pgn, _, _ in frames)
     used = sum(1 + max(0, -(-(len(row[3]) - 6) // 7)) for row in whole_rows(result.whole) if row[1] != WIND)

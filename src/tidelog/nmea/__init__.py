@@ -4,6 +4,7 @@ Modules:
 
     devices      The devices on the bus
     fast_packet  Whole messages from raw CAN frames
+    fast_pgns    The list of fast packets, written from the definitions
     pgns         Which PGNs are fast packets
     transport    ISO 11783 transport
 """

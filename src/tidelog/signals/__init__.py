@@ -12,4 +12,5 @@ Modules:
     reassembly  Fast packets of raw captures put together, over whole columns
     rows        The long table
     texts       Texts of one batch
+    values      Values whose type only the payload tells
 """

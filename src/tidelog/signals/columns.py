@@ -13,7 +13,7 @@ SC3  A frame with a value whose type only its payload defines is reported in `op
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tidelog.signals.layouts import FieldKind, FieldLayout, RepeatedSet, Variant
 from tidelog.signals.payloads import PAYLOAD_BYTES_MAX, Int64s, Integers, Payloads, Place, Unique
 from tidelog.signals.texts import TextPool, date_text, fixed_text, hex_text, lau_text, lz_text
+from tidelog.signals.values import ValueLayout, told_fields, told_value, value_layout
 
 Floats = npt.NDArray[np.float64]
 Int32s = npt.NDArray[np.int32]
@@ -46,6 +47,10 @@ class Column:
     texts: Int32s | None
     scale: float = 1.0
     shift: float = 0.0
+
+    @property
+    def may_lack_numbers(self) -> bool:
+        return self.raws is None or (self.texts is not None and self.raws.dtype.kind == "f")
 
     def write_values(self, out: Floats) -> None:
         """The scaled numbers, computed when they are needed: kept for all columns they would be a lot."""
@@ -94,6 +99,9 @@ class _Reader:
         place = 0
         sets = {item.first: item for item in self._variant.sets}
         while place < len(self._variant.fields):
+            if place == self._variant.told_from:
+                self._read_told(place)
+                return
             if place in sets:
                 following = self._read_sets(sets[place], at)
                 place += sets[place].fields
@@ -148,9 +156,7 @@ class _Reader:
         """Read one field of some rows; returns where the next one begins, or None where that is unknown."""
         item = self._variant.fields[place]
         kind = item.kind
-        if kind is FieldKind.VARIABLE:
-            self._mark_opaque(rows)
-            return None
+        assert kind is not FieldKind.VARIABLE, "read with all that follows it"
         if item.bit_length is None or kind in (FieldKind.TEXT_FIXED, FieldKind.TEXT_LZ):
             return self._read_bytes(item, rows, at, suffix)
         if kind is FieldKind.BINARY and (
@@ -293,10 +299,125 @@ class _Reader:
             at = at if isinstance(at, int) else at[among]
             lengths = lengths if isinstance(lengths, int) else lengths[among]
         if item.kind is FieldKind.DYNAMIC:
-            self._mark_opaque(starting)
-        if item.kind is not FieldKind.SKIPPED:
+            self._read_dynamic(item, starting, at, lengths, suffix)
+        elif item.kind is not FieldKind.SKIPPED:
             self._add_strings(item, suffix, starting, payloads.strings(starting, at, lengths))
         return following
+
+    # --- values whose type the payload tells ----------------------------------------------------------
+
+    def _read_told(self, place: int) -> None:
+        """Group functions: the package is asked for each payload, which are few and repeat."""
+        everything = self._payloads.strings(None, 0, PAYLOAD_BYTES_MAX)
+        cells: dict[tuple[int, int, str | None], tuple[list[Int64s], list[float], list[int]]] = {}
+        opaque = []
+        rows_of = np.split(np.argsort(everything.which, kind="stable"), np.cumsum(np.bincount(everything.which))[:-1])
+        for payload, rows in zip(everything.strings, rows_of, strict=True):
+            fields, is_whole = told_fields(self._variant, payload, place)
+            if not is_whole:
+                opaque.append(rows)
+            for one in fields:
+                if one.told.number is None and one.told.text is None:
+                    continue
+                held, numbers, texts = cells.setdefault((one.place, one.number, one.unit), ([], [], []))
+                held.append(rows)
+                numbers.append(np.nan if one.told.number is None else one.told.number)
+                texts.append(self._pool.code(one.told.text))
+        for (field_place, number, unit), (held, numbers, texts) in sorted(cells.items(), key=_by_place):
+            counts = [len(rows) for rows in held]
+            rows = np.concatenate(held)
+            order = np.argsort(rows, kind="stable")
+            item = replace(self._variant.fields[field_place], unit=unit)
+            suffix = f".{number}" if number else ""
+            values = np.repeat(np.array(numbers), counts)[order]
+            codes = np.repeat(np.array(texts, dtype=np.int32), counts)[order]
+            self._add(item, suffix, rows[order], values, codes, plain=True)
+        if opaque:
+            self._mark_opaque(np.sort(np.concatenate(opaque)))
+
+    def _read_dynamic(
+        self, item: FieldLayout, rows: Int64s | None, at: Place, lengths: Int64s | int, suffix: str
+    ) -> None:
+        """Values of keys: numbers over all rows at once, what else there is by key."""
+        if item.key is None or item.key not in self._raws:
+            self._mark_opaque(rows)
+            self._add_strings(item, suffix, rows, self._payloads.strings(rows, at, lengths))
+            return
+        known = self._raws[item.key]
+        keys = (known.raws if known.rows is rows else known.raws[_among(known.rows, rows)]).astype(np.int64)
+        places = _per_row(at, len(keys))
+        bits = self._payloads.bits if rows is None else self._payloads.bits[rows]
+        held = np.clip(np.minimum((bits - places) // 8, lengths), 0, PAYLOAD_BYTES_MAX)
+        is_cut = (held < lengths) & (np.asarray(lengths) < PAYLOAD_BYTES_MAX)
+        if is_cut.any():
+            chosen = np.flatnonzero(is_cut) if rows is None else rows[is_cut]
+            self._mark_opaque(chosen)
+            self._add_strings(item, suffix, chosen, self._payloads.strings(chosen, places[is_cut], held[is_cut]))
+            rows = np.flatnonzero(~is_cut) if rows is None else rows[~is_cut]
+            keys, places, held = keys[~is_cut], places[~is_cut], held[~is_cut]
+        pairs, which = np.unique(keys << 12 | held, return_inverse=True)
+        place = self._variant.fields.index(item)
+        found = [value_layout(self._variant, place, pair >> 12, pair & 0xFFF) for pair in pairs.tolist()]
+        is_number = np.array([layout is not None for layout in found])[which]
+        some = np.flatnonzero(is_number)
+        if len(some):
+            self._add_numbers_of_keys(item, suffix, rows, some, places, held, found, which)
+        for number, pair in enumerate(pairs.tolist()):
+            if found[number] is None:
+                self._add_told_values(item, suffix, rows, np.flatnonzero(which == number), places, held, pair >> 12)
+
+    def _add_numbers_of_keys(
+        self,
+        item: FieldLayout,
+        suffix: str,
+        rows: Int64s | None,
+        some: npt.NDArray[np.intp],
+        at: Int64s,
+        held: Int64s,
+        found: list[ValueLayout | None],
+        which: npt.NDArray[np.intp],
+    ) -> None:
+        layouts = [layout or _NO_NUMBER for layout in found]
+        of_some = which[some]
+        chosen = some if rows is None else rows[some]
+        words = self._payloads.raw(chosen, at[some], 64).astype(np.uint64)
+        spare = (64 - held[some] * 8).astype(np.uint64)
+        unsigned = (words << spare) >> spare
+        signed = (words << spare).view(np.int64) >> spare.astype(np.int64)
+        raws = np.where(np.array([one.signed for one in layouts])[of_some], signed, unsigned.astype(np.int64))
+        lowest = np.array([one.raw_min for one in layouts], dtype=np.int64)[of_some]
+        highest = np.array([one.raw_max for one in layouts], dtype=np.int64)[of_some]
+        kept = np.flatnonzero((raws >= lowest) & (raws <= highest))
+        values = np.empty(len(raws))
+        for number in np.unique(of_some[kept]).tolist():
+            here = of_some == number
+            out = np.empty(int(here.sum()))
+            _scale(raws[here], layouts[number].scale, layouts[number].shift, out)
+            values[here] = out
+        self._add(item, suffix, chosen[kept], values[kept], None, plain=True)
+
+    def _add_told_values(
+        self,
+        item: FieldLayout,
+        suffix: str,
+        rows: Int64s | None,
+        some: npt.NDArray[np.intp],
+        at: Int64s,
+        held: Int64s,
+        key: int,
+    ) -> None:
+        chosen = some if rows is None else rows[some]
+        unique = self._payloads.strings(chosen, at[some], held[some])
+        place = self._variant.fields.index(item)
+        told = [told_value(self._variant, place, key, content) for content in unique.strings]
+        is_opaque = np.array([one.is_opaque for one in told])[unique.which]
+        if is_opaque.any():
+            self._mark_opaque(chosen[is_opaque])
+        is_there = np.array([one.number is not None or one.text is not None for one in told])[unique.which]
+        numbers = np.array([np.nan if one.number is None else one.number for one in told])[unique.which]
+        texts = np.array([self._pool.code(one.text) for one in told], dtype=np.int32)[unique.which]
+        if is_there.any():
+            self._add(item, suffix, chosen[is_there], numbers[is_there], texts[is_there], plain=True)
 
     def _told_length(self, item: FieldLayout, rows: Int64s | None) -> Int64s:
         """Bytes of a binary or dynamic value: as many as a field before it says, else the rest of the payload."""
@@ -350,6 +471,8 @@ class _Reader:
         self.result.columns.append(column)
 
 
+_NO_NUMBER: Final = ValueLayout(signed=False, scale=1.0, shift=0.0, raw_min=0, raw_max=-1)
+
 _MISSING: Final = -2
 """A code or text that means "not available"; -1 is one without a name."""
 
@@ -360,6 +483,11 @@ _READERS: Final[dict[FieldKind, Callable[[bytes], str | None]]] = {
     FieldKind.BINARY: hex_text,
     FieldKind.DYNAMIC: hex_text,
 }
+
+
+def _by_place(cell: tuple[tuple[int, int, str | None], object]) -> tuple[int, int, str]:
+    place, number, unit = cell[0]
+    return number, place, unit or ""
 
 
 def _reserved(none: int) -> int:

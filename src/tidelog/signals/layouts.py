@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -31,6 +31,9 @@ from tidelog.extras import optional
 
 Match = tuple[int, int, int]
 """Bit offset, bit length and the raw value that a variant's payloads have there."""
+
+_PGN_MAX: Final = 0x3_FFFF
+"""Beyond are the messages that gateways make."""
 
 LABELS_MAX: Final = 8_192
 """Labels that a variant remembers. Noise on a field of 32 bits would otherwise fill the memory."""
@@ -60,10 +63,10 @@ class FieldKind(enum.Enum):
     NAME = enum.auto()
     """A device's 64-bit NAME."""
     DYNAMIC = enum.auto()
-    """A value whose type is in another field's code. Its bytes are known, its meaning is not."""
+    """A value whose type is in another field's code; see `values`."""
     VARIABLE = enum.auto()
-    """A value of a field of another PGN, or a field that is not always there, in group functions: its end is not known
-    here."""
+    """A value of a field of another PGN, or a field that is not always there, in group functions: what follows has no
+    fixed place. See `values`."""
     SKIPPED = enum.auto()
     """Reserved and spare bits."""
 
@@ -125,6 +128,10 @@ class FieldLayout:
     """Where the field lies in the variant's probe."""
     bits: str | None = None
     """Name of the table of flags."""
+    key: int | None = None
+    """Index of the field whose code tells the type of this value; None where nothing known tells it."""
+    teller: int | None = None
+    """Index of the field with the length of this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +155,15 @@ class Variant:
     sets: tuple[RepeatedSet, ...]
     instance: int | None
     """Index of the field that tells two engines, batteries or tanks apart."""
+    told_from: int | None
+    """Index of the field from which on no place is fixed, since what lies there is of another PGN."""
     proprietary: bool
     """Only the manufacturer is known."""
     probe: bytes
     labels: dict[tuple[int, int, int], str | None] = field(default_factory=dict, compare=False)
     """Cache: (field, code, code of the indirect field) to label."""
+    told: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
+    """Cache of `values`."""
 
     @property
     def fixed(self) -> bool:
@@ -173,14 +184,14 @@ class Variant:
     def _ask_label(self, place: int, code: int, other: int) -> str | None:
         item = self.fields[place]
         if item.bits is not None:
-            flags = _database().bit_lookup(item.bits)
+            flags = database().bit_lookup(item.bits)
             return ", ".join(name for bit, name in flags if code >> bit & 1) or None
         assert item.bit_length is not None, "codes have fixed lengths"
-        payload = _with_bits(self.probe, item.probe_bit, item.bit_length, code)
+        payload = with_bits(self.probe, item.probe_bit, item.bit_length, code)
         if item.indirect is not None:
             master = self.fields[item.indirect]
             assert master.bit_length is not None, "codes have fixed lengths"
-            payload = _with_bits(payload, master.probe_bit, master.bit_length, other)
+            payload = with_bits(payload, master.probe_bit, master.bit_length, other)
         value = _answers(self.pgn, payload).get(item.id)
         return value if isinstance(value, str) else None
 
@@ -201,7 +212,7 @@ def layouts_of(pgn: int) -> PgnLayouts:
     # The cache may be filled by two threads at once; the package's objects are then only read by one.
     with _LOCK:
         found, hidden = [], []
-        for info in _database().pgn_variants(pgn):
+        for info in database().pgn_variants(pgn):
             if _is_fallback(info.id):
                 continue
             variant = _learn(info, pgn)
@@ -217,6 +228,21 @@ def layouts_of(pgn: int) -> PgnLayouts:
         return PgnLayouts(pgn=pgn, variants=tuple(found), unreachable=tuple(hidden))
 
 
+@cache
+def fast_packet_pgns() -> frozenset[int]:
+    """The PGNs of the bus that the database knows as fast packets: those it names, and the ranges that are by rule."""
+    found = set()
+    for info in database().pgns():
+        if info.packet_type != "Fast" or info.pgn > _PGN_MAX:
+            continue
+        found.add(info.pgn)
+        if _is_fallback(info.id):
+            first, last = _fallback_range(info.id)
+            # Below PDU format 240 the low byte of a PGN is a destination, and no part of it.
+            found.update(range(first, last + 1, 1 if first & 0xFF00 >= 0xF000 else 256))
+    return frozenset(found)
+
+
 def snake_case(name: str) -> str:
     """`gnssPositionData` and `3AxisOffset` as words joined by underscores; a fallback loses its range."""
     name = re.sub(r"^0x[0-9a-f]{4,5}(0x[0-9a-f]{4,5})?(?=[A-Z])", "", name)
@@ -228,23 +254,31 @@ def snake_case(name: str) -> str:
 
 
 @cache
-def _backend() -> Any:
+def package() -> Any:
     # Imported by name and late: it has no types, and costs time for gateways that are not needed here.
     with optional("decoding values"):
         return import_module("nmea2000.backend")
 
 
-def _database() -> Any:
-    return _backend().DATABASE
+def database() -> Any:
+    return package().DATABASE
 
 
 @cache
 def _fallback_infos() -> tuple[Any, ...]:
-    return tuple(info for info in _database().pgns() if _is_fallback(info.id))
+    return tuple(info for info in database().pgns() if _is_fallback(info.id))
 
 
 def _is_fallback(identifier: str) -> bool:
     return identifier.startswith("0x")
+
+
+def _fallback_range(identifier: str) -> tuple[int, int]:
+    """The first and the last PGN, which are in the name: `0x1ff000x1ffffManufacturerSpecific...`."""
+    match = re.match(r"0x([0-9a-f]{4,5})(?:0x([0-9a-f]{4,5}))?(?=[A-Z])", identifier)
+    assert match is not None, f"a range in {identifier}"
+    first = int(match[1], 16)
+    return first, first if match[2] is None else int(match[2], 16)
 
 
 def _range_of(pgn: int) -> tuple[int, int] | None:
@@ -253,7 +287,7 @@ def _range_of(pgn: int) -> tuple[int, int] | None:
 
 def _answers(pgn: int, payload: bytes) -> dict[str, Any]:
     """The fields of a payload by id as the package decodes it, including those of the first repeated set."""
-    message = _backend().decode(pgn, payload, units="si")
+    message = package().decode(pgn, payload, units="si")
     if message is None:
         return {}
     found = {"": message.id}
@@ -295,6 +329,7 @@ def _learn(info: Any, pgn: int) -> Variant | None:
         fields=fields,
         sets=sets,
         instance=_instance(fields, sets),
+        told_from=_told_from(fields, sets),
         proprietary=_is_fallback(info.id),
         probe=probe,
     )
@@ -302,7 +337,7 @@ def _learn(info: Any, pgn: int) -> Variant | None:
 
 def _probe(info: Any) -> bytes | None:
     """A payload with only the match fields of this variant; None where the package cannot make one."""
-    canboat = _backend().canboat
+    canboat = package().canboat
     values: dict[str, Any] = {}
     for item in info.fields:
         if item.field_type in ("DYNAMIC_FIELD_KEY", "DYNAMIC_FIELD_LENGTH"):
@@ -323,7 +358,7 @@ def _probe(info: Any) -> bytes | None:
     ]
     for sets in (one_each or None, None):
         try:
-            return bytes(_database().encode(info.id, outside, sets=sets))
+            return bytes(database().encode(info.id, outside, sets=sets))
         except (canboat.EncodeError, TypeError, ValueError, OverflowError):
             continue
     return None
@@ -349,7 +384,13 @@ def _learn_field(info: Any, place: int, start: int, length: int | None, probe: b
         length = item.bit_length
     signed, raw_min, raw_max = False, 0, (1 << (length or 0)) - 1
     if kind in _RAW_KINDS and length is not None and length <= 64:
-        ask = _Asked(pgn=pgn, name=item.id, probe=probe, start=start, length=length)
+        bits = length
+
+        def value(raw: int) -> Any:
+            payload = with_bits(probe, start, bits, raw & (1 << bits) - 1)
+            return _answers(pgn, payload).get(item.id)
+
+        ask = ProbedNumber(value=value, length=bits)
         signed = length > 1 and ask.negative(raw_max)
         raw_min, raw_max = ask.bounds(signed=signed)
         # The package checks a range's low end only.
@@ -357,6 +398,11 @@ def _learn_field(info: Any, place: int, start: int, length: int | None, probe: b
         raw_max = raw_max if limit is None else min(raw_max, round(limit / item.resolution))
     names = [other.id for other in info.fields]
     indirect = names.index(_INDIRECT[item.id]) if item.field_type == "INDIRECT_LOOKUP" else None
+    key = teller = None
+    if kind is FieldKind.DYNAMIC:
+        before = [info.fields[other].field_type for other in range(place)]
+        key = _last(before, "DYNAMIC_FIELD_KEY")
+        teller = _last(before, "DYNAMIC_FIELD_LENGTH")
     return FieldLayout(
         id=item.id,
         signal=f"{snake_case(info.id)}.{snake_case(item.id)}",
@@ -372,22 +418,21 @@ def _learn_field(info: Any, place: int, start: int, length: int | None, probe: b
         indirect=indirect,
         probe_bit=start,
         bits=item.lookup_bit_enumeration,
+        key=key,
+        teller=teller,
     )
 
 
+def _last(kinds: list[str | None], kind: str) -> int | None:
+    return max((place for place, one in enumerate(kinds) if one == kind), default=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One field of a probe, to be set to different values."""
+class ProbedNumber:
+    """A number of `length` bits of which the package is asked; a raw value may be negative."""
 
-    pgn: int
-    name: str
-    probe: bytes
-    start: int
+    value: Callable[[int], Any]
     length: int
-
-    def value(self, raw: int) -> Any:
-        payload = _with_bits(self.probe, self.start, self.length, raw & (1 << self.length) - 1)
-        return _answers(self.pgn, payload).get(self.name)
 
     def negative(self, raw: int) -> bool:
         """All bits set are -1 to a signed field and "not available" to an unsigned one."""
@@ -422,7 +467,7 @@ def _matches(info: Any, fields: tuple[FieldLayout, ...], probe: bytes, pgn: int)
         if item.kind not in (FieldKind.NUMBER, FieldKind.LOOKUP):
             continue
         raw = int.from_bytes(probe, "little") >> item.probe_bit & (1 << item.bit_length) - 1
-        changed = _with_bits(probe, item.probe_bit, item.bit_length, raw ^ 1)
+        changed = with_bits(probe, item.probe_bit, item.bit_length, raw ^ 1)
         if _answers(pgn, changed).get("") != info.id:
             yield item.bit_offset, item.bit_length, raw
 
@@ -435,6 +480,12 @@ def _is_optional(info: Any, place: int) -> bool:
     return item.bit_offset is not None and item.bit_length is not None and following.bit_offset is None
 
 
+def _told_from(fields: tuple[FieldLayout, ...], sets: tuple[RepeatedSet, ...]) -> int | None:
+    first = next((place for place, item in enumerate(fields) if item.kind is FieldKind.VARIABLE), None)
+    inside = (one.first for one in sets if first is not None and one.first <= first < one.first + one.fields)
+    return next(inside, first)
+
+
 def _instance(fields: tuple[FieldLayout, ...], sets: tuple[RepeatedSet, ...]) -> int | None:
     repeated = {place for item in sets for place in range(item.first, item.first + item.fields)}
     for place, item in enumerate(fields):
@@ -444,7 +495,7 @@ def _instance(fields: tuple[FieldLayout, ...], sets: tuple[RepeatedSet, ...]) ->
     return None
 
 
-def _with_bits(payload: bytes, start: int, length: int, raw: int) -> bytes:
+def with_bits(payload: bytes, start: int, length: int, raw: int) -> bytes:
     number = int.from_bytes(payload, "little")
     number = number & ~((1 << length) - 1 << start) | raw << start
     return number.to_bytes(max(len(payload), (start + length + 7) // 8), "little")

@@ -10,8 +10,9 @@ SRE1  Frames that are no part of anything pass unchanged and in order.
 SRE2  A message comes out at most once for every frame 0, and only if all its frames are there.
 SRE3  Every frame passes, is in a message that came out, or is counted: `incomplete` counts frames, copies and malformed
       ones included.
-SRE4  A stream that was reassembled already is left alone: it is recognised by payloads of more than 8 bytes, which no
-      CAN frame has.
+SRE4  Frames that join to a message are its parts, whatever else the stream holds. Any other short payload of a fast
+      packet is a message of its own only in a stream that was reassembled already: one that has shown more messages of
+      more than 8 bytes, which no CAN frame has, than messages that had to be joined (`Assembly`).
 
 Frame 0 behind its own other frames (reordered by a gateway) is taken for the next message's, so such a message
 counts as incomplete here, where the assembler of a live bus would wait for it.
@@ -19,7 +20,8 @@ counts as incomplete here, where the assembler of a live bus would wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -27,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.nmea.fast_packet import FAST_PACKET_BYTES_MAX, TIMEOUT_US
-from tidelog.nmea.pgns import FAST_PACKET_PGNS
 from tidelog.signals.buffers import binary_array, binary_buffers
+from tidelog.signals.layouts import fast_packet_pgns
 from tidelog.signals.payloads import Int64s, UInt8s, padded
 
 INCOMPLETE: Final = "incomplete_fast_packet"
@@ -37,7 +39,37 @@ _FRAME_BYTES_MAX: Final = 8
 _FIRST_BYTES: Final = 6
 _LATER_BYTES: Final = 7
 _FRAMES_MAX: Final = 32
-_FAST: Final = np.array(sorted(FAST_PACKET_PGNS), dtype=np.int32)
+_SEEN_MAX: Final = 64
+"""How much of the past a change of the stream has to outweigh."""
+
+
+@dataclass(slots=True)
+class Assembly:
+    """What a lineage has shown so far: whether its long messages come whole or as frames.
+
+    Counts of whole messages less those of joined ones. A PGN counts by itself too: a boat whose list of fast packets is
+    older than ours passes the frames of a newer one as they are.
+    """
+
+    balance: int = 0
+    by_pgn: dict[int, int] = field(default_factory=dict)
+
+    def add(self, whole: npt.NDArray[np.int32], joined: npt.NDArray[np.int32]) -> None:
+        """Messages that were seen, as their PGNs."""
+        self.balance = _bounded(self.balance + len(whole) - len(joined))
+        for pgns, sign in ((whole, 1), (joined, -1)):
+            for pgn, count in zip(*(found.tolist() for found in np.unique(pgns, return_counts=True)), strict=True):
+                self.by_pgn[pgn] = _bounded(self.by_pgn.get(pgn, 0) + sign * count)
+
+    def whole_pgns(self, pgns: Int64s) -> Int64s:
+        """Those of these PGNs whose short payloads are messages."""
+        if self.balance <= 0:
+            return pgns[:0]
+        return np.array([pgn for pgn in pgns.tolist() if self.by_pgn.get(pgn, 0) >= 0], dtype=np.int64)
+
+
+def _bounded(balance: int) -> int:
+    return max(-_SEEN_MAX, min(_SEEN_MAX, balance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,39 +84,44 @@ class Reassembled:
     """Frames, counted as incomplete, of messages that may go on in the next batch: put them before it."""
 
 
-def is_assembled(batch: pa.RecordBatch) -> bool:
-    """Whether a stream's long messages are whole already (SRE4)."""
-    offsets, _ = binary_buffers(batch.column("data"))
-    return bool((np.diff(offsets) > _FRAME_BYTES_MAX).any())
+def reassemble(batch: pa.RecordBatch, seen: Assembly | None = None) -> Reassembled:
+    """Whole messages from the frames of one lineage, in order of seq.
 
-
-def reassemble(batch: pa.RecordBatch, *, assembled: bool | None = None) -> Reassembled:
-    """Whole messages from the raw CAN frames of one lineage, in order of seq.
-
-    `assembled` says whether they are whole already, if the caller knows; by default the batch itself is examined. A
-    short batch of an assembled stream may hold no long message, so a caller with many batches should examine the
-    largest.
+    `seen` is what the lineage has shown before this batch, and is brought up to date.
     """
+    seen = Assembly() if seen is None else seen
     offsets, values = binary_buffers(batch.column("data"))
     lengths = np.diff(offsets).astype(np.int64)
     pgns = batch.column("pgn").to_numpy(zero_copy_only=False)
-    if assembled is None:
-        assembled = is_assembled(batch)
-    parts = np.flatnonzero(np.isin(pgns, _FAST))
-    if assembled or not len(parts):
+    is_fast = np.isin(pgns, _fast_pgns())
+    is_short = lengths <= _FRAME_BYTES_MAX
+    parts = np.flatnonzero(is_fast & is_short)
+    long = pgns[is_fast & ~is_short]
+    if not len(parts):
+        seen.add(long, long[:0])
         return Reassembled(whole=batch, incomplete=[], open_tail=batch.slice(0, 0))
     frames = _Parts(batch, parts, offsets[:-1].astype(np.int64), lengths, padded(values, _FRAME_BYTES_MAX))
-    messages = frames.messages()
+    seen.add(long, pgns[parts[frames.joined()]])
+    # Of these PGNs a short payload that was not joined is a message.
+    passing = np.isin(pgns[parts], seen.whole_pgns(np.unique(pgns[parts])))
+    messages = frames.messages(passing)
     used = np.zeros(batch.num_rows, dtype=np.bool)
     used[parts[messages.member_frames]] = True
+    used[parts[passing]] = True
     left = parts[~used[parts]]
-    seen, counts = np.unique(pgns[left], return_counts=True)
-    tail = frames.open_frames(used)
+    distinct, counts = np.unique(pgns[left], return_counts=True)
+    passing[messages.member_frames] = False
     return Reassembled(
-        whole=_with_messages(batch, parts, messages, offsets, values),
-        incomplete=list(zip(seen.tolist(), counts.tolist(), strict=True)),
-        open_tail=batch.take(pa.array(tail)),
+        whole=_with_messages(batch, parts[~passing], parts, messages, offsets, values),
+        incomplete=list(zip(distinct.tolist(), counts.tolist(), strict=True)),
+        open_tail=batch.take(pa.array(frames.open_frames(used))),
     )
+
+
+@cache
+def _fast_pgns() -> npt.NDArray[np.int32]:
+    """From the definitions that decode them: with an older list, the frames of a PGN would be decoded one by one."""
+    return np.array(sorted(fast_packet_pgns()), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +153,10 @@ class _Parts:
         key = _key(batch, parts) << 3 | control >> 5
         self._order = np.argsort(key, kind="stable")
         self._key = key[self._order]
+        self._find()
 
-    def messages(self) -> _Messages:
+    def _find(self) -> None:
+        """The messages of which all frames are there."""
         order = self._order
         number, told, length = self._number[order], self._told[order], self._lengths[order]
         sound = (length >= 2) & ((number > 0) | ((told >= 1) & (told <= FAST_PACKET_BYTES_MAX)))
@@ -140,7 +179,22 @@ class _Parts:
         member = first & holds & (number < needed[run])
         present = np.bincount(run[member], minlength=runs)
         whole = (needed > 0) & (present == needed)
-        return self._joined(np.flatnonzero(member & whole[run]), run, before, content, told_of_run)
+        self._run, self._before, self._content = run, before, content
+        self._told_of_run, self._needed = told_of_run, needed
+        self._members = np.flatnonzero(member & whole[run])
+
+    def joined(self) -> Int64s:
+        """The first frame of each message of several frames."""
+        members = self._members
+        heads = members[(self._number[self._order[members]] == 0) & (self._needed[self._run[members]] > 1)]
+        found: Int64s = self._order[heads]
+        return found
+
+    def messages(self, passing: npt.NDArray[np.bool]) -> _Messages:
+        """Whole messages. Of the frames marked in `passing` one alone is none, but a message already."""
+        members = self._members
+        alone = passing[self._order[members]] & (self._needed[self._run[members]] == 1)
+        return self._joined(members[~alone])
 
     def _runs(self, number: Int64s, sound: npt.NDArray[np.bool]) -> Int64s:
         """To which message each sorted frame belongs."""
@@ -158,14 +212,14 @@ class _Parts:
         runs: Int64s = np.cumsum(begins) - 1
         return runs
 
-    def _joined(self, members: Int64s, run: Int64s, before: Int64s, content: Int64s, told_of_run: Int64s) -> _Messages:
-        order = self._order
+    def _joined(self, members: Int64s) -> _Messages:
+        order, run, before, content = self._order, self._run, self._before, self._content
         runs = np.unique(run[members])
         finished = np.full(int(run[-1]) + 1, -1, dtype=np.int64)
         np.maximum.at(finished, run[members], order[members])
         by_finish = np.argsort(finished[runs], kind="stable")
         runs = runs[by_finish]
-        sizes = told_of_run[runs]
+        sizes = self._told_of_run[runs]
         offsets = np.zeros(len(runs) + 1, dtype=np.int32)
         np.cumsum(sizes, out=offsets[1:])
         start_of_run = np.zeros(int(run[-1]) + 1, dtype=np.int64)
@@ -196,11 +250,16 @@ def _key(batch: pa.RecordBatch, parts: Int64s) -> Int64s:
 
 
 def _with_messages(
-    batch: pa.RecordBatch, parts: Int64s, messages: _Messages, offsets: npt.NDArray[np.int32], values: UInt8s
+    batch: pa.RecordBatch,
+    dropped: Int64s,
+    parts: Int64s,
+    messages: _Messages,
+    offsets: npt.NDArray[np.int32],
+    values: UInt8s,
 ) -> pa.RecordBatch:
-    """The batch without its parts and with the messages in their place."""
+    """The batch without the dropped rows and with the messages in the place of the parts that made them whole."""
     keep = np.ones(batch.num_rows, dtype=np.bool)
-    keep[parts] = False
+    keep[dropped] = False
     finished = parts[messages.finished_by]
     keep[finished] = True
     kept = np.flatnonzero(keep)

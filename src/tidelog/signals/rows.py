@@ -201,7 +201,7 @@ class _Cells:
             self.units[start:end] = -1 if unit is None else self.unit_names.setdefault(unit, len(self.unit_names))
             self.texts[start:end] = NO_TEXT if column.texts is None else column.texts
             column.write_values(self.values[start:end])
-            self.has_texts_only |= column.raws is None
+            self.has_texts_only |= column.may_lack_numbers
             start = end
         self.pgns[self._used : start] = group.pgn
         if group.instances is None:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from tidelog.pipeline.tables.parquet_files import sync_path
 from tidelog.pipeline.tables.table import partition_folder
 from tidelog.pki.files import translated
+from tidelog.signals.reassembly import Assembly
 
 FOLDER: Final = "_tidelog"
 STRETCHES_MAX: Final = 256
@@ -48,8 +49,8 @@ class SignalStretch:
 class LineageState:
     """The state of one lineage of a channel."""
 
-    assembled: bool | None = None
-    """Whether its long messages come whole; None while nobody knows."""
+    assembly: Assembly = field(default_factory=Assembly)
+    """Whether its long messages come whole, as far as it has shown."""
     stretches: list[SignalStretch] = field(default_factory=list)
     """By seq, without overlap."""
     claims: list[tuple[int, dict[int, int]]] = field(default_factory=list)
@@ -159,7 +160,7 @@ def _versions(folder: Path) -> dict[int, Path]:
 def _encoded(state: ChannelState) -> dict[str, Any]:
     return {
         name: {
-            "assembled": one.assembled,
+            "assembly": [one.assembly.balance, {str(pgn): count for pgn, count in one.assembly.by_pgn.items()}],
             "stretches": [[part.first_seq, part.last_seq, part.start_us, part.end_us] for part in one.stretches],
             "claims": [[seq, {str(source): str(name) for source, name in known.items()}] for seq, known in one.claims],
             "tail": None if one.tail is None else _ipc(one.tail),
@@ -173,13 +174,21 @@ def _decoded(plain: dict[str, Any]) -> ChannelState:
     lineages = {}
     for name, one in plain.items():
         lineages[name] = LineageState(
-            assembled=one["assembled"],
+            assembly=_assembly(one),
             stretches=[SignalStretch(first_seq=a, last_seq=b, start_us=c, end_us=d) for a, b, c, d in one["stretches"]],
             claims=[(seq, {int(source): int(name) for source, name in known.items()}) for seq, known in one["claims"]],
             tail=None if one["tail"] is None else _from_ipc(one["tail"]),
             tail_next_seq=one["tail_next_seq"],
         )
     return ChannelState(lineages=lineages)
+
+
+def _assembly(plain: dict[str, Any]) -> Assembly:
+    if "assembly" not in plain:
+        # Written before PGNs were counted: a single long payload made a whole lineage an assembled one.
+        return Assembly(balance=1 if plain["assembled"] else 0)
+    balance, by_pgn = plain["assembly"]
+    return Assembly(balance=balance, by_pgn={int(pgn): count for pgn, count in by_pgn.items()})
 
 
 def _ipc(batch: pa.RecordBatch) -> str:

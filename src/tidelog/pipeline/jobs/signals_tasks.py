@@ -32,7 +32,7 @@ from tidelog.pipeline.tables.table import DataFile
 from tidelog.signals.clocks import GpsTimes, gps_times, place_times
 from tidelog.signals.decode import decode_signals
 from tidelog.signals.devices import devices
-from tidelog.signals.reassembly import INCOMPLETE, is_assembled, reassemble
+from tidelog.signals.reassembly import INCOMPLETE, reassemble
 
 SLICE_ROWS: Final = 1 << 18
 _DAY_US: Final = 86_400 * 1_000_000
@@ -132,9 +132,7 @@ class ChannelDecoder:
         return _in_seq_order(joined)
 
     def _decode(self, lineage: str | None, frames: pa.RecordBatch, state: LineageState) -> None:
-        if not state.assembled:
-            state.assembled = is_assembled(frames) or None
-        found = reassemble(frames, assembled=state.assembled)
+        found = reassemble(frames, state.assembly)
         seqs = frames.column("seq")
         first_seq, last_seq = seqs[0].as_py(), seqs[-1].as_py()
         incomplete = Counter(dict(found.incomplete))
