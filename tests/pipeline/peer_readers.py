@@ -6,7 +6,7 @@ They go into a folder of their own, since both want other versions of what Tidel
     pip install --target FOLDER pyspark==4.2.0 delta-spark==4.4.0
 
 FOLDER/jars holds delta-spark_4.2_2.13, delta-storage and whatever else their POM on Maven Central names. Then
-TIDELOG_READER_TOOLS=FOLDER makes test_readers.py ask them.
+TIDELOG_READER_TOOLS=FOLDER makes test_reader_matrix.py ask them.
 
     python peer_readers.py duckdb-delta|delta-spark ASKED.json FOUND.json
 """
