@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -332,20 +333,37 @@ def test_terminals_get_words_and_nothing_they_would_obey(
     assert lines[1].endswith("... (500 bytes)")
 
 
-def test_sub_follows_until_it_is_interrupted(cluster: FakeCluster, tidelog: Tidelog, tmp_path: Path) -> None:
+@contextmanager
+def deaf_to(number: signal.Signals) -> Iterator[None]:
+    """What is started meanwhile ignores the signal: so a shell starts what a script puts in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_deaf"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)]
+)
+def test_sub_follows_until_it_is_interrupted(
+    cluster: FakeCluster, tidelog: Tidelog, number: signal.Signals, is_deaf: bool
+) -> None:
     script = (
         "import sys; from tidelog.cli.main import cli, main; from tidelog.cli.lazy import LazyCommand; "
         "cli.lazy['sub'] = LazyCommand('tidelog.cli.channels.pub_sub', 'sub', ''); main()"
     )
     command = [sys.executable, "-X", "faulthandler", "-c", script, "sub", "a", "--from", "earliest", "--insecure-dev"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with deaf_to(number) if is_deaf else nullcontext():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
         try:
             assert process.stdout is not None
             tidelog("pub", "a", "one", "--insecure-dev")
             assert json.loads(process.stdout.readline())["value"] == "one"
             tidelog("pub", "a", "two", "--insecure-dev")
             assert json.loads(process.stdout.readline())["value"] == "two"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             deadline = time.monotonic() + patient(DEADLINE_S)
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -353,7 +371,7 @@ def test_sub_follows_until_it_is_interrupted(cluster: FakeCluster, tidelog: Tide
                 process.send_signal(signal.SIGABRT)  # its stack says where it hangs
             assert process.stderr is not None
             said = process.stderr.read()
-            assert process.wait() == 130, said
+            assert process.wait() == 128 + number, said
             assert "Traceback" not in said
         finally:
             if process.poll() is None:

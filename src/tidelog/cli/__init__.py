@@ -9,6 +9,7 @@ Modules:
     disk_trouble       What a process of ours does when its disk is full or fails, so that nobody has to sit beside it
     errors_page        The table of errors in docs/errors.md, written from the classes themselves
     idle_memory        Gives memory back to the system after many connections were closed
+    interrupts         Commands that end cleanly when they are interrupted, within a moment
     lazy               Commands that are loaded when they are called, so that `tidelog --help` starts fast
     log/               `tidelog log`: look into, verify, export and import logs, stores, journals and `.lpj` files
     main               The `tidelog` command

@@ -101,7 +101,8 @@ async def _wait(reason: str, folder: Path, http: HttpOptions | None, say: Callab
         pause_s = LOOK_S if time.monotonic() - _STARTED > PAUSE_S else PAUSE_S
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await stopping.wait()
             if stopping.is_set():
                 return False
             if await asyncio.to_thread(has_room, folder):

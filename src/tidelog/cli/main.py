@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 the data is damaged, a simulation found a violation or a cluster refused; 2 the input cannot be
 used or the call is wrong; 70 a bug in Tidelog; 74 the disk failed under a boat, a cloud or a node; 130 interrupted; 141
-the reader of our output went away. Every failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows the traceback
-too.
+the reader of our output went away; 143 terminated. Every failure is one sentence on stderr. `TIDELOG_TRACEBACK=1` shows
+the traceback too.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE_MAX: Final = 64
+_CLOSE_S: Final = 5.0
+"""Longer is not waited for what was cancelled."""
 
 
 class _LoopThread:
@@ -81,7 +83,11 @@ class _LoopThread:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            if others:
+                done, _ = await asyncio.wait(others, timeout=_CLOSE_S)
+                for task in done:
+                    if not task.cancelled():
+                        task.exception()  # nobody waits for it any more
             await self._loop.shutdown_asyncgens()
             await self._loop.shutdown_default_executor()
 

@@ -36,6 +36,7 @@ from tidelog.units import US_PER_S
 
 _TICK_S = 0.01
 _SOURCE_BACKOFF_S = 5.0
+_UPLINK_CLOSE_S = 5.0
 _DEVICES_CHECK_MS = 1_000
 
 
@@ -120,13 +121,21 @@ class Boat:
             await self._record()
         finally:
             self.feed.close()
-            if self.http is not None:
-                await self.http.stop()
-            if uplink_task is not None:
-                uplink_task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await uplink_task
-            self._close_journal()
+            try:
+                await self._close_ways(uplink_task)
+            finally:
+                self._close_journal()
+
+    async def _close_ways(self, uplink_task: asyncio.Task[None] | None) -> None:
+        if self.http is not None:
+            await self.http.stop()
+        if uplink_task is None:
+            return
+        uplink_task.cancel()
+        # Not awaited itself: a cancellation of ours could not be told from the task's own, and would be swallowed.
+        await asyncio.wait({uplink_task}, timeout=_UPLINK_CLOSE_S)
+        if uplink_task.done() and not uplink_task.cancelled():
+            uplink_task.result()  # what it ended with is a bug
 
     def _close_journal(self) -> None:
         journal = self.journal
@@ -333,4 +342,5 @@ class Boat:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), max(seconds, 0.001))
+            async with asyncio.timeout(max(seconds, 0.001)):
+                await self._stopping.wait()

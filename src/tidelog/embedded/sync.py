@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 _DEFAULT: Final = FileConfig()
+_CLOSE_S: Final = 5.0
+"""Longer is not waited for what was cancelled."""
 
 T = TypeVar("T")
 
@@ -86,7 +88,11 @@ async def _end(loop: asyncio.AbstractEventLoop) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        done, _ = await asyncio.wait(others, timeout=_CLOSE_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # nobody waits for it any more
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
 

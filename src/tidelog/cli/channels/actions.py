@@ -15,6 +15,7 @@ import click
 
 from tidelog.cli import reach as reaching
 from tidelog.cli.channels.standing import min_isr_of, shortfall, state_of, state_words, takes_writes
+from tidelog.cli.interrupts import run_until_told
 from tidelog.cli.output import print_facts, print_json, print_table
 from tidelog.cli.reach import EXIT_REFUSED, Reach, say
 from tidelog.client import Client, ClientOptions, Created, connect
@@ -323,7 +324,7 @@ def ask(reach: Reach, question: Callable[[Client], Awaitable[T]]) -> T:
             return await question(client)
 
     try:
-        return asyncio.run(work())
+        return run_until_told(work())
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     except LogError as error:

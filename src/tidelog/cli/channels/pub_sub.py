@@ -213,7 +213,7 @@ def sub(
 ) -> None:
     """Print the committed records of CHANNEL: JSON lines in a pipe, readable on a terminal.
 
-    Exit codes: 0 at the end; 1 refused, or nobody answered; 2 the call is wrong; 130 interrupted.
+    Exit codes: 0 at the end; 1 refused, or nobody answered; 2 the call is wrong; 130 interrupted, 143 terminated.
     """
     from tidelog.cli.channels.actions import ask, reach_of
 

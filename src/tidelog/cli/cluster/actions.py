@@ -6,7 +6,6 @@ with what a program decides by. What is wrong with the call itself is exit code 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from tidelog.cli.cluster.page import print_status
+from tidelog.cli.interrupts import run_until_told
 from tidelog.cli.output import print_json
 from tidelog.cli.reach import EXIT_REFUSED, Reach, explain, reach_of, say
 from tidelog.cluster.node.cluster_client import OPERATOR, ClusterClient
@@ -124,7 +124,7 @@ def _ask(operator: _Operator, question: Callable[[ClusterClient], Awaitable[T]])
             return await question(client)
 
     try:
-        return asyncio.run(ask())
+        return run_until_told(ask())
     except LogError as error:
         explain(error, as_json=reach.as_json, advice=_ADVICE, unsure=_UNSURE)
         raise click.exceptions.Exit(EXIT_REFUSED) from error

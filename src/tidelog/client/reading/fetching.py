@@ -227,10 +227,12 @@ async def nearest_first(calls: Calls, route: ChannelRoute) -> list[str]:
     if waiting:
         limit_s = calls.options.nearest_ms / 1000
         measures = [asyncio.ensure_future(_measured(calls, node)) for node in waiting]
-        _, late = await asyncio.wait(measures, timeout=limit_s)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*measures, return_exceptions=True)
+        try:
+            await asyncio.wait(measures, timeout=limit_s)
+        finally:
+            for task in measures:
+                task.cancel()
+            await asyncio.gather(*measures, return_exceptions=True)
     distances = {node: rtt_ms for node in members if (rtt_ms := calls.links.rtt_ms(node)) is not None}
     return sorted(distances, key=lambda node: (distances[node], node))
 
