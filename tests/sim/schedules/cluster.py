@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from tests.sim.schedules.metadata import SLOW, Schedule
 from tidelog.cluster.node.core import NodeOptions
 from tidelog.cluster.replication.replica import ChannelReplica
-from tidelog.core.catalog import ChannelConfig, CreateChannel
+from tidelog.core.catalog import ChangeLeader, ChannelConfig, CreateChannel
 from tidelog.core.client_messages import AckPolicy
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.node_messages import ForMember
@@ -41,10 +41,13 @@ class ClusterSchedule(Schedule):
         liveness: LivenessConfig = SLOW,
         seed: int = 1,
         lag_ms: int | None = None,
+        tail_bytes: int | None = None,
         **config: Any,
     ) -> None:
-        """n1 leads the metadata; the channel is led by another node. `lag_ms` is `replica_max_lag_ms`."""
-        self._lag_ms = lag_ms
+        """n1 leads the metadata; the channel is led by another node. `lag_ms` is `replica_max_lag_ms`, `tail_bytes` is
+        `tail_bytes_max`."""
+        wanted = {"replica_max_lag_ms": lag_ms, "tail_bytes_max": tail_bytes}
+        self._replication = {name: value for name, value in wanted.items() if value is not None}
         super().__init__(nodes, raft=RaftConfig(), liveness=liveness, seed=seed)
         names = tuple(self.world.nodes)
         self.elect("n1")
@@ -56,9 +59,7 @@ class ClusterSchedule(Schedule):
         self._producers = 0
 
     def _make_world(self, seed: int, nodes: int, options: NodeOptions) -> ClusterWorld:
-        if self._lag_ms is not None:
-            replication = replace(options.replication, replica_max_lag_ms=self._lag_ms)
-            options = replace(options, replication=replication)
+        options = replace(options, replication=replace(options.replication, **self._replication))
         return ClusterWorld(seed, nodes=nodes, quiet=True, options=options, transport=self.transport)
 
     def node(self, name: str) -> ClusterNode:
@@ -91,6 +92,18 @@ class ClusterSchedule(Schedule):
         wanted = producer.acked + count
         self.write(producer, count)
         self.until(lambda: producer.acked >= wanted, "the blocks are acked")
+
+    def change_leader(self, name: str, operator: str = "") -> None:
+        record = self.channel.record
+        change = ChangeLeader(
+            channel_id=record.channel_id,
+            expected_channel_epoch=record.channel_epoch,
+            leader=name,
+            incarnation=self.core(name).incarnation,
+            at_ms=1,
+            operator=operator,
+        )
+        self.changed("n1", change)
 
     def deaf(self, *names: str) -> None:
         """These hear nothing of the metadata any more."""

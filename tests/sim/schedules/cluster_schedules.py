@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tests.sim.schedules.cluster import ClusterSchedule
+from tidelog.core.catalog import NodeState
 from tidelog.core.liveness import LivenessConfig
 from tidelog.sim.metadata.model import ClusterBroken
 
@@ -208,7 +209,57 @@ def one_bad_link() -> ClusterSchedule:
     return plan
 
 
+def fenced_as_it_commits() -> ClusterSchedule:
+    """RLE1: a leader hears in one go that the others have left the ISR, so that it may commit, and that it was fenced.
+    What it acks was committed, though it leads no more once it has heard."""
+    plan = ClusterSchedule(3, min_isr=1, heartbeat_ms=HEARTBEAT_MS, lag_ms=300, liveness=LivenessConfig())
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.until_in_sync("n1", "n2", "n3")
+    plan.cut_data("n1", "n3")
+    data = plan.world.drops
+    plan.deaf("n2")
+    metadata = plan.world.drops
+    assert data is not None
+    assert metadata is not None
+    plan.world.drops = lambda *sent: data(*sent) or metadata(*sent)
+    plan.write(producer)
+    plan.until_in_sync("n2")
+    plan.world.drops = lambda source, target, message: "n2" in (source, target)
+    record = plan.world.model.reference
+    plan.until(lambda: (node := record.node("n2")) is not None and node.state is NodeState.FENCED, "n2 is fenced")
+    plan.must(plan.replica("n2").leads, "n2 has heard of nothing")
+    acked = producer.acked
+    plan.join_links()
+    plan.until(lambda: producer.acked > acked, "the block is acked")
+    plan.settle()
+    return plan
+
+
+def paused_as_it_reads() -> ClusterSchedule:
+    """RLE5: a leader is paused, not long enough to be deposed, while it reads old blocks for a follower. It sends them
+    when it goes on."""
+    plan = ClusterSchedule(3, min_isr=1, tail_bytes=1)
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.cut_data("n3")
+    plan.write(producer, 8)
+    plan.until(lambda: not producer.pending, "the ISR goes on without n3")
+    plan.world.drops = None
+    leading = plan.replica("n2").leading
+    assert leading is not None, "n2 leads"
+    scheduler, progress = plan.world.scheduler, leading._progress["n3"]
+    plan.must(scheduler.run_until(scheduler.now_ms + 30_000, lambda: progress.reading), "n2 reads for n3")
+    plan.node("n2").pause(100)
+    plan.until_in_sync("n1", "n2", "n3")
+    plan.must(plan.channel.record.leader_epoch == 1, "n2 was deposed: the schedule shows nothing")
+    plan.settle()
+    return plan
+
+
 SCHEDULES = (
+    fenced_as_it_commits,
+    paused_as_it_reads,
     leader_cut_from_its_followers,
     one_bad_link,
     joiner_counts,

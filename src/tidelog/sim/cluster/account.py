@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tidelog.blocks.block import Block
 from tidelog.blocks.header import NO_PRODUCER, BlockKind, Maker
 from tidelog.cluster.replication.leading import Leading
+from tidelog.cluster.replication.replica import ChannelReplica
 from tidelog.core.catalog import ChannelRecord
 
 
@@ -38,6 +39,7 @@ class Copy:
         "durable_end",
         "entries",
         "held_end",
+        "leading",
         "lossy",
         "opened_end",
         "start",
@@ -49,6 +51,8 @@ class Copy:
         self.start = self.held_end = self.durable_end = 0
         self.committed_end = 0
         """As its replica last said."""
+        self.leading: Leading | None = None
+        """While it leads."""
         self.lossy = False
         """It lost what its policy lets a crash take, or its disk was tampered with: the catalog must not trust it."""
         self.unsure = False
@@ -133,6 +137,15 @@ class ChannelAccount:
             self.unclean_epoch = record.unclean[-1].leader_epoch
         kept = record.config.retention
         self.retained |= any(limit is not None for limit in (kept.max_age_ms, kept.max_bytes, kept.max_events))
+
+    def leading_at(self, node: str, replica: ChannelReplica) -> Leading | None:
+        """Who leads at this node after an event, or did before it and has committed in it: a node may hear in one go
+        that members have left the ISR, which lets it commit, and that it was fenced, which deposes it."""
+        leading, copy = replica.leading, self.copies.get(node)
+        if copy is None:
+            return leading
+        before, copy.leading = copy.leading, leading
+        return before if leading is None and replica.committed_end > copy.committed_end else leading
 
     def is_void(self, epoch: int) -> bool:
         """Whether what happens in this epoch was given up by an election that may lose records."""

@@ -333,7 +333,7 @@ class ClusterModel(MetadataModel):
         channel = self.channels.get(replica.channel_id)
         if channel is None:
             return
-        leading, following = replica.leading, replica.following
+        leading, following = channel.leading_at(node, replica), replica.following
         if leading is not None:
             self.checks += 1
             if leading.epoch not in channel.leaders:

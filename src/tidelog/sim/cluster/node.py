@@ -57,6 +57,7 @@ from tidelog.storage.store.watermarks import Watermark, Watermarks
 
 KEEP_MS: Final = 400
 """How often storage looks after itself, and retention runs."""
+PAUSED_READ_MS: Final = 50
 ORDERS_MAX: Final = 5_000
 
 
@@ -456,7 +457,11 @@ class ClusterNode(SimNode):
         process = self.process
 
         def read() -> bool:
-            if process != self.process or self.core is None or self.paused:
+            if process != self.process or self.core is None:
+                return False
+            if self.paused:
+                # A paused process reads later: its leader waits for the answer of every read that it has ordered.
+                self.world.scheduler.after(PAUSED_READ_MS, read)
                 return False
             self.world.counters["old_blocks_read"] += 1
             self._guarded(self._read, order)
