@@ -14,7 +14,7 @@ from tidelog.cli.interrupts import EXIT_TERMINATED, run_until_told
 
 DEADLINE_S = 30.0
 SCRIPT = """
-import asyncio, sys
+import asyncio, sys, time
 import click
 from tidelog.cli import interrupts
 
@@ -39,6 +39,13 @@ async def deaf():
             await never_cleaned_up()
         except asyncio.CancelledError:
             print("swallowed", flush=True)
+
+async def in_a_thread():
+    try:
+        print("begun", flush=True)
+        await asyncio.to_thread(time.sleep, 3_600)
+    finally:
+        print("stuck", flush=True)
 
 interrupts.CLEAN_UP_S = float(sys.argv[2])
 try:
@@ -74,9 +81,9 @@ def test_the_first_signal_lets_the_work_clean_up() -> None:
     assert (code, said) == (130, "begun\nsaved\n")
 
 
-@pytest.mark.parametrize("work", ["never_cleaned_up", "deaf"])
+@pytest.mark.parametrize("work", ["never_cleaned_up", "deaf", "in_a_thread"])
 def test_cleaning_up_has_a_deadline(work: str) -> None:
-    """IN2: also where a cancellation is swallowed."""
+    """IN2: also where a cancellation is swallowed, or a thread goes on."""
     code, said = interrupted(work, clean_up_s=0.2, signals=[signal.SIGINT], awaits="")
     assert code == 130
     assert "stuck" in said
