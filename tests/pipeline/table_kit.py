@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table as IcebergTable
 
 from tidelog.blocks.frames import encode_frames
 from tidelog.blocks.header import Path as BlockPath
@@ -18,6 +20,7 @@ from tidelog.edge.sources.voyage import Voyage
 from tidelog.pipeline.jobs.frames_tasks import frame_rows
 from tidelog.pipeline.sources.logs import Piece
 from tidelog.pipeline.tables import open_table
+from tidelog.pipeline.tables.iceberg import CATALOG_NAME
 from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
 from tidelog.pipeline.tables.table import DataFile, OffsetRange, RangeFiles, Table
@@ -106,6 +109,13 @@ def voyage_frames(
     ((_, rows),) = frame_rows([[block]], piece)
     plain = pa.Table.from_batches([rows]).cast(FRAMES_LAYOUT.schema).combine_chunks().to_batches()[0]
     return plain.filter(pc.invert(pc.is_in(plain["pgn"], value_set=pa.array(list(without), pa.int32()))))
+
+
+def in_other_hands(table: Table) -> IcebergTable:
+    """The same Iceberg table, opened as another program opens it."""
+    root = table.folder.parent
+    catalog = SqlCatalog("tidelog", uri=f"sqlite:///{root / CATALOG_NAME}", warehouse=root.as_uri())
+    return catalog.load_table(f"tidelog.{table.layout.name}")
 
 
 class Here:

@@ -60,6 +60,12 @@ _REPLICAS: Final = Setting(
 )
 _OUT: Final = Setting("", "The page to write.", FILE, "report.html", flag="out", group=GENERAL)
 _DRY_RUN: Final = Setting("", "Only say what would be removed.", SWITCH, False, flag="dry-run", group=GENERAL)
+_FROM: Final = Setting(
+    "",
+    "The table below, to accept what other writers changed in it; of frames an offset, {channel: offset} or earliest.",
+    flag="from",
+    group=GENERAL,
+)
 _YES: Final = Setting("", "Delete them; else they are only shown.", SWITCH, False, flag="yes", group=GENERAL)
 
 
@@ -68,8 +74,10 @@ def pipeline() -> None:
     """Channels to tables with Spark: run, look, prove, tidy up."""
 
 
-def _command(name: str, *own: Setting) -> Callable[[Callable[[PipelineSettings, dict[str, Any]], None]], None]:
-    """A command of the group that takes the pipeline's settings and some of its own."""
+def _command(
+    name: str, *own: Setting, argument: str = ""
+) -> Callable[[Callable[[PipelineSettings, dict[str, Any]], None]], None]:
+    """A command of the group that takes the pipeline's settings and some of its own; `argument` comes before them."""
     settings = (*_CONTROLS, *own, *PIPELINE_SETTINGS)
 
     def register(work: Callable[[PipelineSettings, dict[str, Any]], None]) -> None:
@@ -79,8 +87,12 @@ def _command(name: str, *own: Setting) -> Callable[[Callable[[PipelineSettings, 
             if _HELP & set(arguments):
                 print(render_help(f"pipeline {name}", settings, PIPELINE_FILES))
                 return
-            made, values = _read(settings, arguments)
-            work(made, values)
+            given = arguments[0] if argument and arguments and not arguments[0].startswith("-") else None
+            if argument and given is None:
+                print(f"tidelog: name a {argument}: tidelog pipeline {name} {argument.upper()} ...", file=sys.stderr)
+                raise click.exceptions.Exit(2)
+            made, values = _read(settings, arguments[1:] if argument else arguments)
+            work(made, {**values, argument: given} if argument else values)
 
     return register
 
@@ -272,6 +284,28 @@ def _vacuum(settings: PipelineSettings, values: dict[str, Any]) -> None:
     rows = [[name, f"{len(paths):,}"] for name, paths in swept.items()]
     title = "would be removed" if values["dry-run"] else "removed"
     print_table(title, ["table", "files"], rows, left=frozenset({"table"}))
+
+
+@_command("rebuild", _JSON, _FROM, argument="table")
+def _rebuild(settings: PipelineSettings, values: dict[str, Any]) -> None:
+    """Empty a table and fill it again, from the log or from the table below; `tidelog pipeline rebuild TABLE`."""
+    from dataclasses import asdict
+
+    from tidelog.pipeline.jobs.rebuild import rebuild
+    from tidelog.pipeline.jobs.runner import PipelineRunner
+
+    done = rebuild(settings, values["table"], values["from"])
+    _say(f"emptied {', '.join(done.tables)}; if this is stopped, `backfill` or `run` goes on with filling")
+    with _engine(settings) as spark, PipelineRunner(spark, settings) as runner:
+        summary = runner.run_once()
+    if values["json"]:
+        print_json({**asdict(done), "run": asdict(summary)})
+        return
+    facts: dict[str, Any] = {"tables built anew": ", ".join(done.tables)}
+    facts |= {f"changes accepted in {name}": "yes" for name in done.accepted}
+    facts |= {f"old content of {name}": place for name, place in done.set_aside.items()}
+    facts |= {f"rows of {channel} that stayed": f"{rows:,}" for channel, rows in done.kept_rows.items()}
+    print_facts({**facts, "frames": f"{summary.frames:,}", "signals": f"{summary.signals:,}"})
 
 
 @_command("forget", _JSON, _YES)

@@ -141,9 +141,11 @@ from tidelog.errors.pipeline import (
     CheckpointForeign as CheckpointForeign,
     EngineMissing as EngineMissing,
     FolderNotShared as FolderNotShared,
+    ForeignChange as ForeignChange,
     HistoryGone as HistoryGone,
     HistoryRewritten as HistoryRewritten,
     PositionMoved as PositionMoved,
+    RebuildRefused as RebuildRefused,
     RecordsDamaged as RecordsDamaged,
     SinkRefused as SinkRefused,
     SourceChanged as SourceChanged,
@@ -151,6 +153,8 @@ from tidelog.errors.pipeline import (
     StageRefused as StageRefused,
     TableBusy as TableBusy,
     TableDiffers as TableDiffers,
+    TableUnsupported as TableUnsupported,
+    UpstreamReplaced as UpstreamReplaced,
 )
 from tidelog.errors.raft import (
     LeadershipMoving as LeadershipMoving,

@@ -159,12 +159,60 @@ class TableDiffers(LogError):
     problem: str
 
 
+class TableUnsupported(LogError):
+    """Another writer has given the table a feature of its format that Tidelog does not handle, or a newer Tidelog has
+    changed it. Nothing was read or written. Remove the feature with that writer, or build the table anew."""
+
+    template = (
+        "the table in {folder!r} cannot be read or written safely: {problem}; undo that with the writer that did it, "
+        "or stop the pipeline and build the table anew with `tidelog pipeline rebuild {table}`"
+    )
+    folder: str
+    table: str
+    problem: str
+
+
+class ForeignChange(LogError):
+    """Another writer than this pipeline changed the rows of one of its tables. Nothing was read or written since. Undo
+    the change, build the table anew, or accept the change by building the tables above from it."""
+
+    template = (
+        "the rows of table {table!r} were changed by another writer: {problem} in version {version}; `tidelog pipeline "
+        "rebuild {table}` builds the table anew{accepted}"
+    )
+    table: str
+    version: int
+    problem: str
+    accepted: str
+    """How to keep the change instead, if that is possible."""
+
+
+class UpstreamReplaced(LogError):
+    """The table below is not the one from which this table was built: it was made again, or an older copy was put back.
+    Nothing was read or written."""
+
+    template = (
+        "table {upstream!r} is not the one that {table!r} was built from: it was made again or put back from a copy; "
+        "`tidelog pipeline rebuild {table}` builds {table!r} from the present one"
+    )
+    table: str
+    upstream: str
+
+
+class RebuildRefused(LogError):
+    """A table cannot be built anew as asked without losing rows. Nothing was changed."""
+
+    template = "table {table!r} is not built anew: {problem}"
+    table: str
+    problem: str
+
+
 class HistoryGone(LogError):
     """A table no longer has the changes since the version from which a derived table was built. Rebuild that one."""
 
     template = (
-        "table {table!r} no longer has the changes after version {version}: {problem}; move the table derived from it "
-        "away and run again, it is built anew from all rows"
+        "table {table!r} no longer has the changes after version {version}: {problem}; the table derived from "
+        "it has to be built anew, with `tidelog pipeline rebuild`"
     )
     table: str
     version: int

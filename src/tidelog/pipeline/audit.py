@@ -32,8 +32,9 @@ import pyarrow.parquet as pq
 
 from tidelog.pipeline.fingerprint import FINGERPRINT_SCHEMA, HASH_SCHEMA, STRETCH_BITS, fingerprints, hashes
 from tidelog.pipeline.sources.address import LogsAddress
-from tidelog.pipeline.sources.columns import ROWS_MAX, batches
+from tidelog.pipeline.sources.columns import FRAMES, ROWS_MAX, batches
 from tidelog.pipeline.sources.logs import ChannelEnds, Piece
+from tidelog.pipeline.tables.reading import fitted
 from tidelog.pipeline.tables.table import Table
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class LogShare:
 class TableShare:
     """Some files of the table for one task; only these offsets of each channel count."""
 
-    paths: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    """Path and channel of each."""
     offsets: Mapping[str, tuple[int, int]]
 
 
@@ -382,18 +384,19 @@ def table_shares(table: Table, offsets: Mapping[str, tuple[int, int]]) -> list[S
     """The files of these channels in groups of a sensible size."""
     column = table.layout.partition_by.index("channel")
     shares: list[Share] = []
-    group: list[str] = []
+    group: list[tuple[str, str]] = []
     group_bytes = 0
     for file in sorted(table.files(), key=lambda one: one.path):
-        if file.partition[column] not in offsets:
+        channel = file.partition[column]
+        if channel is None or channel not in offsets:
             continue
         if group and group_bytes + file.bytes > _SHARE_BYTES:
-            shares.append(TableShare(paths=tuple(group), offsets=dict(offsets)))
+            shares.append(TableShare(files=tuple(group), offsets=dict(offsets)))
             group, group_bytes = [], 0
-        group.append(str(table.path_of(file)))
+        group.append((str(table.path_of(file)), channel))
         group_bytes += file.bytes
     if group:
-        shares.append(TableShare(paths=tuple(group), offsets=dict(offsets)))
+        shares.append(TableShare(files=tuple(group), offsets=dict(offsets)))
     return shares
 
 
@@ -408,9 +411,11 @@ def share_batches(share: Share) -> Iterator[pa.RecordBatch]:
                 name = pa.repeat(pa.scalar(share.channel, pa.string()), batch.num_rows)
                 yield batch.set_column(0, "channel", name)
         return
-    for path in share.paths:
+    wanted = pa.schema([FRAMES.field(name) for name in _COLUMNS])
+    for path, channel in share.files:
         with pq.ParquetFile(Path(path)) as file:
-            for batch in file.iter_batches(batch_size=ROWS_MAX, columns=list(_COLUMNS)):
+            for read in file.iter_batches(batch_size=ROWS_MAX, columns=list(_COLUMNS)):
+                batch = fitted(read, wanted, {"channel": channel})
                 yield batch.filter(_within(batch, share.offsets))
 
 

@@ -11,14 +11,15 @@ be in one and not in the other yet; so these two follow only as far as their sou
 
 GJ1  Late backfill changes exactly the partitions it touches, and of these only those whose rows differ.
 GJ2  A run without new files commits nothing; new files that change no row only move the position.
-GJ3  Where the source table no longer knows what was added, everything counts as touched: slower, never wrong.
+GJ3  Where the source table no longer knows what was added, or rows were taken away from it, everything counts as
+     touched, what a gold table holds included: slower, never wrong. A gold table of another source is emptied first.
 GJ4  A table computed from another gold table never records more as consumed than that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +48,9 @@ from tidelog.pipeline.gold.tracks import build_tracks
 from tidelog.pipeline.jobs.clock_shifts import read_clock_shifts
 from tidelog.pipeline.jobs.lost_ranges import read_lost_ranges
 from tidelog.pipeline.tables import DELTA, open_table
+from tidelog.pipeline.tables.following import is_same
 from tidelog.pipeline.tables.layouts import CLOCK_SHIFTS_LAYOUT, FRAMES_LAYOUT, LOST_RANGES_LAYOUT, SIGNALS_LAYOUT
-from tidelog.pipeline.tables.table import DataFile, Partition, Table, TableStep
+from tidelog.pipeline.tables.table import DataFile, Partition, Table, TableLayout, TableStep
 
 _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
     TRACKS: build_tracks,
@@ -116,9 +118,54 @@ def gold_status(options: GoldOptions) -> dict[str, tuple[int | None, int]]:
     return found
 
 
-_Added = Mapping[str, list[DataFile]]
-"""New files by the table they are of."""
-_Rebuild = Callable[[Table, GoldLayout, Changes, _Added], int]
+@dataclass(slots=True)
+class _News:
+    """What a gold table has to look at: files with new rows of its sources, and partitions of its own."""
+
+    added: dict[str, list[DataFile]] = field(default_factory=dict)
+    """By the table they are of."""
+    is_all: bool = False
+    """Whether everything counts as touched (GJ3)."""
+    held: set[Partition] = field(default_factory=set)
+
+    def take(self, source: Table, consumed: int | None, version: int) -> None:
+        """The files added since then, up to this version."""
+        try:
+            found = source.news_since(consumed)
+        except HistoryGone:
+            found = None
+        if found is None or found.removed_at is not None or found.is_whole:
+            self.is_all = True
+            self.added[source.layout.name] = source.files()
+        else:
+            self.added[source.layout.name] = [one.file for one in found.added if one.version <= version]
+
+    def of(self, source: Table) -> list[DataFile]:
+        return self.added.get(source.layout.name, [])
+
+    def partitions(self, source: Table) -> set[Partition]:
+        """The partitions to look at, of a table that is split like its source."""
+        return {file.partition for file in self.of(source)} | self.held
+
+    def channels(self) -> set[str]:
+        # The channel is the last column that all of these tables are split by.
+        touched = {file.partition for files in self.added.values() for file in files} | self.held
+        return {channel for *_, channel in touched if channel is not None}
+
+
+def gold_sources() -> dict[str, tuple[TableLayout, list[TableLayout], list[TableLayout]]]:
+    """By gold table: its layout, the tables whose versions it follows, and others that it reads."""
+    found: dict[str, tuple[TableLayout, list[TableLayout], list[TableLayout]]] = {
+        layout.name: (layout.table, [SIGNALS_LAYOUT], []) for layout in _BY_DAY
+    }
+    found[TRIPS.name] = (TRIPS.table, [SIGNALS_LAYOUT], [TRACKS.table])
+    found[COVERAGE.name] = (COVERAGE.table, [FRAMES_LAYOUT, CLOCK_SHIFTS_LAYOUT], [])
+    counted = [FRAMES_LAYOUT, CLOCK_SHIFTS_LAYOUT, LOST_RANGES_LAYOUT]
+    found[FLEET_HEALTH.name] = (FLEET_HEALTH.table, counted, [COVERAGE.table])
+    return found
+
+
+_Rebuild = Callable[[Table, GoldLayout, Changes, _News], int]
 """Rebuilds what new files of the source touch; fills `Changes`, returns how many partitions it looked at."""
 
 
@@ -141,17 +188,23 @@ class _GoldJob:
         table, pipeline = self.open(layout), self._options.pipeline
         table.create()
         steps: list[TableStep] = []
-        added: dict[str, list[DataFile]] = {}
+        news = _News()
         # The versions first: rows that come after them may be included, and are processed again next time.
-        for source, version in self._versions(layout):
-            consumed = table.consumed(pipeline, source.layout.name)
+        sources = self._versions(layout)
+        if not all(is_same(source, table, pipeline) for source, _ in sources):
+            table.commit_reset(pipeline, upstreams=[source.layout.name for source, _ in sources])
+        for source, version in sources:
+            name = source.layout.name
+            consumed = table.consumed(pipeline, name)
             if consumed != version:
-                added[source.layout.name] = _added(source, consumed, version)
-            steps.append(TableStep(upstream=source.layout.name, start=consumed, end=version))
+                news.take(source, consumed, version)
+            steps.append(TableStep(upstream=name, start=consumed, end=version, mark=source.mark_at(version)))
         if all(step.start == step.end for step in steps):
             return _outcome(layout, 0, Changes(), table.version(), is_new=False)
+        if news.is_all:
+            news.held = {file.partition for file in table.files()}
         changes = Changes()
-        touched = rebuild(table, layout, changes, added) if any(added.values()) else 0
+        touched = rebuild(table, layout, changes, news) if any(news.added.values()) or news.held else 0
         before = table.version()
         commit = table.commit_following(pipeline, steps, changes.files, replaced=changes.replaced)
         return _outcome(layout, touched, changes, commit.version, is_new=commit.version > before)
@@ -175,8 +228,8 @@ class _GoldJob:
     def by_day(self, build: Callable[[DataFrame], DataFrame]) -> _Rebuild:
         """For tables whose partitions depend on `signals` of the same day and channel alone (GD2)."""
 
-        def rebuild(table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
-            touched = {file.partition for file in added[self.signals.layout.name]}
+        def rebuild(table: Table, layout: GoldLayout, changes: Changes, news: _News) -> int:
+            touched = news.partitions(self.signals)
             for some in batches(touched):
                 rows = build(self._read(self.signals, some)).toArrow()
                 compare(changes, table, layout, some, rows)
@@ -184,19 +237,20 @@ class _GoldJob:
 
         return rebuild
 
-    def trips(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
-        touched = {file.partition for file in added[self.signals.layout.name]}
+    def trips(self, table: Table, layout: GoldLayout, changes: Changes, news: _News) -> int:
+        touched = news.partitions(self.signals)
         tracks = self.open(TRACKS)
         found = trip_steps.find_trips(self._session(), tracks, self.signals, touched)
-        for some in batches(found.partitions):
+        partitions = found.partitions | news.held
+        for some in batches(partitions):
             compare(changes, table, layout, some, found.rows)
-        return len(found.partitions)
+        return len(partitions)
 
-    def coverage(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
-        shifts = self._shifts({channel for files in added.values() for channel in _channels(files)})
-        new = Shifts(read_clock_shifts(self.clocks, added.get(self.clocks.layout.name, [])))
-        frames = added.get(self.frames.layout.name, [])
-        touched = health_steps.touched_days(self._session(), self.frames, frames, shifts, new)
+    def coverage(self, table: Table, layout: GoldLayout, changes: Changes, news: _News) -> int:
+        shifts = self._shifts(news.channels())
+        new = Shifts(read_clock_shifts(self.clocks, news.of(self.clocks)))
+        frames = news.of(self.frames)
+        touched = health_steps.touched_days(self._session(), self.frames, frames, shifts, new) | news.held
         for some in batches(touched):
             rows = health_steps.coverage_of(self._session(), self.frames, some, shifts)
             compare(changes, table, layout, some, rows)
@@ -207,8 +261,8 @@ class _GoldJob:
             return health_steps.NO_SHIFTS
         return Shifts(read_clock_shifts(self.clocks, self.clocks.files({(channel,) for channel in channels})))
 
-    def fleet_health(self, table: Table, layout: GoldLayout, changes: Changes, added: _Added) -> int:
-        channels = {channel for files in added.values() for channel in _channels(files)}
+    def fleet_health(self, table: Table, layout: GoldLayout, changes: Changes, news: _News) -> int:
+        channels = news.channels()
         said = read_lost_ranges(self.lost, channels) if self.lost.exists() else None
         rows = health_steps.health_of(self._session(), self.open(COVERAGE), channels, said)
         held = {file.partition for file in table.files() if file.partition[1] in channels}
@@ -223,19 +277,6 @@ class _GoldJob:
     def _session(self) -> SparkSession:
         assert self._spark is not None, "only status does without Spark"
         return self._spark
-
-
-def _channels(files: Collection[DataFile]) -> set[str]:
-    # The channel is the last column that `frames`, `lost_ranges` and `clock_shifts` are split by.
-    return {channel for *_, channel in (file.partition for file in files) if channel is not None}
-
-
-def _added(source: Table, consumed: int | None, version: int) -> list[DataFile]:
-    """The files added since then, up to this version; all of them where the table no longer knows (GJ3)."""
-    try:
-        return [one.file for one in source.added_since(consumed) if one.version <= version]
-    except HistoryGone:
-        return source.files()
 
 
 def _outcome(layout: GoldLayout, touched: int, changes: Changes, version: int, *, is_new: bool) -> GoldOutcome:

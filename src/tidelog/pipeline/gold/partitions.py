@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidelog.pipeline.gold.schemas import GoldLayout
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, split_by_partition
+from tidelog.pipeline.tables.reading import file_rows, is_ours
 from tidelog.pipeline.tables.table import DataFile, Partition, Table
-from tidelog.pki.files import translated
 
 PARTITIONS_MAX: Final = 32
 """A day of seconds is some 90,000 rows of `tracks`, so this is about 300 MB of the driver's memory."""
@@ -42,6 +43,19 @@ def read_files(spark: SparkSession, table: Table, files: Collection[DataFile]) -
     schema = ", ".join(f"`{one.name}` {_SPARK_TYPES[one.type]}" for one in table.layout.schema)
     if not files:
         return spark.createDataFrame([], schema)
+    ours = [file for file in files if is_ours(file)]
+    parts = [_read(spark, table, schema, ours)] if ours else []
+    # Files that another writer has rearranged may lack the partition columns.
+    for partition in sorted({file.partition for file in files if not is_ours(file)}, key=_sort_key):
+        held = [file for file in files if file.partition == partition and not is_ours(file)]
+        rows = _read(spark, table, schema, held)
+        for name, value in zip(table.layout.partition_by, partition, strict=True):
+            rows = rows.withColumn(name, F.lit(value).cast(_SPARK_TYPES[table.layout.schema.field(name).type]))
+        parts.append(rows)
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _read(spark: SparkSession, table: Table, schema: str, files: Iterable[DataFile]) -> DataFrame:
     # As text, not as URIs: Spark escapes them itself.
     return spark.read.schema(schema).parquet(*(str(table.path_of(file)) for file in files))
 
@@ -96,11 +110,7 @@ def arranged(tables: Sequence[pa.Table], layout: GoldLayout) -> pa.Table:
 
 
 def _same(parts: Sequence[pa.RecordBatch], files: Iterable[DataFile], table: Table, layout: GoldLayout) -> bool:
-    held = []
-    for file in files:
-        path = table.path_of(file)
-        with translated("read", path), pq.ParquetFile(path) as opened:
-            held.append(opened.read())
+    held = [file_rows(table, file) for file in files]
     if not parts or not held:
         return not parts and not held
     return bool(arranged(held, layout).equals(pa.Table.from_batches(parts)))

@@ -8,6 +8,7 @@ Modules:
     frames_job     Channels into the table `frames`
     frames_tasks   A task of the frames job
     lost_ranges    The table `lost_ranges`
+    rebuild        Building a table anew, from the log or from the table below
     runner         The whole pipeline: its stages
     signals_job    `frames` into `signals` and the tables beside it
     signals_state  The decoder's state of a channel between two steps

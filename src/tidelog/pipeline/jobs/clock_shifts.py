@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tidelog.pipeline.tables.reading import file_rows
 from tidelog.pipeline.tables.table import DataFile, Table
-from tidelog.pki.files import translated
 from tidelog.signals.clocks import CLOCK_NAMES, Clock
 from tidelog.signals.payloads import Int64s
 
@@ -58,13 +57,7 @@ def shifted_ranges(frames: pa.RecordBatch, whole: pa.RecordBatch, placed: pa.Rec
 
 def read_clock_shifts(table: Table, files: Collection[DataFile]) -> pa.Table:
     """The ranges in these files, in the columns of the table."""
-    schema = table.layout.schema
-    found = [schema.empty_table()]
-    for file in files:
-        path = table.path_of(file)
-        with translated("read", path), pq.ParquetFile(path) as source:
-            found.append(source.read(columns=schema.names).cast(schema))
-    return pa.concat_tables(found)
+    return pa.concat_tables([table.layout.schema.empty_table(), *(file_rows(table, file) for file in files)])
 
 
 def _micros(batch: pa.RecordBatch) -> Int64s:

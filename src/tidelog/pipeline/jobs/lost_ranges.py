@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import ControlRecord, FoldSnapshot, RangeLost, RangeVoid, decode_control
@@ -33,8 +32,8 @@ from tidelog.errors import BlockCorrupt, PositionMoved, TableBusy
 from tidelog.pipeline.tables import DELTA, open_table
 from tidelog.pipeline.tables.layouts import LOST_RANGES_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
+from tidelog.pipeline.tables.reading import file_rows
 from tidelog.pipeline.tables.table import DataFile, Table, TableStep
-from tidelog.pki.files import translated
 
 LOST: Final = "lost"
 VOID: Final = "void"
@@ -136,6 +135,12 @@ class LostRanges:
                 return len(new)
         raise TableBusy(table=LOST_RANGES_LAYOUT.name, attempts=_ATTEMPTS_MAX)
 
+    def replace(self, channels: Collection[str], said: Collection[SaidRange]) -> None:
+        """Let these be all ranges of these channels in the table, which exists, in one transaction."""
+        self._known, self._known_version = {}, -1
+        kept = [file.path for file in self.table.unguarded_files() if file.partition[0] not in channels]
+        self.table.commit_reset(self._pipeline, files=self._written(self._unknown(said)), kept=kept)
+
     def _refresh(self) -> None:
         version = self.table.version()
         if version == self._known_version:
@@ -180,10 +185,4 @@ def read_lost_ranges(table: Table, channels: Collection[str]) -> pa.Table:
 
 
 def _rows(table: Table, files: Iterable[DataFile]) -> pa.Table:
-    schema = table.layout.schema
-    found = [schema.empty_table()]
-    for file in files:
-        path = table.path_of(file)
-        with translated("read", path), pq.ParquetFile(path) as source:
-            found.append(source.read(columns=schema.names).cast(schema))
-    return pa.concat_tables(found)
+    return pa.concat_tables([table.layout.schema.empty_table(), *(file_rows(table, file) for file in files)])

@@ -338,7 +338,8 @@ def pipeline_status(settings: PipelineSettings) -> dict[str, Any]:
 
 def _nothing_after(table: Table, version: int | None) -> bool:
     """Whether no rows came after this version; rewrites make versions too."""
-    return not table.added_since(version)
+    news = table.news_since(version)
+    return not news.added and news.removed_at is None
 
 
 def _table_status(table: Table) -> dict[str, Any]:

@@ -8,6 +8,8 @@ tables that already have it.
 SJ1  The rows of a step are in each table once, whatever failed and was run again (T1 to T4).
 SJ2  A run without new frames commits nothing.
 SJ3  Late frames only add rows: no row of `signals` is changed or removed.
+SJ4  Where frames were taken away (`frames` was built anew, or a change of another writer was accepted), everything is
+     decoded again from the frames that are there.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tidelog.pipeline.jobs.signals_state import forget_states
 from tidelog.pipeline.jobs.signals_tasks import ChannelFrames, SignalsOrder, SignalsWritten, write_signals
 from tidelog.pipeline.jobs.task_runs import carried_out, workplace_of
 from tidelog.pipeline.tables import DELTA, open_table
+from tidelog.pipeline.tables.following import require_same
 from tidelog.pipeline.tables.layouts import (
     CLOCK_SHIFTS_LAYOUT,
     DEVICES_LAYOUT,
@@ -33,7 +36,8 @@ from tidelog.pipeline.tables.layouts import (
     UNDECODED_LAYOUT,
 )
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter
-from tidelog.pipeline.tables.table import AddedFile, DataFile, Table, TableStep
+from tidelog.pipeline.tables.reading import file_rows
+from tidelog.pipeline.tables.table import AddedFile, DataFile, Table, TableNews, TableStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,29 +92,39 @@ class SignalsJob:
             return self.progress
         for table in (self.signals, self.undecoded, self.devices, self.clocks):
             table.create()
+        require_same(self.frames, self.signals, self.options.pipeline)
+        _follow_generation(self.options.pipeline, self.signals, (self.undecoded, self.devices, self.clocks))
         while self._step():
             pass
         return self.progress
 
+    def reset(self) -> None:
+        """Empty the three tables, so that the next step decodes everything."""
+        empty_signals(self.options)
+
     def _step(self) -> bool:
         """One step; False if there was nothing to do."""
         pipeline = self.options.pipeline
-        start = self.signals.consumed(pipeline, UPSTREAM)
-        # The tables that are committed first show the range of a step that failed before `signals`.
-        beside = [table.consumed(pipeline, UPSTREAM) for table in (self.undecoded, self.devices, self.clocks)]
-        begun = [one for one in beside if one is not None and (start is None or one > start)]
-        added = self.frames.added_since(start)
-        end = max(begun) if begun else step_end(added, self.options.step_frames_max)
+        start, beside, begun = self._reached()
+        news = self.frames.news_since(start)
+        if news.removed_at is not None and (start is not None or any(one < news.removed_at for one in begun)):
+            self.reset()
+            start, beside, begun = self._reached()
+            news = self.frames.news_since(start)
+        if start is None:
+            forget_states(self.signals.folder, pipeline)  # of before the tables were emptied
+        end, taken = self._taken(news, begun)
         if end is None:
             return False
-        taken = [one.file for one in added if one.version <= end]
         written = merged(self._decoded(taken, start, end))
         self._commit_beside(self.undecoded, beside[0], end, self._undecoded_files(written.undecoded))
         replaced, files = self._device_files(written.devices)
         self._commit_beside(self.devices, beside[1], end, files, replaced)
         self._commit_beside(self.clocks, beside[2], end, _written_rows(self.clocks, written.clocks))
         commit = self.signals.commit_following(
-            pipeline, [TableStep(upstream=UPSTREAM, start=start, end=end)], written.files
+            pipeline,
+            [TableStep(upstream=UPSTREAM, start=start, end=end, mark=self.frames.mark_at(end))],
+            written.files,
         )
         done = self.progress
         self.progress = replace(
@@ -123,6 +137,23 @@ class SignalsJob:
             committed_at_s=time.time(),
         )
         return True
+
+    def _reached(self) -> tuple[int | None, list[int | None], list[int]]:
+        """The version that is decoded, that of the tables beside, and the end of a step that failed half way: those
+        that are committed first show it."""
+        pipeline = self.options.pipeline
+        start = self.signals.consumed(pipeline, UPSTREAM)
+        beside = [table.consumed(pipeline, UPSTREAM) for table in (self.undecoded, self.devices, self.clocks)]
+        return start, beside, [one for one in beside if one is not None and (start is None or one > start)]
+
+    def _taken(self, news: TableNews, begun: Sequence[int]) -> tuple[int | None, list[DataFile]]:
+        """The end of the next step and its files. A step that was begun is taken again to the same end."""
+        if news.is_whole:
+            # One step, however large: what came in which version is no longer known.
+            end = max(begun) if begun else max((one.version for one in news.added), default=None)
+            return end, [] if end is None else self.frames.files_at(end)
+        end = max(begun) if begun else step_end(news.added, self.options.step_frames_max)
+        return end, [] if end is None else [one.file for one in news.added if one.version <= end]
 
     def _commit_beside(
         self,
@@ -180,6 +211,25 @@ class SignalsJob:
                 replaced.add((channel,))
                 rows += joined
         return replaced, _written_rows(self.devices, rows)
+
+
+def empty_signals(options: SignalsOptions) -> None:
+    """Empty the tables, so that the next run decodes everything. `signals` first: a run that finds the others in an
+    earlier generation empties them too."""
+    signals, *beside = (
+        open_table(options.tables, layout, table_format=options.table_format)
+        for layout in (SIGNALS_LAYOUT, UNDECODED_LAYOUT, DEVICES_LAYOUT, CLOCK_SHIFTS_LAYOUT)
+    )
+    if signals.exists():
+        signals.commit_reset(options.pipeline, upstreams=[UPSTREAM])
+        _follow_generation(options.pipeline, signals, [table for table in beside if table.exists()])
+
+
+def _follow_generation(pipeline: str, signals: Table, beside: Iterable[Table]) -> None:
+    generation = signals.generation(pipeline)
+    for table in beside:
+        if table.generation(pipeline) < generation:
+            table.commit_reset(pipeline, upstreams=[UPSTREAM], generation=generation)
 
 
 # --- arithmetic --------------------------------------------------------------------------------------
@@ -261,8 +311,7 @@ def is_device_news(known: Sequence[dict[str, Any]], joined: Sequence[dict[str, A
 def _rows_of(table: Table, partition: tuple[str | None, ...]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for file in table.files({partition}):
-        with pq.ParquetFile(table.path_of(file)) as source:
-            rows += source.read(columns=table.layout.schema.names).to_pylist()
+        rows += file_rows(table, file).to_pylist()
     return rows
 
 

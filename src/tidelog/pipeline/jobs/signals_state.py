@@ -15,6 +15,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import uuid
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
@@ -143,6 +144,15 @@ def save_state(
         for old in sorted(versions):
             if old < counting:
                 versions[old].unlink(missing_ok=True)
+
+
+def forget_states(table_folder: Path, pipeline: str) -> None:
+    """Remove the states of all channels, for a pipeline that decodes from the beginning: a state of a higher version
+    would be taken for its own later."""
+    folder = table_folder / FOLDER / partition_folder((pipeline,))
+    with translated("remove", folder):
+        if folder.is_dir():
+            shutil.rmtree(folder)
 
 
 def _folder(table_folder: Path, pipeline: str, channel: str) -> Path:

@@ -26,8 +26,9 @@ import pyarrow.parquet as pq
 from tidelog.errors import HistoryGone
 from tidelog.pipeline.jobs.clock_shifts import shifted_ranges
 from tidelog.pipeline.jobs.signals_state import ChannelState, LineageState, SignalStretch, load_state, save_state
-from tidelog.pipeline.tables.layouts import SIGNALS_LAYOUT
+from tidelog.pipeline.tables.layouts import FRAMES_LAYOUT, SIGNALS_LAYOUT
 from tidelog.pipeline.tables.parquet_files import PartitionedWriter, constant
+from tidelog.pipeline.tables.reading import fitted
 from tidelog.pipeline.tables.table import DataFile
 from tidelog.signals.clocks import GpsTimes, gps_times, place_times
 from tidelog.signals.decode import decode_signals
@@ -50,6 +51,7 @@ _READ: Final = (
     "path",
     "append_time",
 )
+_READ_SCHEMA: Final = pa.schema([FRAMES_LAYOUT.schema.field(name) for name in _READ])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +238,8 @@ def _batches(path: str) -> Iterator[pa.RecordBatch]:
     except FileNotFoundError as error:
         raise HistoryGone(table="frames", version=-1, problem=f"{path} was swept before it was decoded") from error
     with source:
-        yield from source.iter_batches(1 << 16, columns=list(_READ))
+        for batch in source.iter_batches(1 << 16, columns=list(_READ)):
+            yield fitted(batch, _READ_SCHEMA, {})
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

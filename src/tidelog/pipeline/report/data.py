@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidelog.pipeline.gold.schemas import (
     ELECTRICAL_HOURS,
@@ -29,7 +28,8 @@ from tidelog.pipeline.gold.schemas import (
     GoldLayout,
 )
 from tidelog.pipeline.tables import DELTA, open_table
-from tidelog.pki.files import translated
+from tidelog.pipeline.tables.reading import file_rows
+from tidelog.pipeline.tables.table import DataFile, Table
 
 DAYS_MAX: Final = 31
 POINTS_MAX: Final = 50_000
@@ -70,12 +70,12 @@ def read_report_data(tables: Path, *, table_format: str = DELTA, days_max: int =
     rows: dict[str, dict[str, list[Row]]] = {}
     miles: dict[str, float] = {}
     for layout in _SHOWN:
-        paths = [
-            opened[layout.name].path_of(file)
+        shown = [
+            file
             for file in files[layout.name]
             if file.partition[0] and date.fromisoformat(file.partition[0]) >= first_shown
         ]
-        table = _read(layout, paths)
+        table = _read(opened[layout.name], layout, shown)
         if layout is TRACKS:
             miles = _miles(table)
             table = thinned(table, points_max=max(BOAT_POINTS_MIN, POINTS_MAX // max(1, len(miles))))
@@ -114,12 +114,11 @@ def _miles(tracks: pa.Table) -> dict[str, float]:
     return {row["channel"]: row["distance_m_max_sum"] / _METRES_PER_MILE for row in sums.to_pylist()}
 
 
-def _read(layout: GoldLayout, paths: Iterable[Path]) -> pa.Table:
-    minutes = [("grain", "=", "minute")] if layout is TRACKS else None
+def _read(table: Table, layout: GoldLayout, files: Iterable[DataFile]) -> pa.Table:
     tables = [layout.table.schema.empty_table()]
-    for path in paths:
-        with translated("read", path):
-            tables.append(pq.read_table(path, filters=minutes, partitioning=None).cast(layout.table.schema))
+    for file in files:
+        rows = file_rows(table, file)
+        tables.append(rows.filter(pc.equal(rows["grain"], "minute")) if layout is TRACKS else rows)
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in layout.keys])
 
 

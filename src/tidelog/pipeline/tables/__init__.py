@@ -4,10 +4,13 @@ Modules:
 
     committing     The common part of tables of every format
     delta          Tables in the Delta format, committed through `deltalake`
+    delta_log      The commits of a Delta log: who made them, and what they did to the rows
+    following      Whether the table below is still the one that a table was built from
     iceberg        Tables in the Iceberg format, committed through `pyiceberg` into a catalog file beside the tables
     layouts        The tables that follow a log directly
     maintenance    Joining small files and removing orphans
     parquet_files  Arrow batches into Parquet files of a table
+    reading        Rows of a table's files in the columns of its layout, whichever writer made the file
     shared_folder  Proof that a task works in the same folder as the driver
     synced_io      Iceberg's metadata files, each on disk before anything refers to it
     table          A table whose transactions store the pipeline's position

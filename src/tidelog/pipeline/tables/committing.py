@@ -1,12 +1,15 @@
 """The common part of tables of every format: decide by the stored position, try, and decide again when another driver
 was faster.
 
-A format gives five things: its latest state, numbers stored under names in it, its live files, its version, and one try
-at writing a change. The rest, with the rules T1 to T6 of `table`, is here.
+A format gives its state, a check of what others did to it, numbers stored under names in it, its live files, its
+version, and one try at writing a change. The rest, with the rules T1 to T7 of `table`, is here.
 
 Names: `tidelog/<pipeline>/<channel id>` is the next offset, `.../epoch` the leader epoch it was read under,
-`tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version,
-`tidelog/owner/<channel name>` the pipeline that owns the channel.
+`tidelog/<pipeline>/channel/<name>` the id behind a name, `tidelog/<pipeline>/<table>` a consumed version (-1 for none),
+`.../mark` what tells that table from another, `tidelog/<pipeline>/generation` how often this one was emptied,
+`tidelog/owner/<channel name>` the pipeline that owns the channel. `tidelog/commit` is the version of the latest commit
+of ours. Each commit was decided on a state whose every change was known, so only the commits after it have to be looked
+at (T7).
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ from tidelog.pipeline.tables.table import (
 )
 
 ATTEMPTS_MAX: Final = 20
+COMMIT_NAME: Final = "tidelog/commit"
+_NOTHING: Final = -1
 _WAIT_MAX_S: Final = 0.5
+
+_ABOVE: Final = {"frames": "signals", "signals": "tracks", "lost_ranges": "fleet_health"}
 
 State = TypeVar("State")
 
@@ -54,8 +61,27 @@ class CommittedTable(Table, Generic[State]):
     """See `Table` for what each call does."""
 
     @abstractmethod
+    def _load(self) -> State:
+        """The table as it is now, changes of other writers included."""
+
+    @abstractmethod
+    def _require_handled(self, state: State) -> None:
+        """Raise for features and columns that Tidelog does not handle (T8)."""
+
+    @abstractmethod
+    def _require_known(self, state: State) -> None:
+        """Raise `ForeignChange` if another writer has changed the rows since the latest commit of ours (T7)."""
+
     def _latest(self) -> State:
-        """The table as it is now."""
+        """The table as it is now, if every change of it is known."""
+        state = self._load_handled()
+        self._require_known(state)
+        return state
+
+    def _load_handled(self) -> State:
+        state = self._load()
+        self._require_handled(state)
+        return state
 
     @abstractmethod
     def _version_of(self, state: State) -> int: ...
@@ -81,7 +107,14 @@ class CommittedTable(Table, Generic[State]):
         return self._stored(self._latest(), f"tidelog/{pipeline}/channel/{channel}")
 
     def consumed(self, pipeline: str, upstream: str) -> int | None:
-        return self._stored(self._latest(), f"tidelog/{pipeline}/{upstream}")
+        return self._consumed(self._latest(), pipeline, upstream)
+
+    def consumed_mark(self, pipeline: str, upstream: str) -> int | None:
+        return self._stored(self._latest(), f"tidelog/{pipeline}/{upstream}/mark")
+
+    def _consumed(self, state: State, pipeline: str, upstream: str) -> int | None:
+        found = self._stored(state, f"tidelog/{pipeline}/{upstream}")
+        return None if found == _NOTHING else found
 
     def cluster_mark(self, pipeline: str) -> int | None:
         return self._stored(self._latest(), f"tidelog/{pipeline}/cluster")
@@ -133,16 +166,56 @@ class CommittedTable(Table, Generic[State]):
     ) -> Commit:
         def decide(state: State, attempt: int) -> Change | None:
             del attempt
-            consumed = {step.upstream: self._stored(state, f"tidelog/{pipeline}/{step.upstream}") for step in steps}
+            consumed = {step.upstream: self._consumed(state, pipeline, step.upstream) for step in steps}
             if not judge_steps(steps, consumed, table=self.layout.name):
                 return None
             return Change(
                 adds=files,
                 removes=self._live(state, replaced) if replaced else (),
-                stores={f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps},
+                stores=_stored_steps(pipeline, steps),
             )
 
         return self._commit(decide)
+
+    def commit_reset(
+        self,
+        pipeline: str,
+        *,
+        positions: Mapping[str, Position] | None = None,
+        upstreams: Collection[str] = (),
+        files: Sequence[DataFile] = (),
+        kept: Collection[str] = (),
+        generation: int | None = None,
+    ) -> Commit:
+        stores = {f"tidelog/{pipeline}/{upstream}": _NOTHING for upstream in upstreams}
+        for channel, one in (positions or {}).items():
+            name = f"tidelog/{pipeline}/{one.channel_id}"
+            stores[name] = one.next_offset
+            stores[f"{name}/epoch"] = one.leader_epoch
+            stores[f"tidelog/{pipeline}/channel/{channel}"] = one.channel_id
+
+        def decide(state: State, attempt: int) -> Change | None:
+            del attempt
+            held = self._generation(state, pipeline)
+            if generation is not None and held >= generation:
+                return None
+            stores[f"tidelog/{pipeline}/generation"] = held + 1 if generation is None else generation
+            removed = [file for file in self._live(state, None) if file.path not in kept]
+            return Change(adds=files, removes=removed, stores=stores)
+
+        return self._commit(decide, load=self._load_handled)
+
+    def generation(self, pipeline: str) -> int:
+        return self._generation(self._load_handled(), pipeline)
+
+    def _generation(self, state: State, pipeline: str) -> int:
+        return self._stored(state, f"tidelog/{pipeline}/generation") or 0
+
+    def accept(self) -> int:
+        return self._commit(lambda state, attempt: Change(), load=self._load_handled).version
+
+    def unguarded_files(self) -> list[DataFile]:
+        return self._live(self._load_handled(), None)
 
     def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
         lost = False
@@ -158,9 +231,11 @@ class CommittedTable(Table, Generic[State]):
         self._commit(decide)
         return not lost
 
-    def _commit(self, decide: Callable[[State, int], Change | None]) -> Commit:
+    def _commit(
+        self, decide: Callable[[State, int], Change | None], *, load: Callable[[], State] | None = None
+    ) -> Commit:
         for attempt in range(ATTEMPTS_MAX):
-            state = self._latest()
+            state = (load or self._latest)()
             change = decide(state, attempt)
             if change is None:
                 return Commit(version=self._version_of(state))
@@ -206,3 +281,17 @@ class CommittedTable(Table, Generic[State]):
                 epoch = self._stored(state, f"{name}/epoch") or 0
                 found[channel_id] = Position(channel_id=channel_id, next_offset=next_offset, leader_epoch=epoch)
         return found
+
+
+def _stored_steps(pipeline: str, steps: Sequence[TableStep]) -> dict[str, int]:
+    stores = {f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps}
+    marks = {f"tidelog/{pipeline}/{step.upstream}/mark": step.mark for step in steps}
+    return stores | {name: mark for name, mark in marks.items() if mark is not None}
+
+
+def accepting(table: str) -> str:
+    """How a change of rows of this table is kept, in the words of `ForeignChange`."""
+    above = _ABOVE.get(table)
+    if above is None:
+        return ""
+    return f"; to keep the change, `tidelog pipeline rebuild {above} -from {table}` builds the tables above from it"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, date, datetime, timedelta
 from math import isfinite
 from pathlib import Path
@@ -24,23 +23,32 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidelog.errors import DiskError, DiskFull, HistoryGone, TableDiffers
-from tidelog.pipeline.tables.committing import Change, CommittedTable
+from tidelog.errors import DiskError, DiskFull, ForeignChange, HistoryGone, TableDiffers, TableUnsupported
+from tidelog.pipeline.tables.committing import COMMIT_NAME, Change, CommittedTable, accepting
+from tidelog.pipeline.tables.delta_log import (
+    LOG,
+    DeltaLog,
+    is_ours,
+    read_actions,
+    rows_in,
+    unhandled_feature,
+    unhandled_use,
+)
 from tidelog.pipeline.tables.parquet_files import make_folders, sync_path
 from tidelog.pipeline.tables.table import (
     AddedFile,
     DataFile,
     Partition,
     TableLayout,
+    TableNews,
+    text_mark,
 )
 from tidelog.pki.files import translated
 
-_LOG: Final = "_delta_log"
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
-_COMMIT_NAME: Final = re.compile(r"(\d{20})\.json")
 _CONFIGURATION: Final = {
     # Commits may come every two seconds; followers a week behind are built anew.
     "delta.logRetentionDuration": "interval 7 days",
@@ -59,6 +67,10 @@ class DeltaFolder(CommittedTable[DeltaTable]):
     def __init__(self, folder: Path, layout: TableLayout) -> None:
         super().__init__(folder, layout)
         self._table: DeltaTable | None = None
+        self._log = DeltaLog(folder)
+        self._known: int | None = None
+        """The version up to which every change is known (T7)."""
+        self._handled: int | None = None
         self._positions_held: dict[str, int | None] = {}
         self._positions_version: int | None = None
 
@@ -85,12 +97,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             self._sync_commit(0)
             with translated("sync", self.folder):
                 sync_path(self.folder)
-        table = self._latest()
-        found = pa.schema(table.schema().to_arrow())
-        if [(one.name, one.type) for one in found] != [(one.name, one.type) for one in self.layout.schema]:
-            raise TableDiffers(folder=str(self.folder), problem=f"its columns are {', '.join(found.names)}")
-        if tuple(table.metadata().partition_columns) != self.layout.partition_by:
-            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {table.metadata().partition_columns}")
+        self._latest()
 
     def identity(self) -> str:
         return str(self._latest().metadata().id)
@@ -100,26 +107,52 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         made_ms = [entry.get("timestamp") for entry in table.history(1)]
         return datetime.fromtimestamp(made_ms[0] / 1000, UTC) if made_ms and made_ms[0] is not None else None
 
-    def added_since(self, version: int | None) -> list[AddedFile]:
+    def set_aside(self) -> str:
+        place = self.folder.with_name(f"{self.folder.name}.set-aside-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        with translated("rename", self.folder):
+            self.folder.rename(place)
+            sync_path(place.parent)
+        return str(place)
+
+    def news_since(self, version: int | None) -> TableNews:
         latest = self.version()
-        commits = self._commits()
+        commits = self._log.commits()
         if version is None and 0 not in commits:
-            return [AddedFile(version=latest, file=file) for file in self.files()]
+            added = [AddedFile(version=latest, file=file) for file in self.files()]
+            return TableNews(added=added, is_whole=True)
         start = 0 if version is None else version + 1
-        added = []
+        added, removed_at = [], None
         for number in range(start, latest + 1):
             if number not in commits:
                 raise HistoryGone(table=self.layout.name, version=start - 1, problem=f"version {number} is cleaned up")
-            for action in _actions(commits[number]):
+            for action in read_actions(commits[number]):
                 if "add" in action and action["add"]["dataChange"]:
                     added.append(AddedFile(version=number, file=self._file_of(action["add"])))
-        return added
+                elif "remove" in action and action["remove"].get("dataChange", True):
+                    removed_at = number
+        if version is None and removed_at is not None:
+            added = [AddedFile(version=latest, file=file) for file in self.files()]
+        return TableNews(added=added, removed_at=removed_at, is_whole=version is None and removed_at is not None)
+
+    def files_at(self, version: int) -> list[DataFile]:
+        try:
+            return self._live(DeltaTable(str(self.folder), version=version), None)
+        except (DeltaError, OSError) as error:
+            problem = f"version {version} cannot be read: {_words(error)}"
+            raise HistoryGone(table=self.layout.name, version=version, problem=problem) from error
+
+    def mark_at(self, version: int) -> int | None:
+        path = self._log.path(version)
+        if not path.exists():
+            return None
+        with translated("read", path):
+            return text_mark(f"{self.identity()} {path.read_text(encoding='utf-8')}")
 
     def referenced(self, *, removed_after: datetime) -> set[str]:
         paths = {file.path for file in self.files()}
         oldest_ms = int(removed_after.timestamp() * 1000)
-        for commit in self._commits().values():
-            for action in _actions(commit):
+        for commit in self._log.commits().values():
+            for action in read_actions(commit):
                 removed = action.get("remove")
                 if removed and removed.get("deletionTimestamp", oldest_ms) >= oldest_ms:
                     paths.add(unquote(removed["path"]))
@@ -153,23 +186,24 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             AddAction(file.path, file.bytes, self._values(file), now_ms, data_change, _statistics(file, self.layout))
             for file in change.adds
         ]
+        stores = {COMMIT_NAME: self._version_of(table) + 1, **change.stores}
         table.create_write_transaction(
             actions,
             "append",
-            self.layout.schema,
+            table.schema(),  # with the columns that users have added
             partition_by=list(self.layout.partition_by),
             commit_properties=CommitProperties(
                 max_commit_retries=0,
-                app_transactions=[Transaction(name, number) for name, number in change.stores.items()],
+                app_transactions=[Transaction(name, number) for name, number in stores.items()],
             ),
         )
 
     def _sync_commit(self, version: int) -> None:
         """The library leaves it to the kernel when a commit reaches the disk; the log's cursor must not move before
         that."""
-        log = self.folder / _LOG
+        log = self.folder / LOG
         with translated("sync", log):
-            sync_path(log / f"{version:020d}.json")
+            sync_path(self._log.path(version))
             if (checkpoints := list(log.glob(f"{version:020d}.checkpoint*"))) and (log / _LAST_CHECKPOINT).exists():
                 # Readers begin there: an empty one would make the table unreadable.
                 for path in (*checkpoints, log / _LAST_CHECKPOINT):
@@ -178,13 +212,78 @@ class DeltaFolder(CommittedTable[DeltaTable]):
 
     # --- reading the log -----------------------------------------------------------------------------
 
-    def _latest(self) -> DeltaTable:
-        with translated("open", self.folder):
-            if self._table is None:
-                self._table = DeltaTable(str(self.folder))
-            else:
-                self._table.update_incremental()
+    def _load(self) -> DeltaTable:
+        try:
+            with translated("open", self.folder):
+                if self._table is None:
+                    self._table = DeltaTable(str(self.folder))
+                else:
+                    self._table.update_incremental()
+        except DeltaProtocolError as error:
+            raise self._unsupported(f"its protocol is newer than the Delta library: {_words(error)}") from error
         return self._table
+
+    def _require_handled(self, state: DeltaTable) -> None:
+        version = self._version_of(state)
+        if self._handled is not None and not self._is_redefined(self._handled, version):
+            self._handled = version
+            return
+        protocol = state.protocol()
+        features = [*(protocol.reader_features or ()), *(protocol.writer_features or ())]
+        columns = {one.name: one.metadata for one in state.schema().fields}
+        problem = unhandled_feature(protocol.min_reader_version, protocol.min_writer_version, features)
+        problem = problem or unhandled_use(state.metadata().configuration, columns)
+        if problem is not None:
+            raise self._unsupported(problem)
+        self._require_layout(state)
+        self._handled = version
+
+    def _is_redefined(self, before: int, version: int) -> bool:
+        """Whether a commit after `before` has changed the protocol, the columns or the properties."""
+        for number in range(before + 1, version + 1):
+            actions = self._log.actions(number)
+            if actions is None or any("metaData" in one or "protocol" in one for one in actions):
+                return True
+        return version < before
+
+    def _require_layout(self, state: DeltaTable) -> None:
+        fields = {one.name: one for one in pa.schema(state.schema().to_arrow())}
+        for wanted in self.layout.schema:
+            found = fields.pop(wanted.name, None)
+            if found is None or found.type != wanted.type:
+                held = "missing" if found is None else f"a {found.type}"
+                raise TableDiffers(folder=str(self.folder), problem=f"its column {wanted.name} is {held}")
+        required = [name for name, field in fields.items() if not field.nullable]
+        if required:
+            raise TableDiffers(folder=str(self.folder), problem=f"its column {required[0]} may not be null")
+        if tuple(state.metadata().partition_columns) != self.layout.partition_by:
+            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {state.metadata().partition_columns}")
+
+    def _require_known(self, state: DeltaTable) -> None:
+        version = self._version_of(state)
+        start = self._stored(state, COMMIT_NAME) if self._known is None else self._known
+        unjudged = []
+        for number in range(version, 0 if start is None else start, -1):
+            actions = self._log.actions(number)
+            if actions is None:
+                if start is None:
+                    break  # from before `COMMIT_NAME` was stored
+                raise self._foreign(number, "a commit that is cleaned up")
+            if is_ours(actions):
+                break
+            unjudged.append((number, actions))
+        for number, actions in reversed(unjudged):
+            problem = self._log.changed_rows(actions)
+            if problem is not None:
+                raise self._foreign(number, problem)
+        self._known = version
+
+    def _foreign(self, version: int, problem: str) -> ForeignChange:
+        name = self.layout.name
+        return ForeignChange(table=name, version=version, problem=problem, accepted=accepting(name))
+
+    def _unsupported(self, problem: str) -> TableUnsupported:
+        return TableUnsupported(folder=str(self.folder), table=self.layout.name, problem=problem)
 
     def _version_of(self, state: DeltaTable) -> int:
         return int(state.version())
@@ -199,11 +298,11 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         for number in range(
             (self._positions_version if self._positions_version is not None else version) + 1, version + 1
         ):
-            commit = self.folder / _LOG / f"{number:020d}.json"
-            if not commit.exists():
+            actions = self._log.actions(number)
+            if actions is None:
                 self._positions_held.clear()
                 break
-            for action in _actions(commit):
+            for action in actions:
                 if "txn" in action:
                     self._positions_held[action["txn"]["appId"]] = int(action["txn"]["version"])
         self._positions_version = version
@@ -227,7 +326,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
                 DataFile(
                     path=unquote(path),
                     bytes=columns["size_bytes"][row],
-                    rows=columns["num_records"][row],
+                    rows=self._rows(unquote(path), columns["num_records"][row]),
                     partition=partition,
                     minimums=_without_nulls(columns.get("min", absent)[row]),
                     maximums=_without_nulls(columns.get("max", absent)[row]),
@@ -236,18 +335,16 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             )
         return files
 
-    def _commits(self) -> dict[int, Path]:
-        log = self.folder / _LOG
-        with translated("list", log):
-            names = os.listdir(log)
-        return {int(match[1]): log / name for name in names if (match := _COMMIT_NAME.fullmatch(name))}
+    def _rows(self, path: str, told: int | None) -> int:
+        """Other writers may leave the count out of the log."""
+        return told if told is not None else rows_in(self.folder / path) or 0
 
     def _file_of(self, add: Mapping[str, Any]) -> DataFile:
         statistics = json.loads(add.get("stats") or "{}")
         return DataFile(
             path=unquote(add["path"]),
             bytes=add["size"],
-            rows=statistics.get("numRecords", 0),
+            rows=self._rows(unquote(add["path"]), statistics.get("numRecords")),
             partition=tuple(add["partitionValues"].get(name) for name in self.layout.partition_by),
             minimums=self._parsed(statistics.get("minValues", {})),
             maximums=self._parsed(statistics.get("maxValues", {})),
@@ -257,6 +354,8 @@ class DeltaFolder(CommittedTable[DeltaTable]):
     def _parsed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         parsed = dict(values)
         for name, value in values.items():
+            if name not in self.layout.schema.names:
+                continue  # a user's
             kind = self.layout.schema.field(name).type
             if pa.types.is_timestamp(kind):
                 parsed[name] = datetime.fromisoformat(value)
@@ -270,15 +369,13 @@ class DeltaFolder(CommittedTable[DeltaTable]):
 
 def _disk_error(operation: str, folder: Path, error: Exception) -> DiskError:
     """The library reports over several lines, in colours, and gives error numbers only in its text."""
-    words = " ".join(_COLOUR.sub("", str(error)).replace("\u21b3", "").split())
+    words = _words(error)
     kind = DiskFull if _NO_SPACE.search(words) else DiskError
     return kind(operation=operation, path=str(folder), reason=words)
 
 
-def _actions(commit: Path) -> Iterator[dict[str, Any]]:
-    with translated("read", commit), open(commit, encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+def _words(error: Exception) -> str:
+    return " ".join(_COLOUR.sub("", str(error)).replace("\u21b3", "").split())
 
 
 def _statistics(file: DataFile, layout: TableLayout) -> str:

@@ -23,15 +23,15 @@ from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsEr
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile as IcebergFile
-from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table as IcebergTable
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IcebergType, PrimitiveType
 from sqlalchemy.exc import OperationalError
 
-from tidelog.errors import HistoryGone, TableDiffers
-from tidelog.pipeline.tables.committing import Change, CommittedTable
+from tidelog.errors import ForeignChange, HistoryGone, TableDiffers, TableUnsupported
+from tidelog.pipeline.tables.committing import COMMIT_NAME, Change, CommittedTable, accepting
 from tidelog.pipeline.tables.parquet_files import make_folders, sync_path
 from tidelog.pipeline.tables.synced_io import SYNCED_IO
 from tidelog.pipeline.tables.table import (
@@ -39,6 +39,8 @@ from tidelog.pipeline.tables.table import (
     DataFile,
     Partition,
     TableLayout,
+    TableNews,
+    text_mark,
 )
 from tidelog.pki.files import translated
 
@@ -46,7 +48,8 @@ CATALOG_NAME: Final = "catalog.sqlite"
 _NAMESPACE: Final = "tidelog"
 _METADATA: Final = "metadata"
 _REWRITE: Final = "tidelog.rewrite"
-_FIRST_FIELD: Final = 1000
+_FORMAT_MAX: Final = 2
+_OWN_PREFIX: Final = "tidelog/"
 _EPOCH_DAY: Final = date(1970, 1, 1)
 _PROPERTIES: Final = {
     "commit.retry.num-retries": "0",
@@ -83,13 +86,7 @@ class IcebergFolder(CommittedTable[IcebergTable]):
                 pass  # another driver was faster; whether its table is the same is checked below
             with translated("sync", self.folder.parent):
                 self._sync_catalog()
-        table = self._latest()
-        found = [one.name for one in table.schema().fields]
-        if found != self.layout.schema.names:
-            raise TableDiffers(folder=str(self.folder), problem=f"its columns are {', '.join(found)}")
-        split = tuple(one.name for one in table.spec().fields)
-        if split != self.layout.partition_by:
-            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {split}")
+        self._latest()
 
     def _create(self) -> None:
         catalog = self._opened()
@@ -111,22 +108,50 @@ class IcebergFolder(CommittedTable[IcebergTable]):
     def committed_at(self) -> datetime | None:
         return datetime.fromtimestamp(self._latest().metadata.last_updated_ms / 1000, UTC)
 
-    def added_since(self, version: int | None) -> list[AddedFile]:
+    def set_aside(self) -> str:
+        # Its files stay where they are; `vacuum` removes them when they are old.
+        location = str(self._load().metadata_location)
+        self._opened().drop_table(self._name)
+        return location
+
+    def news_since(self, version: int | None) -> TableNews:
         table = self._latest()
-        snapshots = {one.sequence_number or 0: one for one in table.snapshots()}
         latest = self._version_of(table)
-        if version is None and latest and 1 not in snapshots:
-            return [AddedFile(version=latest, file=file) for file in self._live(table, None)]
+        lineage = _lineage(table)
+        if version is None and latest and 1 not in lineage:
+            added = [AddedFile(version=latest, file=file) for file in self._live(table, None)]
+            return TableNews(added=added, is_whole=True)
         start = 1 if version is None else version + 1
-        added = []
-        for number in range(start, latest + 1):
-            snapshot = snapshots.get(number)
-            if snapshot is None:
-                problem = f"snapshot {number} is expired"
-                raise HistoryGone(table=self.layout.name, version=start - 1, problem=problem)
-            if _said(snapshot, _REWRITE) is None:
-                added += [AddedFile(version=number, file=file) for file in self._added(table, snapshot)]
-        return added
+        oldest = min(lineage, default=start)
+        if oldest > start and (first := lineage[oldest]).parent_snapshot_id is not None:
+            problem = f"the snapshot before {first.sequence_number} is expired"
+            raise HistoryGone(table=self.layout.name, version=start - 1, problem=problem)
+        added, removed_at = [], None
+        for number in sorted(one for one in lineage if one >= start):
+            snapshot = lineage[number]
+            if _is_rewrite(snapshot):
+                continue
+            added += [AddedFile(version=number, file=file) for file in self._added(table, snapshot)]
+            if int(_said(snapshot, "deleted-data-files") or 0):
+                removed_at = number
+        if version is None and removed_at is not None:
+            added = [AddedFile(version=latest, file=file) for file in self._live(table, None)]
+        return TableNews(added=added, removed_at=removed_at, is_whole=version is None and removed_at is not None)
+
+    def files_at(self, version: int) -> list[DataFile]:
+        table = self._latest()
+        lineage = _lineage(table)
+        # Versions without a snapshot of the table's own branch changed no rows of it.
+        held = [number for number in lineage if number <= version]
+        if not held:
+            problem = f"the snapshot of version {version} is expired"
+            raise HistoryGone(table=self.layout.name, version=version, problem=problem)
+        return [self._file_of(table, entry) for entry in self._entries(table, lineage[max(held)])]
+
+    def mark_at(self, version: int) -> int | None:
+        table = self._latest()
+        snapshot = _lineage(table).get(version)
+        return None if snapshot is None else text_mark(f"{table.metadata.table_uuid} {snapshot.snapshot_id}")
 
     def referenced(self, *, removed_after: datetime) -> set[str]:
         table = self._latest()
@@ -157,8 +182,8 @@ class IcebergFolder(CommittedTable[IcebergTable]):
 
     def _write(self, table: IcebergTable, change: Change) -> None:
         transaction = table.transaction()
-        if change.stores:
-            transaction.set_properties({name: str(number) for name, number in change.stores.items()})
+        stores = {COMMIT_NAME: self._version_of(table) + 1, **change.stores}
+        transaction.set_properties({name: str(number) for name, number in stores.items()})
         said = {_REWRITE: "true"} if change.is_rewrite else {}
         update = transaction.update_snapshot(snapshot_properties=said)
         added = [parquet_file_to_data_file(table.io, table.metadata, _uri(self.path_of(file))) for file in change.adds]
@@ -197,8 +222,52 @@ class IcebergFolder(CommittedTable[IcebergTable]):
             )
         return self._catalog
 
-    def _latest(self) -> IcebergTable:
+    def _load(self) -> IcebergTable:
         return self._opened().load_table(self._name)
+
+    def _require_handled(self, state: IcebergTable) -> None:
+        version = state.metadata.format_version
+        if version > _FORMAT_MAX:
+            raise self._unsupported(f"its format version is {version}, and this Tidelog handles up to {_FORMAT_MAX}")
+        snapshot = state.current_snapshot()
+        if snapshot is not None and int(_said(snapshot, "total-delete-files") or 0):
+            raise self._unsupported("it has delete files, which Tidelog does not read")
+        fields = {one.name: one for one in state.schema().fields}
+        types = {one.name: one.type for one in state.schema().as_arrow()}
+        for wanted in self.layout.schema:
+            if fields.pop(wanted.name, None) is None:
+                raise TableDiffers(folder=str(self.folder), problem=f"its column {wanted.name} is missing")
+            if not _is_same(types[wanted.name], wanted.type):
+                problem = f"its column {wanted.name} is a {types[wanted.name]}"
+                raise TableDiffers(folder=str(self.folder), problem=problem)
+        required = [name for name, field in fields.items() if field.required]
+        if required:
+            raise TableDiffers(folder=str(self.folder), problem=f"its column {required[0]} may not be null")
+        split = tuple(one.name for one in state.spec().fields)
+        if split != self.layout.partition_by:
+            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {split}")
+
+    def _unsupported(self, problem: str) -> TableUnsupported:
+        return TableUnsupported(folder=str(self.folder), table=self.layout.name, problem=problem)
+
+    def _require_known(self, state: IcebergTable) -> None:
+        """Our latest snapshot must be among the parents of the present one: a table that was put back to an older state
+        has lost it. What came after must have kept the rows."""
+        committed = self._stored(state, COMMIT_NAME)
+        if committed is None and any(name.startswith(_OWN_PREFIX) for name in state.properties):
+            return  # filled before `COMMIT_NAME` was stored
+        lineage = _lineage(state, committed or 0)
+        if committed is not None and committed not in lineage:
+            raise self._foreign(self._version_of(state), "an older state was put back")
+        for number in sorted(one for one in lineage if one != committed):
+            snapshot = lineage[number]
+            if not _is_rewrite(snapshot):
+                operation = "a change" if snapshot.summary is None else snapshot.summary.operation.value
+                raise self._foreign(number, operation)
+
+    def _foreign(self, version: int, problem: str) -> ForeignChange:
+        name = self.layout.name
+        return ForeignChange(table=name, version=version, problem=problem, accepted=accepting(name))
 
     def _version_of(self, state: IcebergTable) -> int:
         return int(state.last_sequence_number)
@@ -207,13 +276,14 @@ class IcebergFolder(CommittedTable[IcebergTable]):
         found = state.properties.get(name)
         return None if found is None else int(found)
 
-    def _entries(self, table: IcebergTable) -> list[IcebergFile]:
-        snapshot = table.current_snapshot()
+    def _entries(self, table: IcebergTable, snapshot: Snapshot | None = None) -> list[IcebergFile]:
+        snapshot = snapshot or table.current_snapshot()
         if snapshot is None:
             return []
         return [
             entry.data_file
             for manifest in snapshot.manifests(table.io)
+            if manifest.content == ManifestContent.DATA
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         ]
 
@@ -287,3 +357,35 @@ def _primitive(kind: IcebergType) -> PrimitiveType:
 
 def _said(snapshot: Snapshot, name: str) -> str | None:
     return None if snapshot.summary is None else snapshot.summary.additional_properties.get(name)
+
+
+def _lineage(table: IcebergTable, oldest: int = 0) -> dict[int, Snapshot]:
+    """The present snapshot and those it was made from, down to a version; other branches and expired ones are not in
+    it."""
+    by_id = {one.snapshot_id: one for one in table.snapshots()}
+    found: dict[int, Snapshot] = {}
+    snapshot = table.current_snapshot()
+    while snapshot is not None and (snapshot.sequence_number or 0) >= oldest:
+        found[snapshot.sequence_number or 0] = snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else by_id.get(parent)
+    return found
+
+
+def _is_rewrite(snapshot: Snapshot) -> bool:
+    """Whether it has other files with the same rows: one of ours, or of another writer that counted them."""
+    if _said(snapshot, _REWRITE) is not None:
+        return True
+    if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
+        return False
+    counts = (_said(snapshot, "added-records"), _said(snapshot, "deleted-records"))
+    return None not in counts and counts[0] == counts[1]
+
+
+def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """The format knows no short integers, and texts of one length only."""
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(found) and found.bit_width >= wanted.bit_width)
+    if pa.types.is_string(wanted) or pa.types.is_binary(wanted):
+        return found in (wanted, pa.large_string() if pa.types.is_string(wanted) else pa.large_binary())
+    return bool(found == wanted)

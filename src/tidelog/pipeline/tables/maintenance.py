@@ -19,9 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import pyarrow.parquet as pq
-
 from tidelog.pipeline.tables.parquet_files import SUFFIX, PartitionedWriter
+from tidelog.pipeline.tables.reading import file_batches
 from tidelog.pipeline.tables.table import DataFile, Table
 from tidelog.pki.files import translated
 from tidelog.units import MIB
@@ -31,7 +30,6 @@ KEEP_HOURS: Final = 24.0
 GATHER_BYTES: Final = 8 * MIB
 GATHER_FILES_MIN: Final = 8
 """A partition with fewer small files is not worth a pass."""
-_READ_ROWS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,8 @@ def rewrite(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
     """The rows of these files in new ones, a few rows at a time. Commit them with `Table.commit_rewrite`."""
     with PartitionedWriter(table.folder, table.layout) as writer:
         for file in group:
-            with pq.ParquetFile(table.path_of(file), memory_map=False) as source:
-                for batch in source.iter_batches(_READ_ROWS, columns=table.layout.schema.names):
-                    writer.write(batch, file.partition)
+            for batch in file_batches(table, file):
+                writer.write(batch, file.partition)
         return writer.close()
 
 

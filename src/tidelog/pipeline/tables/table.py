@@ -15,6 +15,10 @@ T4  A transaction that lost the race for its version is checked again against th
     blindly.
 T5  Rewriting files (`optimize`) changes neither rows nor positions, and followers do not see it as new rows.
 T6  A transaction names only files that are there, in the size they were written, on the file system of the driver.
+T7  A change of rows that no pipeline made is neither taken for news nor undone: every call refuses the table, until it
+    is built anew (`commit_reset`) or the change is accepted (`accept`).
+T8  A table with a feature of its format, or with columns, that Tidelog does not handle is neither read nor written.
+    Columns that users add are left alone if they may be null.
 """
 
 from __future__ import annotations
@@ -111,6 +115,8 @@ class TableStep:
     upstream: str
     start: int | None
     end: int
+    mark: int | None = None
+    """`Table.mark_at` of the source table at `end`, which tells it from another one that comes into its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +140,17 @@ class AddedFile:
 
     version: int
     file: DataFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableNews:
+    """The changes of rows after a version."""
+
+    added: list[AddedFile]
+    removed_at: int | None = None
+    """The last version that took rows away: what was built from them has to be built anew."""
+    is_whole: bool = False
+    """Whether `added` does not go back by versions: it lists the live files, all under the latest version."""
 
 
 class Table(ABC):
@@ -175,6 +192,14 @@ class Table(ABC):
         """The version of the source table that is in this one."""
 
     @abstractmethod
+    def consumed_mark(self, pipeline: str, upstream: str) -> int | None:
+        """`mark_at` of the source table at that version, as it was then."""
+
+    @abstractmethod
+    def mark_at(self, version: int) -> int | None:
+        """A number for this table and the commit of this version; None if that is no longer known."""
+
+    @abstractmethod
     def cluster_mark(self, pipeline: str) -> int | None:
         """`text_mark` of the cluster of these channels: another one may use the same ids."""
 
@@ -201,15 +226,57 @@ class Table(ABC):
         """
 
     @abstractmethod
+    def commit_reset(
+        self,
+        pipeline: str,
+        *,
+        positions: Mapping[str, Position] | None = None,
+        upstreams: Collection[str] = (),
+        files: Sequence[DataFile] = (),
+        kept: Collection[str] = (),
+        generation: int | None = None,
+    ) -> Commit:
+        """Remove all live files but `kept`, add `files`, and set where the pipeline goes on: at these positions by
+        channel, and at the beginning of the tables `upstreams`. The changes of other writers go with the files (T7).
+
+        It begins the table's next generation, or this one; nothing happens if that has begun already.
+        """
+
+    @abstractmethod
+    def generation(self, pipeline: str) -> int:
+        """How often the table was emptied by `commit_reset`: equal for tables that are filled together."""
+
+    @abstractmethod
+    def accept(self) -> int:
+        """Take the rows as they are, changes of other writers included (T7); the version from which on they count."""
+
+    @abstractmethod
+    def set_aside(self) -> str:
+        """Take a table that cannot be used out of the way, so that `create` makes a new one; returns where it is."""
+
+    @abstractmethod
+    def files_at(self, version: int) -> list[DataFile]:
+        """The files that were live at this version. Raises `HistoryGone` if that is no longer known."""
+
+    @abstractmethod
+    def unguarded_files(self) -> list[DataFile]:
+        """The live files, also of a table whose rows another writer has changed: for building it anew."""
+
+    @abstractmethod
     def files(self, partitions: Collection[Partition] | None = None) -> list[DataFile]:
         """The live files, of all partitions or of these."""
 
     @abstractmethod
-    def added_since(self, version: int | None) -> list[AddedFile]:
-        """Files with new rows that came after this version (None: from the beginning), in the order of their coming.
+    def news_since(self, version: int | None) -> TableNews:
+        """Files with new rows that came after this version (None: from the beginning), in the order of their coming,
+        and whether rows were taken away.
 
         Raises `HistoryGone` if the table's history no longer reaches back to there.
         """
+
+    def added_since(self, version: int | None) -> list[AddedFile]:
+        """The files with new rows alone."""
+        return self.news_since(version).added
 
     @abstractmethod
     def commit_rewrite(self, taken: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
