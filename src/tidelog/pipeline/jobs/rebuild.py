@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -225,7 +225,8 @@ def _cut(
 ) -> tuple[Collection[str], list[DataFile]]:
     """The files that stay, and new ones with the rows below the starts of files that do not."""
     kept: set[str] = set()
-    with PartitionedWriter(table.folder, table.layout) as writer:
+    columns = table.layout.schema if not files else table.columns(guarded=False)
+    with PartitionedWriter(table.folder, replace(table.layout, schema=columns)) as writer:
         for file in files:
             channel = _channel(file)
             start = starts.get(channel)
@@ -234,7 +235,7 @@ def _cut(
                 kept.add(file.path)
                 done.kept_rows[channel] = done.kept_rows.get(channel, 0) + file.rows
             elif first < start:
-                for batch in file_batches(table, file):
+                for batch in file_batches(table, file, schema=columns):
                     below = batch.filter(pc.less(batch.column("offset"), start))
                     writer.write(below, file.partition)
                     done.kept_rows[channel] = done.kept_rows.get(channel, 0) + below.num_rows

@@ -21,7 +21,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from tidelog.errors import ChannelTaken, DiskError, FolderNotShared, TableBusy
+import pyarrow as pa
+
+from tidelog.errors import ChannelTaken, DiskError, FolderNotShared, TableBusy, TableDiffers
 from tidelog.pipeline.tables.table import (
     Commit,
     DataFile,
@@ -38,6 +40,8 @@ from tidelog.pipeline.tables.table import (
 
 ATTEMPTS_MAX: Final = 20
 COMMIT_NAME: Final = "tidelog/commit"
+LAYOUT_NAME: Final = "tidelog.layout"
+"""The property that holds the version of a table's layout; a table without it has the first one."""
 _NOTHING: Final = -1
 _WAIT_MAX_S: Final = 0.5
 
@@ -72,6 +76,17 @@ class CommittedTable(Table, Generic[State]):
     def _require_known(self, state: State) -> None:
         """Raise `ForeignChange` if another writer has changed the rows since the latest commit of ours (T7)."""
 
+    @abstractmethod
+    def _layout_version(self, state: State) -> int: ...
+
+    @abstractmethod
+    def _schema(self, state: State) -> pa.Schema: ...
+
+    @abstractmethod
+    def _upgrade(self, state: State) -> None:
+        """Add the columns that came with later layouts, and store the layout's version; nothing if another driver was
+        faster (T9)."""
+
     def _latest(self) -> State:
         """The table as it is now, if every change of it is known."""
         state = self._load_handled()
@@ -96,6 +111,45 @@ class CommittedTable(Table, Generic[State]):
     @abstractmethod
     def _try(self, state: State, change: Change) -> int | None:
         """Write the change onto this very state, durably: the new version, or None if another driver was faster."""
+
+    def _bring_up(self) -> None:
+        """Let the table have the present layout (T9)."""
+        for _ in range(ATTEMPTS_MAX):
+            state = self._latest()
+            if self._layout_version(state) == self.layout.version:
+                return
+            self._upgrade(state)
+        raise TableBusy(table=self.layout.name, attempts=ATTEMPTS_MAX)
+
+    def _require_columns(self, state: State, split: Sequence[str]) -> None:
+        """T8, T9. `split` are the partition columns."""
+        folder = str(self.folder)
+        version = self._layout_version(state)
+        if version > self.layout.version:
+            problem = f"its layout is {version}, and this Tidelog knows {self.layout.version}; use a newer Tidelog"
+            raise TableDiffers(folder=folder, problem=problem)
+        fields = {one.name: one for one in self._schema(state)}
+        is_complete = version == self.layout.version
+        for wanted in self.layout.schema:
+            found = fields.pop(wanted.name, None)
+            if found is None and (is_complete or wanted.name in self.layout.partition_by):
+                raise TableDiffers(folder=folder, problem=f"its column {wanted.name} is missing")
+            if found is not None and not _is_same(found.type, wanted.type):
+                raise TableDiffers(folder=folder, problem=f"its column {wanted.name} is a {found.type}")
+        required = [name for name, field in fields.items() if not field.nullable]
+        if required:
+            raise TableDiffers(folder=folder, problem=f"its column {required[0]} may not be null")
+        if tuple(split) != self.layout.partition_by:
+            raise TableDiffers(folder=folder, problem=f"it is split by {', '.join(split)}")
+
+    def _missing(self, state: State) -> pa.Schema:
+        """The columns that the table has yet to gain."""
+        held = set(self._schema(state).names)
+        return pa.schema([one for one in self.layout.schema if one.name not in held])
+
+    def columns(self, *, guarded: bool = True) -> pa.Schema:
+        ours, state = self.layout.schema, self._latest() if guarded else self._load_handled()
+        return pa.schema([*ours, *(one for one in self._schema(state) if one.name not in ours.names)])
 
     def version(self) -> int:
         return self._version_of(self._latest())
@@ -236,6 +290,9 @@ class CommittedTable(Table, Generic[State]):
     ) -> Commit:
         for attempt in range(ATTEMPTS_MAX):
             state = (load or self._latest)()
+            if self._layout_version(state) != self.layout.version:
+                self._upgrade(state)
+                continue
             change = decide(state, attempt)
             if change is None:
                 return Commit(version=self._version_of(state))
@@ -287,6 +344,17 @@ def _stored_steps(pipeline: str, steps: Sequence[TableStep]) -> dict[str, int]:
     stores = {f"tidelog/{pipeline}/{step.upstream}": step.end for step in steps}
     marks = {f"tidelog/{pipeline}/{step.upstream}/mark": step.mark for step in steps}
     return stores | {name: mark for name, mark in marks.items() if mark is not None}
+
+
+def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Iceberg knows no short integers, and texts of one length only."""
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(found) and found.bit_width >= wanted.bit_width)
+    if pa.types.is_string(wanted):
+        return found in (wanted, pa.large_string())
+    if pa.types.is_binary(wanted):
+        return found in (wanted, pa.large_binary())
+    return bool(found == wanted)
 
 
 def accepting(table: str) -> str:

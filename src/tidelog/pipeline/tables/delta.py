@@ -22,12 +22,12 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidelog.errors import DiskError, DiskFull, ForeignChange, HistoryGone, TableDiffers, TableUnsupported
-from tidelog.pipeline.tables.committing import COMMIT_NAME, Change, CommittedTable, accepting
+from tidelog.errors import DiskError, DiskFull, ForeignChange, HistoryGone, TableUnsupported
+from tidelog.pipeline.tables.committing import COMMIT_NAME, LAYOUT_NAME, Change, CommittedTable, accepting
 from tidelog.pipeline.tables.delta_log import (
     LOG,
     DeltaLog,
@@ -88,7 +88,8 @@ class DeltaFolder(CommittedTable[DeltaTable]):
                     mode="error",
                     partition_by=list(self.layout.partition_by),
                     name=self.layout.name,
-                    configuration=dict(_CONFIGURATION),
+                    configuration={**_CONFIGURATION, LAYOUT_NAME: str(self.layout.version)},
+                    raise_if_key_not_exists=False,
                 )
             except DeltaError:
                 if not self.exists():
@@ -97,7 +98,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
             self._sync_commit(0)
             with translated("sync", self.folder):
                 sync_path(self.folder)
-        self._latest()
+        self._bring_up()
 
     def identity(self) -> str:
         return str(self._latest().metadata().id)
@@ -235,7 +236,7 @@ class DeltaFolder(CommittedTable[DeltaTable]):
         problem = problem or unhandled_use(state.metadata().configuration, columns)
         if problem is not None:
             raise self._unsupported(problem)
-        self._require_layout(state)
+        self._require_columns(state, state.metadata().partition_columns)
         self._handled = version
 
     def _is_redefined(self, before: int, version: int) -> bool:
@@ -246,18 +247,25 @@ class DeltaFolder(CommittedTable[DeltaTable]):
                 return True
         return version < before
 
-    def _require_layout(self, state: DeltaTable) -> None:
-        fields = {one.name: one for one in pa.schema(state.schema().to_arrow())}
-        for wanted in self.layout.schema:
-            found = fields.pop(wanted.name, None)
-            if found is None or found.type != wanted.type:
-                held = "missing" if found is None else f"a {found.type}"
-                raise TableDiffers(folder=str(self.folder), problem=f"its column {wanted.name} is {held}")
-        required = [name for name, field in fields.items() if not field.nullable]
-        if required:
-            raise TableDiffers(folder=str(self.folder), problem=f"its column {required[0]} may not be null")
-        if tuple(state.metadata().partition_columns) != self.layout.partition_by:
-            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {state.metadata().partition_columns}")
+    def _schema(self, state: DeltaTable) -> pa.Schema:
+        return pa.schema(state.schema().to_arrow())
+
+    def _layout_version(self, state: DeltaTable) -> int:
+        return int(state.metadata().configuration.get(LAYOUT_NAME, "1"))
+
+    def _upgrade(self, state: DeltaTable) -> None:
+        """Two commits; the columns first, so that the version says that they are there."""
+        table = DeltaTable(str(self.folder))
+        missing = Schema.from_arrow(self._missing(table)).fields
+        try:
+            if missing:
+                table.alter.add_columns(missing)
+            table.alter.set_table_properties({LAYOUT_NAME: str(self.layout.version)}, raise_if_not_exists=False)
+        except CommitFailedError:
+            return  # another driver was faster; the caller looks again
+        except (DeltaError, OSError) as error:
+            raise _disk_error("change the columns of", self.folder, error) from error
+        self._sync_commit(self._version_of(table))
 
     def _require_known(self, state: DeltaTable) -> None:
         version = self._version_of(state)

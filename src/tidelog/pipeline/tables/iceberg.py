@@ -30,8 +30,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IcebergType, PrimitiveType
 from sqlalchemy.exc import OperationalError
 
-from tidelog.errors import ForeignChange, HistoryGone, TableDiffers, TableUnsupported
-from tidelog.pipeline.tables.committing import COMMIT_NAME, Change, CommittedTable, accepting
+from tidelog.errors import ForeignChange, HistoryGone, TableUnsupported
+from tidelog.pipeline.tables.committing import COMMIT_NAME, LAYOUT_NAME, Change, CommittedTable, accepting
 from tidelog.pipeline.tables.parquet_files import make_folders, sync_path
 from tidelog.pipeline.tables.synced_io import SYNCED_IO
 from tidelog.pipeline.tables.table import (
@@ -86,13 +86,16 @@ class IcebergFolder(CommittedTable[IcebergTable]):
                 pass  # another driver was faster; whether its table is the same is checked below
             with translated("sync", self.folder.parent):
                 self._sync_catalog()
-        self._latest()
+        self._bring_up()
 
     def _create(self) -> None:
         catalog = self._opened()
         # Column ids are assigned when the table is created; until then the partitions cannot refer to theirs.
         made = catalog.create_table(
-            self._name, self.layout.schema, location=_uri(self.folder), properties=dict(_PROPERTIES)
+            self._name,
+            self.layout.schema,
+            location=_uri(self.folder),
+            properties={**_PROPERTIES, LAYOUT_NAME: str(self.layout.version)},
         )
         with made.transaction() as change:
             if self.layout.partition_by:
@@ -232,20 +235,26 @@ class IcebergFolder(CommittedTable[IcebergTable]):
         snapshot = state.current_snapshot()
         if snapshot is not None and int(_said(snapshot, "total-delete-files") or 0):
             raise self._unsupported("it has delete files, which Tidelog does not read")
-        fields = {one.name: one for one in state.schema().fields}
-        types = {one.name: one.type for one in state.schema().as_arrow()}
-        for wanted in self.layout.schema:
-            if fields.pop(wanted.name, None) is None:
-                raise TableDiffers(folder=str(self.folder), problem=f"its column {wanted.name} is missing")
-            if not _is_same(types[wanted.name], wanted.type):
-                problem = f"its column {wanted.name} is a {types[wanted.name]}"
-                raise TableDiffers(folder=str(self.folder), problem=problem)
-        required = [name for name, field in fields.items() if field.required]
-        if required:
-            raise TableDiffers(folder=str(self.folder), problem=f"its column {required[0]} may not be null")
-        split = tuple(one.name for one in state.spec().fields)
-        if split != self.layout.partition_by:
-            raise TableDiffers(folder=str(self.folder), problem=f"it is split by {split}")
+        self._require_columns(state, [one.name for one in state.spec().fields])
+
+    def _schema(self, state: IcebergTable) -> pa.Schema:
+        return state.schema().as_arrow()
+
+    def _layout_version(self, state: IcebergTable) -> int:
+        return int(state.properties.get(LAYOUT_NAME, "1"))
+
+    def _upgrade(self, state: IcebergTable) -> None:
+        missing = self._missing(state)
+        try:
+            with translated("change the columns of", self.folder):
+                with state.transaction() as change:
+                    if len(missing):
+                        with change.update_schema() as schema:
+                            schema.union_by_name(missing)
+                    change.set_properties({LAYOUT_NAME: str(self.layout.version)})
+                self._sync_catalog()
+        except (CommitFailedException, OperationalError):
+            return  # another driver was faster; the caller looks again
 
     def _unsupported(self, problem: str) -> TableUnsupported:
         return TableUnsupported(folder=str(self.folder), table=self.layout.name, problem=problem)
@@ -303,7 +312,8 @@ class IcebergFolder(CommittedTable[IcebergTable]):
 
     def _file_of(self, table: IcebergTable, entry: IcebergFile) -> DataFile:
         schema = table.schema()
-        names = {schema.find_field(name).field_id: name for name in self.layout.bounded}
+        held = set(schema.column_names)  # a table of an older layout lacks some
+        names = {schema.find_field(name).field_id: name for name in self.layout.bounded if name in held}
 
         def bounds(values: Mapping[int, bytes] | None) -> dict[str, Any]:
             return {
@@ -380,12 +390,3 @@ def _is_rewrite(snapshot: Snapshot) -> bool:
         return False
     counts = (_said(snapshot, "added-records"), _said(snapshot, "deleted-records"))
     return None not in counts and counts[0] == counts[1]
-
-
-def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """The format knows no short integers, and texts of one length only."""
-    if pa.types.is_integer(wanted):
-        return bool(pa.types.is_integer(found) and found.bit_width >= wanted.bit_width)
-    if pa.types.is_string(wanted) or pa.types.is_binary(wanted):
-        return found in (wanted, pa.large_string() if pa.types.is_string(wanted) else pa.large_binary())
-    return bool(found == wanted)

@@ -14,7 +14,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -57,9 +57,10 @@ def plan_rewrites(table: Table, *, target_bytes: int = TARGET_BYTES) -> list[lis
 
 def rewrite(table: Table, group: Sequence[DataFile]) -> list[DataFile]:
     """The rows of these files in new ones, a few rows at a time. Commit them with `Table.commit_rewrite`."""
-    with PartitionedWriter(table.folder, table.layout) as writer:
+    columns = table.columns()  # those of users too
+    with PartitionedWriter(table.folder, replace(table.layout, schema=columns)) as writer:
         for file in group:
-            for batch in file_batches(table, file):
+            for batch in file_batches(table, file, schema=columns):
                 writer.write(batch, file.partition)
         return writer.close()
 

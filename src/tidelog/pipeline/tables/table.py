@@ -19,6 +19,8 @@ T7  A change of rows that no pipeline made is neither taken for news nor undone:
     is built anew (`commit_reset`) or the change is accepted (`accept`).
 T8  A table with a feature of its format, or with columns, that Tidelog does not handle is neither read nor written.
     Columns that users add are left alone if they may be null.
+T9  A layout only gains columns, which may be null. A table of an older layout is readable as it is, and gains them
+    before anything is written; one of a newer layout is refused.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class TableLayout:
     """Numbers that mostly grow from row to row: stored as differences."""
     plain: tuple[str, ...] = ()
     """Columns with many distinct values, where a dictionary would only cost."""
+    version: int = 1
+    """Raised by one with every change that adds columns to a table that exists in the field (T9)."""
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -166,6 +170,10 @@ class Table(ABC):
     @abstractmethod
     def create(self) -> None:
         """Create the table if it does not exist; refuse one with other columns."""
+
+    @abstractmethod
+    def columns(self, *, guarded: bool = True) -> pa.Schema:
+        """The columns of the layout and behind them those that users have added; unguarded as `unguarded_files`."""
 
     @abstractmethod
     def identity(self) -> str:
