@@ -10,11 +10,12 @@ from tests.replication.replica_kit import Kit
 from tidelog.blocks.header import BlockKind
 from tidelog.cluster.node.repairer import fitting
 from tidelog.cluster.replication.orders import LogReady
+from tidelog.cluster.replication.trouble import YIELDS_MAX
 from tidelog.core.catalog import ChannelRetention
 from tidelog.core.replication.messages import SyncRequest
 from tidelog.core.replication.options import ReplicationOptions
 from tidelog.core.replication.roles import Role
-from tidelog.errors import DamagedRange
+from tidelog.errors import DamagedRange, NotChannelLeader
 from tidelog.storage.log.epochs import EpochHistory
 
 
@@ -177,6 +178,71 @@ def test_b4_a_replica_that_was_repaired_in_place_reports_it_at_once() -> None:
     kit.release("c")
     kit.run_until(kit.is_whole)
     assert kit["a"].bytes_of() == kit["c"].bytes_of()
+
+
+PRODUCER = (7).to_bytes(8, "big") + (1).to_bytes(8, "little")
+
+
+def damaged_in_its_last_batch(kit: Kit, name: str) -> range:
+    """The last batch of a producer is damaged on this node, which is elected again and again. Where the batch is."""
+    kit.create(factor=2)
+    kit.write(*numbered(4))
+    kit.produce(b"batch one" * 40, token="one", base_seq=1, producer=PRODUCER)
+    kit.run_until(lambda: "one" in kit.results() and kit.is_whole())
+    batch = kit.leader().blocks()[-1].offsets
+    assert kit.results()["one"].first_offset == batch.start
+    kit.controller_on = False
+    damaged(kit, name, offset=batch.start)
+    for _ in range(YIELDS_MAX + 1):  # it is the best candidate there is
+        kit.elect(name)
+        kit.run(50)
+    assert kit.leading() == [name]
+    assert kit[name].replica().damaged
+    return batch
+
+
+def again(kit: Kit, token: str) -> None:
+    kit.produce(b"batch one" * 40, token=token, base_seq=1, producer=PRODUCER)
+
+
+def test_fo3_a_leader_takes_no_batch_twice_whose_first_copy_is_damaged() -> None:
+    kit = Kit("a", "b")
+    batch = damaged_in_its_last_batch(kit, "a")
+    end = kit["a"].replica().log_end
+    with pytest.raises(NotChannelLeader):
+        again(kit, "refused")
+    assert kit["a"].replica().served_epoch == 0
+    blocks = [block for block in kit["b"].blocks() if block.offsets == batch]
+    kit["a"].storage.logs.log(1).replace(blocks)
+    replica = kit["a"].replica()
+    replica.look_at_log()
+    replica.settle()
+    kit.run(50)
+    again(kit, "repaired")
+    kit.run_until(lambda: "repaired" in kit.results())
+    assert kit.results()["repaired"].first_offset == batch.start
+    assert replica.log_end == end
+
+
+def test_fo3_a_leader_goes_on_after_a_while_when_nobody_repairs_its_log_and_folds_anew_when_somebody_does() -> None:
+    kit = Kit("a", "b")
+    batch = damaged_in_its_last_batch(kit, "a")
+    replica = kit["a"].replica()
+    kit.run(kit.options.replica_max_lag_ms - 500)
+    assert replica.fold is None
+    kit.run_until(lambda: replica.served_epoch > 0, ms=1_000)
+    assert replica.fold is not None
+    assert replica.fold.lacks == [batch]
+    assert any("goes on without damaged records" in line for line in kit["a"].lines)
+    blocks = [block for block in kit["b"].blocks() if block.offsets == batch]
+    kit["a"].storage.logs.log(1).replace(blocks)
+    replica.look_at_log()
+    replica.settle()
+    kit.run(50)
+    assert replica.fold.lacks == []
+    again(kit, "repaired")
+    kit.run_until(lambda: "repaired" in kit.results())
+    assert kit.results()["repaired"].first_offset == batch.start
 
 
 def test_md2_only_blocks_of_the_epoch_that_the_log_had_there_repair_it() -> None:

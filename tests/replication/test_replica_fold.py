@@ -16,7 +16,6 @@ from tidelog.cluster.replication.fold import (
     PRODUCERS_KEPT,
     Repeated,
     ReplicaFold,
-    fold_blocks,
 )
 from tidelog.errors import OutOfSequence, ProducerFenced
 
@@ -55,6 +54,13 @@ def made(seq: int, count: int = 1, *, who: bytes | None = None) -> MadeBlock:
 
 def maker(seq: int, count: int = 1, *, who: bytes | None = None) -> Maker:
     return made(seq, count, who=who).maker
+
+
+def fold_blocks(blocks: Iterable[Block]) -> ReplicaFold:
+    fold = ReplicaFold()
+    for block in blocks:
+        fold.note(block)
+    return fold
 
 
 def same(one: ReplicaFold, other: ReplicaFold) -> bool:

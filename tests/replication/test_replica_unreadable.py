@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.replication.replica_kit import Kit
@@ -246,12 +248,16 @@ def test_a_snapshot_that_rotted_costs_the_fold_time_and_not_the_channel() -> Non
     kit.create(factor=1)
     kit.write(*numbered(4))
     rot(kit, "a", 2)
-    order = FoldLog(channel_id=1, generation=kit["a"].replica().generation, hint=2)
+    replica = kit["a"].replica()
+    order = FoldLog(channel_id=1, generation=replica.generation, hint=2, skip_below=replica.log_end)
     (result,) = kit["a"].storage.carry_out([order], kit.now_us)
     assert isinstance(result, Folded)
     assert result.error is None
     assert result.fold is not None
-    assert result.fold.end == kit["a"].replica().log_end
+    assert (result.fold.end, result.fold.lacks) == (replica.log_end, [range(2, 3)])
+    (strict,) = kit["a"].storage.carry_out([replace(order, skip_below=0)], kit.now_us)
+    assert isinstance(strict, Folded)
+    assert (strict.fold, type(strict.error)) == (None, DamagedRange)
 
 
 # --- once it can be read again ------------------------------------------------------------------------------------

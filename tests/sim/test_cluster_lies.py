@@ -19,6 +19,7 @@ from tidelog.cluster.node.node_file import NodeFile
 from tidelog.cluster.replication import leading as replica_leading
 from tidelog.cluster.replication.following import Following
 from tidelog.cluster.replication.state import ReplicaState
+from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.core.catalog import node_rules
 from tidelog.errors import NotElectable
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
@@ -67,6 +68,10 @@ def test_rot_that_a_leader_finds_when_it_reads_for_its_followers_does_not_stop_t
 def test_a_lost_record_whose_epoch_nobody_can_tell_does_not_stop_the_channel() -> None:
     plan = cluster_lies.lost_start_of_an_epoch()
     assert plan.channel.losses == 0
+
+
+def test_a_batch_that_was_damaged_when_the_log_was_folded_is_not_taken_twice_after_its_repair() -> None:
+    assert cluster_lies.damaged_batch_comes_again().channel.losses == 0
 
 
 def test_a_replica_whose_session_was_lost_leads_where_the_only_other_log_is_damaged() -> None:
@@ -127,6 +132,13 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
         cluster_lies.lost_start_of_an_epoch,
         (Edit(ReplicaState, "readable_end", "end = part.start", "pass"),),
     ),
+    "fold that lacks what was damaged": (
+        cluster_lies.damaged_batch_comes_again,
+        (
+            Edit(ReplicaStorage, "_fold", "if damage.start >= order.skip_below:", "if False:"),
+            Edit(ReplicaState, "note_damage", "if self.fold is not None and", "if False and"),
+        ),
+    ),
     "lost session taken for an older copy of the disk": (
         cluster_lies.session_lost_beside_damage,
         (
@@ -143,7 +155,7 @@ def test_a_planted_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) ->
     plant(monkeypatch, *edits)
     with pytest.raises(ClusterBroken) as caught:
         schedule()
-    assert str(caught.value).startswith(("1:", "4:", "14:", "R5:"))
+    assert str(caught.value).startswith(("1:", "4:", "6:", "14:", "R5:"))
 
 
 def copy_and_restore(world: ClusterWorld, node: ClusterNode) -> None:

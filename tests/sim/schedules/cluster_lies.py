@@ -311,11 +311,11 @@ def _elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
 # --- rot that nobody sees before it is read -------------------------------------------------------------------------
 
 
-def rot_last_block(plan: ClusterSchedule, name: str) -> None:
-    """The node was stopped cleanly. Bytes in the middle of its log's last block flip, in a file that its next process
-    has no reason to doubt."""
+def rot_block(plan: ClusterSchedule, name: str, number: int = -1) -> None:
+    """The node was stopped cleanly. Bytes in the middle of a block of its log flip (of the last one, unless told), in a
+    file that its next process has no reason to doubt."""
     node, channel = plan.node(name), plan.channel
-    head = channel.copies[name].entries[-1].head
+    head = channel.copies[name].entries[number].head
     found = 0
     end_process(node.disk)
     for path in durable_files(node.disk, ".tidelog"):
@@ -323,7 +323,7 @@ def rot_last_block(plan: ClusterSchedule, name: str) -> None:
         if place >= 0:
             flip_bytes(node.disk, path, place + len(head) + 4, place + len(head) + 4 + FLIPPED_BYTES)
             found += 1
-    plan.must(found > 0, "the last block lies in a file")
+    plan.must(found > 0, "the block lies in a file")
     node.tampered = node.rotten = True
 
 
@@ -345,7 +345,7 @@ def rot_that_a_leader_finds() -> ClusterSchedule:
     for name in plan.world.nodes:
         plan.node(name).stop()
     plan.world.drops = None
-    rot_last_block(plan, "n3")
+    rot_block(plan, "n3")
     for name in plan.world.nodes:
         plan.node(name).start()
     plan.until(lambda: not producer.pending, "writes go on", 5_000)
@@ -388,6 +388,38 @@ def lost_start_of_an_epoch() -> ClusterSchedule:
     return plan
 
 
+def damaged_batch_comes_again() -> ClusterSchedule:
+    """FO3: a follower folds its log while the last batch of a producer is damaged there. The batch is repaired, the
+    follower leads, and the producer sends it again."""
+    plan = ClusterSchedule(3, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.write(producer)
+    batch = producer.pending[0]
+    plan.until(lambda: not producer.pending, "the batch is acked")
+    last = len(plan.channel.copies["n2"].entries) - 1
+    plan.written(plan.producer(), 6)  # so that the batch lies in a segment that is sealed
+    plan.until_in_sync("n1", "n2", "n3")
+    plan.node("n3").stop()
+    plan.until_in_sync("n1", "n2")
+    rot_block(plan, "n3", last)
+    plan.node("n3").start()
+    plan.until_in_sync("n1", "n2", "n3")
+    replica = plan.replica("n3")
+    replica.order_fold()
+    plan.until(lambda: bool(replica.damaged), "the fold has found the rot", 5_000)
+    plan.until(lambda: not replica.damaged, "it is repaired", 20_000)
+    plan.until_in_sync("n1", "n2", "n3")
+    _elect(plan, "n3")
+    plan.until(lambda: plan.leads_channel("n3") and plan.replica("n3").served_epoch > 0, "n3 leads and serves")
+    acked = producer.acked
+    producer.pending.append(batch)
+    plan.until(lambda: producer.acked > acked, "the repeated batch is answered")
+    plan.must(plan.world.counters["repeated"] > 0, "6: the batch was not recognized")
+    plan.settle()
+    return plan
+
+
 def session_lost_beside_damage() -> ClusterSchedule:
     """R5: a member of the ISR loses its session while nobody leads, and is back in the same process. It has lost
     nothing, so it can lead; and it must, for the log of the only other member is damaged above what was committed."""
@@ -406,7 +438,7 @@ def session_lost_beside_damage() -> ClusterSchedule:
     plan.cut("n2")
     plan.until(lambda: _state(plan, "n2") is NodeState.FENCED, "n2 lost its session")
     plan.must(plan.isr() == {"n2", "n3"} and plan.channel.end == end, "both are in the ISR, nothing more is committed")
-    rot_last_block(plan, "n3")
+    rot_block(plan, "n3")
     plan.join_links()
     plan.until(lambda: _state(plan, "n2") is NodeState.ACTIVE, "n2 is back")
     plan.must(not plan.world.model.reference.doubtful(plan.channel.channel_id), "R5: n2 has lost nothing")

@@ -7,12 +7,13 @@ retention must not pass them (F3).
 
 FO1  A (producer, seq) is taken once: a block that was taken before is answered with where it is (invariant 6).
 FO2  The log start never passes `floor`: what the folds need is above it.
+FO3  A fold that lacks damaged records may not know the last batch of a producer, and would take it twice. It is used
+     only where nobody can supply those records, and is made anew when they are repaired.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,6 +68,9 @@ class ReplicaFold:
         beginning count as others'."""
         self.first_data_us = self.latest_data_us = 0
         """When the first block of others' records that was folded was appended, and the newest one; 0: none was."""
+        self.lacks: list[range] = []
+        """Records that were damaged when this was folded. Once they are repaired, the log has to be folded anew (FO3).
+        """
 
     # --- folding -----------------------------------------------------------------------------------
 
@@ -191,11 +195,3 @@ class ReplicaFold:
             restored.batches.extend((int(first), int(end), int(offset)) for first, end, offset in batches)
             self.producers[bytes.fromhex(producer)] = restored
         self.cursors = {str(name): int(offset) for name, offset in state.get("cursors", {}).items()}
-
-
-def fold_blocks(blocks: Iterable[Block]) -> ReplicaFold:
-    """The fold over a log, or over its end from a snapshot on."""
-    fold = ReplicaFold()
-    for block in blocks:
-        fold.note(block)
-    return fold

@@ -80,6 +80,7 @@ class Leading:
         else:
             self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
+        replica.goes_on_damaged = False
         replica.need_fold()
         self._advance(now_ms)
         self._out.wake_at(now_ms + self._around.options.repeat_ms)
@@ -540,11 +541,23 @@ class Leading:
             # The epoch's first record was refused; readers wait for it.
             self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
+        if replica.fold is None and not replica.goes_on_damaged and replica.damaged:
+            self._await_repair(now_ms)
         busy = self._wake_followers(now_ms)
         if busy or self._pending_epoch is not None or replica.held_end < replica.log_end:
             self._out.wake_at(now_ms + options.repeat_ms // 2)
         if self._notice_at_ms is not None:
             self._out.wake_at(self._notice_at_ms)
+
+    def _await_repair(self, now_ms: int) -> None:
+        """The fold needs damaged records (FO3): other nodes have a while to supply them, then it goes on without."""
+        replica, wait_ms = self._replica, self._around.options.replica_max_lag_ms
+        if replica.others() and now_ms - self._since_ms < wait_ms:
+            self._out.wake_at(self._since_ms + wait_ms)
+            return
+        replica.goes_on_damaged = True
+        self._out.say("goes on without damaged records", channel=replica.name, damaged=len(replica.damaged))
+        replica.need_fold()
 
     def _wake_followers(self, now_ms: int) -> bool:
         """Remind followers that should have sent a request. Returns whether any follower is behind."""

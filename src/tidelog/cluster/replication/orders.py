@@ -73,11 +73,13 @@ class LookAtLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldLog:
-    """Read the log from its last snapshot on and fold it; `hint` may know where that is."""
+    """Read the log from its last snapshot on and fold it; `hint` may know where that is. Damage fails it, but for
+    damage that begins below `skip_below`."""
 
     channel_id: int
     generation: int
     hint: int | None
+    skip_below: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

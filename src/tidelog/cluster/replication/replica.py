@@ -35,7 +35,7 @@ from tidelog.cluster.replication.orders import (
     LogReady,
     OpenLog,
 )
-from tidelog.cluster.replication.state import ReplicaState, Storage
+from tidelog.cluster.replication.state import ReplicaState, Storage, is_within
 from tidelog.cluster.replication.surroundings import Surroundings
 from tidelog.cluster.replication.trouble import compare_damage, found_damaged, readable, unreadable, yields_for_damage
 from tidelog.cluster.replication.witness import ReplicaWitness
@@ -361,6 +361,8 @@ class ChannelReplica(ReplicaState):
             self.epochs.trim(state.log_start)
             self.out.moved()
             if self.note_damage(state.damaged):
+                if self.leading is not None:
+                    self.need_fold()  # it may have waited for a repair (FO3)
                 if self.following is not None:
                     self.following.held(now_ms)
                 found_damaged(self)
@@ -436,6 +438,8 @@ class ChannelReplica(ReplicaState):
             for block in missing:
                 fold.note(block)
         self.fold = fold
+        if not all(is_within(lacked, self.damaged) for lacked in fold.lacks):
+            self.look_at_log()
         if self.leading is not None:
             self.leading.folded(now_ms)
         elif self.following is not None:

@@ -46,6 +46,11 @@ class Unread:
     problem: str
 
 
+def is_within(part: range, ranges: Sequence[range]) -> bool:
+    """Whether one of the ranges holds all of this one."""
+    return any(one.start <= part.start and part.stop <= one.stop for one in ranges)
+
+
 class LeaderView(Protocol):
     """What the other parts of a replica see of its `Leading`."""
 
@@ -87,6 +92,8 @@ class ReplicaState:
         """None until it is needed, because folding reads the log."""
         self.fold_hint: int | None = None
         self.folding = False
+        self.goes_on_damaged = False
+        """This leader has waited for the repair of damage for long enough: its fold may lack the damaged records."""
         self.yielded = 0
         """How often this node gave up leadership because of the damage that its log has now."""
         self._request_id = around.new_generation() << 32
@@ -194,7 +201,16 @@ class ReplicaState:
                 self.fold = ReplicaFold()
                 return True
             self.folding = True
-            self.out.order(FoldLog(channel_id=self.channel_id, generation=self.generation, hint=self.fold_hint))
+            # What a leader's log no longer has cannot be supplied to this one (FW7).
+            skip_below = self.log_end if self.goes_on_damaged else self.leader_start
+            self.out.order(
+                FoldLog(
+                    channel_id=self.channel_id,
+                    generation=self.generation,
+                    hint=self.fold_hint,
+                    skip_below=skip_below,
+                )
+            )
         return False
 
     def set_committed(self, committed_end: int) -> None:
@@ -222,6 +238,9 @@ class ReplicaState:
         before, self.damaged = self.damaged, damaged
         if not damaged:
             self.yielded = 0
+        if self.fold is not None and not all(is_within(lacked, damaged) for lacked in self.fold.lacks):
+            self.fold = None  # FO3: they were repaired
+            self.need_fold()
         return damaged != before
 
     def forget_log(self) -> None:

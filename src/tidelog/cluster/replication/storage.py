@@ -17,7 +17,7 @@ from typing import Final
 from tidelog.blocks.block import Block
 from tidelog.blocks.control import ChannelSnapshot, decode_control
 from tidelog.blocks.header import BlockKind
-from tidelog.cluster.replication.fold import ReplicaFold, fold_blocks
+from tidelog.cluster.replication.fold import ReplicaFold
 from tidelog.cluster.replication.orders import (
     AlterLog,
     AppendBlocks,
@@ -172,8 +172,20 @@ class ReplicaStorage:
                 found = log.read(order.hint, bytes_max=1)
             if found and found[0].offsets.start == order.hint and _holds_snapshot(found[0]):
                 start = order.hint
-        fold = fold_blocks(log.blocks(start, skip_damaged=True))
-        fold.end = log.log_end
+        fold = ReplicaFold()
+        end = log.log_end
+        while start < end:
+            try:
+                for block in log.blocks(start, end):
+                    fold.note(block)
+                    start = block.end
+                break
+            except DamagedRange as damage:
+                if damage.start >= order.skip_below:
+                    raise
+                start = damage.end
+                fold.lacks.append(range(damage.start, damage.end))
+        fold.end = end
         return fold
 
     def config_of(self, channel_id: int, name: str, config: ChannelConfig) -> ChannelLogConfig:
