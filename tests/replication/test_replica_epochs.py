@@ -326,6 +326,24 @@ def test_a_new_leader_tells_nothing_of_what_is_committed_before_its_first_record
     assert kit["b"].committed() == numbered(3)
 
 
+def test_rle4_what_the_last_process_of_a_follower_asked_for_is_not_sent_to_the_next_one() -> None:
+    """Its disk may hold other records than that process had: it has to ask first, and have its history compared."""
+    kit = Kit("a", "b")
+    kit.create(min_isr=1)
+    kit.write(b"one")
+    kit.run_until(kit.is_whole)
+    kit["b"].kill()
+    kit.lose = lambda _, sender, message: sender == "b" and isinstance(message, SyncRequest)
+    kit["b"].start()
+    begin = len(kit.sent)
+    kit.produce(b"two")
+    kit.run(1_000)
+    assert not [one for to, _, one in kit.sent[begin:] if to == "b" and isinstance(one, SyncResponse)]
+    kit.lose = lambda *_: False
+    kit.run_until(kit.is_whole)
+    assert kit["b"].values() == [b"one", b"two"]
+
+
 def test_an_empty_log_is_led_without_any_record() -> None:
     kit = Kit("a", "b", "c")
     kit.create()

@@ -218,7 +218,7 @@ def test_s14_bytes_are_equal_after_a_kill_and_a_return() -> None:
 
 def test_s15_catch_up_is_charged_under_the_channels_bandwidth_class() -> None:
     """RedEX stamps the class on requests; here the leader, who knows the config, charges its budget with it."""
-    kit = Kit("a", "b", peak_bytes_per_s=100_000)
+    kit = Kit("a", "b", peak_bytes_per_s=100_000, options=ReplicationOptions(chunk_bytes_max=8_192))
     kit.create(factor=2, bandwidth_class=BandwidthClass.BACKGROUND, replication_budget_ppm=100_000)
     kit.stop("b")
     kit.write(*(bytes([number]) * 3000 for number in range(20)))

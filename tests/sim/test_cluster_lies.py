@@ -18,9 +18,11 @@ from tidelog.cluster.metadata.elections import Elections, is_compared
 from tidelog.cluster.node.node_file import NodeFile
 from tidelog.cluster.replication import leading as replica_leading
 from tidelog.cluster.replication.following import Following
+from tidelog.cluster.replication.leading import Leading
 from tidelog.cluster.replication.state import ReplicaState
 from tidelog.cluster.replication.storage import ReplicaStorage
 from tidelog.core.catalog import node_rules
+from tidelog.core.replication.progress import ReplicaProgress
 from tidelog.errors import NotElectable
 from tidelog.sim.cluster.liars import copy_store, forgive, lie, lie_to_all, lying_syncs, restore_store
 from tidelog.sim.cluster.node import ClusterNode
@@ -57,6 +59,10 @@ def test_an_operator_does_not_elect_who_was_not_compared_unless_with_loss() -> N
 
     cluster_lies.short_pinned_leader(look)
     assert seen == [False]
+
+
+def test_answers_to_the_last_process_of_a_follower_are_not_sent_to_one_with_an_older_copy() -> None:
+    assert cluster_lies.old_copy_as_long_as_the_log().channel.losses == 0
 
 
 def test_rot_that_a_leader_finds_when_it_reads_for_its_followers_does_not_stop_the_channel() -> None:
@@ -131,6 +137,13 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
     "lost records held against every leader": (
         cluster_lies.lost_start_of_an_epoch,
         (Edit(ReplicaState, "readable_end", "end = part.start", "pass"),),
+    ),
+    "requests of the last process answered": (
+        cluster_lies.old_copy_as_long_as_the_log,
+        (
+            Edit(Leading, "link_up", "if progress is not None and progress.is_known:", "if False:"),
+            Edit(ReplicaProgress, "forget", "self.is_known = self.stands = False", "self.is_known = False"),
+        ),
     ),
     "fold that lacks what was damaged": (
         cluster_lies.damaged_batch_comes_again,

@@ -308,6 +308,48 @@ def _elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
     plan.changed("n1", change)
 
 
+def old_copy_as_long_as_the_log() -> ClusterSchedule:
+    """RLE4: n4 had a record that nobody committed, cut it, and took another one in its place. Then the copy with the
+    first record is put back, and nothing that n4 asks arrives. What its last process had asked for must not be sent to
+    this one: by its length its log fits, by its records it does not."""
+    plan = five_nodes(min_isr=1)
+    producer = plan.producer()
+    plan.written(producer, 3)
+    plan.until_in_sync("n3", "n4", "n5")
+    end = plan.channel.end
+    plan.cut_data("n5")
+    hasty = plan.producer()
+    hasty.idempotent = False
+    hasty.pending.append(next(batch for batch in iter(hasty._make, None) if batch.count == 1))
+    plan.until(lambda: plan.replica("n4").held_end == end + 1, "n4 holds what n5 does not")
+    n4 = plan.node("n4")
+    picture = take_picture(n4.disk, FOLDER)
+    for name in ("n3", "n4"):
+        plan.node(name).kill()
+    plan.join_links()
+    plan.until(lambda: plan.leads_channel("n5"), "n5 leads")
+    n4.start()
+    plan.until(lambda: plan.replica("n5").committed_end == end + 1, "another record is committed in its place")
+    plan.until_in_sync("n4", "n5")
+    plan.until(lambda: plan.replica("n4").committed_end == end + 1, "n4 knows")
+    n4.kill()
+    end_process(n4.disk)
+    put_store_back(n4, picture)
+    n4.tampered = True
+    plan.world.drops = lambda source, _, message: source == "n4" and isinstance(message, SyncRequest)
+    n4.start()
+    plan.until(lambda: plan.core("n4").is_registered, "n4 is back")
+    plan.until(lambda: plan.replica("n4").log_end == end + 1, "its log is open")
+    plan.write(producer)
+    plan.until(lambda: plan.replica("n5").log_end > end + 1, "n5 has appended more")
+    plan.run(500)
+    plan.join_links()
+    plan.node("n3").start()
+    plan.until(lambda: not producer.pending, "the block is acked")
+    plan.settle()
+    return plan
+
+
 # --- rot that nobody sees before it is read -------------------------------------------------------------------------
 
 

@@ -61,3 +61,17 @@ def short_member(replica: ReplicaState, peer: str, request: SyncRequest) -> Shri
         members=(peer,),
         reason=ShrinkReason.WITHDRAWN,
     )
+
+
+def refuse(replica: ReplicaState, peer: str, request: SyncRequest) -> None:
+    """Answer a request to a node that does not lead."""
+    gone = replica.record.paused or peer not in replica.record.replicas
+    replica.out.send(
+        peer,
+        SyncNack(
+            channel_id=request.channel_id,
+            leader_epoch=replica.record.leader_epoch,
+            request_id=request.request_id,
+            error=SyncError.CHANNEL_CLOSED if gone else SyncError.NOT_LEADER,
+        ),
+    )

@@ -5,9 +5,10 @@ RLE1  A record is acknowledged as committed only after every counted replica hol
 RLE2  One change of the ISR is proposed at a time, against the channel epoch it was decided on. A joining replica counts
      from the proposal until the channel epoch has risen above that one: then the outcome is known (R3).
 RLE3  A request whose history differs from this log is answered with the place to cut at, and counts for nothing else.
-RLE4  Messages of an earlier process count for nothing. A member of the ISR that holds less than the committed end
-     leaves the ISR at once and is not eligible. A leader that lacks records which a follower knows to be committed, and
-     that has committed nothing itself, resigns.
+RLE4  Messages of an earlier process count for nothing, and are not answered over the link of the next one: its disk
+     may hold other records. A member of the ISR that holds less than the committed end leaves the ISR at once and is
+     not eligible. A leader that lacks records which a follower knows to be committed, and that has committed nothing
+     itself, resigns.
 RLE5  Followers at the end of the log are served from memory. For a follower that is behind, blocks are read from disk
      within the catch-up budget; that delays no other follower.
 """
@@ -22,10 +23,10 @@ from typing import Any
 from tidelog.blocks.block import Block, MadeBlock, buffers_to_send
 from tidelog.blocks.control import ChannelSnapshot, ControlRecord, EpochStarted, encode_control
 from tidelog.cluster.produce_order import ProduceOrder
-from tidelog.cluster.replication.history import history_problem, lacks_committed, short_member
+from tidelog.cluster.replication.history import history_problem, lacks_committed, refuse, short_member
 from tidelog.cluster.replication.orders import BlocksRead, ReadBlocks
 from tidelog.cluster.replication.state import ReplicaState
-from tidelog.cluster.replication.trouble import readable, unreadable
+from tidelog.cluster.replication.trouble import await_repair, readable, unreadable
 from tidelog.core.catalog import ExpandIsr, RaiseChannelEpoch, ShrinkIsr, ShrinkReason
 from tidelog.core.client_messages import ANY_OFFSET, AckPolicy
 from tidelog.core.replication.messages import Notify, SyncError, SyncNack, SyncRequest, SyncResponse
@@ -108,7 +109,7 @@ class Leading:
             if progress.is_known and (left or progress.incarnation < (self._around.active_incarnation(node) or 0)):
                 # Sent before the node knew that it had left the ISR, so it may have deleted its copy since; or sent by
                 # an earlier process, whose disk may have lost records (RLE4).
-                progress.is_known, progress.since_ms = False, now_ms
+                progress.forget(now_ms)
         self._members = members
         if self._pending_epoch is not None and replica.record.channel_epoch > self._pending_epoch:
             self._pending_epoch = None
@@ -283,6 +284,12 @@ class Leading:
 
     # --- followers -----------------------------------------------------------------------------------------
 
+    def link_up(self, peer: str, now_ms: int) -> None:
+        """A new link to a follower, perhaps to its next process: it has to ask before it hears anything (RLE4)."""
+        progress = self._progress.get(peer)
+        if progress is not None and progress.is_known:
+            progress.forget(now_ms)
+
     def on_request(self, peer: str, request: SyncRequest, now_ms: int) -> None:
         replica = self._replica
         progress = self._progress.get(peer)
@@ -296,7 +303,7 @@ class Leading:
             return  # of a process that is gone (R3)
         nack = history_problem(replica, self.epoch, request)
         if nack is not None:
-            progress.is_known = False  # RLE3
+            progress.is_known = progress.stands = False  # RLE3
             self._out.send(peer, nack)
             self._out.wake_at(now_ms + self._around.options.repeat_ms)
             if not self.serves and (lacks := lacks_committed(replica, self.epoch, peer, request, nack)):
@@ -542,22 +549,12 @@ class Leading:
             self._append_control([EpochStarted(epoch=self.epoch, node=self._around.node)], now_ms)
             self._started_end = replica.log_end
         if replica.fold is None and not replica.goes_on_damaged and replica.damaged:
-            self._await_repair(now_ms)
+            await_repair(replica, self._since_ms, now_ms)
         busy = self._wake_followers(now_ms)
         if busy or self._pending_epoch is not None or replica.held_end < replica.log_end:
             self._out.wake_at(now_ms + options.repeat_ms // 2)
         if self._notice_at_ms is not None:
             self._out.wake_at(self._notice_at_ms)
-
-    def _await_repair(self, now_ms: int) -> None:
-        """The fold needs damaged records (FO3): other nodes have a while to supply them, then it goes on without."""
-        replica, wait_ms = self._replica, self._around.options.replica_max_lag_ms
-        if replica.others() and now_ms - self._since_ms < wait_ms:
-            self._out.wake_at(self._since_ms + wait_ms)
-            return
-        replica.goes_on_damaged = True
-        self._out.say("goes on without damaged records", channel=replica.name, damaged=len(replica.damaged))
-        replica.need_fold()
 
     def _wake_followers(self, now_ms: int) -> bool:
         """Remind followers that should have sent a request. Returns whether any follower is behind."""
@@ -588,17 +585,3 @@ class Leading:
         """The offset that retention must not pass while followers are behind, within the bound in bytes (R11)."""
         ends = [progress.held_end for progress in self._progress.values() if progress.is_known]
         return max(min([self._replica.committed_end, *ends]), self._replica.end_of_last(behind_bytes_max))
-
-
-def refuse(replica: ReplicaState, peer: str, request: SyncRequest) -> None:
-    """Answer a request to a node that does not lead."""
-    gone = replica.record.paused or peer not in replica.record.replicas
-    replica.out.send(
-        peer,
-        SyncNack(
-            channel_id=request.channel_id,
-            leader_epoch=replica.record.leader_epoch,
-            request_id=request.request_id,
-            error=SyncError.CHANNEL_CLOSED if gone else SyncError.NOT_LEADER,
-        ),
-    )

@@ -24,7 +24,8 @@ from typing import Protocol
 from tidelog.cluster.produce_order import ProduceOrder
 from tidelog.cluster.replication.effects import Effect, ResignLeading, RoleEffect, TurnRole, WithdrawReplica, settles
 from tidelog.cluster.replication.following import Following
-from tidelog.cluster.replication.leading import Leading, refuse
+from tidelog.cluster.replication.history import refuse
+from tidelog.cluster.replication.leading import Leading
 from tidelog.cluster.replication.orders import (
     AlterLog,
     Appended,

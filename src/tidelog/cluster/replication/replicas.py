@@ -431,6 +431,9 @@ class Replicas:
     def link_up(self, peer: str, now_ms: int) -> None:
         """Messages of the last link may be lost: followers of leaders on that node send their requests again."""
         self._now_ms = now_ms
+        for replica in self._replicas.values():
+            if replica.leading is not None:
+                replica.leading.link_up(peer, now_ms)
         self._to_ask |= dict.fromkeys(sorted(self._by_leader.get(peer, ())))
         self._ask_some(now_ms)
 

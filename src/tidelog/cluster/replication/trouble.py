@@ -85,3 +85,15 @@ def yields_for_damage(replica: ReplicaState) -> bool:
     replica.yielded += 1
     replica.out.resign(f"its log is damaged at {replica.damaged[0].start}")
     return True
+
+
+def await_repair(replica: ReplicaState, since_ms: int, now_ms: int) -> None:
+    """The fold of a leader needs damaged records (FO3): other nodes have a while from `since_ms` to supply them, then
+    it goes on without them."""
+    end_ms = since_ms + replica.around.options.replica_max_lag_ms
+    if replica.others() and now_ms < end_ms:
+        replica.out.wake_at(end_ms)
+        return
+    replica.goes_on_damaged = True
+    replica.out.say("goes on without damaged records", channel=replica.name, damaged=len(replica.damaged))
+    replica.need_fold()

@@ -63,6 +63,11 @@ class ReplicaProgress:
         self.wait_until_ms = 0
         """Its last request was delayed until then."""
 
+    def forget(self, now_ms: int) -> None:
+        """What it asked and said counts no more; it has to ask again."""
+        self.is_known = self.stands = False
+        self.since_ms = now_ms
+
 
 class Lags:
     """Tells since when a replica at some offset has been behind."""

@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final, Protocol
 
+from tidelog.core.catalog import ShrinkIsr
+from tidelog.core.catalog.changes import decode_change
+from tidelog.core.raft import EntryKind
+from tidelog.core.replication.roles import Role
 from tidelog.sim.cluster.account import ChannelAccount, end_of
 from tidelog.sim.cluster.model import ClusterModel
 from tidelog.sim.cluster.node import ClusterNode
@@ -53,16 +57,35 @@ def may_lie(world: TamperedWorld, name: str) -> bool:
     whole. An election after an unclean stop hears more than half of them (CE2), and so a whole one; of two it waits for
     both. What was not committed yet may be gone for good, and the channel goes on without it.
 
-    A copy that the catalog doubts is not counted as whole: beside a short one that it trusts it is not elected (C7)."""
+    A copy that the catalog doubts is not counted as whole: beside a short one that it trusts it is not elected (C7).
+    Nor is one that is about to leave the ISR: a change that was proposed before the lie may be decided after it."""
     forgive(world)
+    undecided = _undecided(world)
     liars = {node.name for node in world.nodes.values() if node.tampered or _lost_metadata(world, node)} | {name}
     for channel in world.model.channels.values():
         record = channel.record
         holders = {member.node for member in (*record.isr, *record.eligible)}
-        not_whole = holders & (liars | set(world.model.reference.doubtful(channel.channel_id)))
+        leaving = holders if channel.channel_id in undecided else _withdrawn(world, channel.channel_id)
+        not_whole = holders & (liars | leaving | set(world.model.reference.doubtful(channel.channel_id)))
         if name in holders and (len(record.isr) < 2 or 2 * len(not_whole) > len(holders)):
             return False
     return True
+
+
+def _undecided(world: TamperedWorld) -> set[int]:
+    """Channels of which a member leaves the ISR by a change that lies in some log, and is not committed yet."""
+    model = world.model
+    logs = [durable.entries for durable in model.durable.values()]
+    entries = {entry for log in logs for entry in log if entry.index > model.last_index}
+    changes = [decode_change(entry.data) for entry in entries if entry.kind is EntryKind.CHANGE]
+    return {change.channel_id for change in changes if isinstance(change, ShrinkIsr)}
+
+
+def _withdrawn(world: TamperedWorld, channel_id: int) -> set[str]:
+    """Nodes that have given up their copy, while the catalog still counts it."""
+    cores = {node.name: node.core for node in world.nodes.values() if node.core is not None}
+    replicas = {name: core.channels.replicas.replica(channel_id) for name, core in cores.items()}
+    return {name for name, replica in replicas.items() if replica is not None and replica.role is Role.IDLE}
 
 
 def _lost_metadata(world: TamperedWorld, node: ClusterNode) -> bool:

@@ -23,6 +23,7 @@ from tidelog.core.catalog import (
     Basis,
     ChangeLeader,
     ChannelRecord,
+    Keeps,
     NodeState,
     ResumeChannel,
     SetReadonly,
@@ -389,6 +390,9 @@ class ClusterWorld(MetadataWorld):
             names = self._replicas_of(channel.record)
             logs = {name: self.nodes[name].entries(channel.channel_id) for name in names}
             tampered = {name for name in logs if self.nodes[name].rotten}
+            copies = [self.model.copy_of(channel, name) for name in names]
+            if channel.record.config.keeps is not Keeps.SYNCED and all(copy.damaged for copy in copies):
+                tampered |= set(names)  # a crash may take what was not synced from the middle of a log, too
             self.model.check_logs(channel, logs, tampered)
             for entry in channel.entries:
                 if entry.head[:64] in self.refused:
