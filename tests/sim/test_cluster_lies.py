@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.test_channel_admin import Desk
 from tests.sim.mutations import Edit, plant
-from tests.sim.schedules import cluster_lies
+from tests.sim.schedules import cluster_lies, cluster_rot
 from tests.sim.schedules.cluster import ClusterSchedule
 from tests.sim.schedules.cluster_lies import LIES, SHORT_LOGS
 from tidelog.cluster.metadata import channel_controller
@@ -66,22 +66,22 @@ def test_answers_to_the_last_process_of_a_follower_are_not_sent_to_one_with_an_o
 
 
 def test_rot_that_a_leader_finds_when_it_reads_for_its_followers_does_not_stop_the_channel() -> None:
-    plan = cluster_lies.rot_that_a_leader_finds()
+    plan = cluster_rot.rot_that_a_leader_finds()
     assert plan.world.counters["resigned"]
     assert plan.channel.losses == 0
 
 
 def test_a_lost_record_whose_epoch_nobody_can_tell_does_not_stop_the_channel() -> None:
-    plan = cluster_lies.lost_start_of_an_epoch()
+    plan = cluster_rot.lost_start_of_an_epoch()
     assert plan.channel.losses == 0
 
 
 def test_a_batch_that_was_damaged_when_the_log_was_folded_is_not_taken_twice_after_its_repair() -> None:
-    assert cluster_lies.damaged_batch_comes_again().channel.losses == 0
+    assert cluster_rot.damaged_batch_comes_again().channel.losses == 0
 
 
 def test_a_replica_whose_session_was_lost_leads_where_the_only_other_log_is_damaged() -> None:
-    plan = cluster_lies.session_lost_beside_damage()
+    plan = cluster_rot.session_lost_beside_damage()
     assert plan.world.counters["fenced_and_back"]
     assert plan.channel.losses == 0
 
@@ -131,11 +131,11 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
         (Edit(channel_controller, "is_compared", "member.incarnation == record.incarnation", "True"),),
     ),
     "damage that a read finds is not heard of": (
-        cluster_lies.rot_that_a_leader_finds,
+        cluster_rot.rot_that_a_leader_finds,
         (Edit(ReplicaState, "look_at_log", "if self.storage is Storage.READY:", "if False:"),),
     ),
     "lost records held against every leader": (
-        cluster_lies.lost_start_of_an_epoch,
+        cluster_rot.lost_start_of_an_epoch,
         (Edit(ReplicaState, "readable_end", "end = part.start", "pass"),),
     ),
     "requests of the last process answered": (
@@ -146,14 +146,14 @@ MUTATIONS: dict[str, tuple[Callable[[], ClusterSchedule], tuple[Edit, ...]]] = {
         ),
     ),
     "fold that lacks what was damaged": (
-        cluster_lies.damaged_batch_comes_again,
+        cluster_rot.damaged_batch_comes_again,
         (
             Edit(ReplicaStorage, "_fold", "if damage.start >= order.skip_below:", "if False:"),
             Edit(ReplicaState, "note_damage", "if self.fold is not None and", "if False and"),
         ),
     ),
     "lost session taken for an older copy of the disk": (
-        cluster_lies.session_lost_beside_damage,
+        cluster_rot.session_lost_beside_damage,
         (
             Edit(NodeFile, "registered", "self.known_incarnation, self.is_told = self.state.incarnation, True", "pass"),
             Edit(node_rules, "_same_disk", " or change.process_id == record.process_id", ""),

@@ -17,11 +17,11 @@ from tidelog.core.liveness import LivenessConfig
 from tidelog.core.replication.messages import SyncRequest, SyncResponse
 from tidelog.sim.cluster.liars import put_store_back
 from tidelog.sim.cluster.node import ClusterNode
-from tidelog.sim.lying import durable_files, end_process, flip_bytes, remove_file, take_picture, zero_bytes
+from tidelog.sim.lying import end_process, flip_bytes, remove_file, take_picture, zero_bytes
 from tidelog.sim.metadata.faults import lose_disk
 from tidelog.sim.metadata.node import FOLDER
 from tidelog.storage.store.channel_logs import ChannelLogConfig, ChannelLogs
-from tidelog.storage.store.parts import CHANNELS_FOLDER, WAL_FOLDER
+from tidelog.storage.store.parts import WAL_FOLDER
 from tidelog.storage.store.recovery import open_store
 from tidelog.storage.store.watermarks import WATERMARKS_PATH
 
@@ -236,8 +236,8 @@ def committed_is_kept() -> ClusterSchedule:
     shorten(plan, "n3", kept)
     plan.world.model.tolerates_short_leaders = True
     plan.node("n3").start()
-    plan.until(lambda: plan.core("n3").is_registered and not _is_led(plan), "n3 is back, and nobody leads")
-    _elect(plan, "n3")  # past the comparison
+    plan.until(lambda: plan.core("n3").is_registered and not is_led(plan), "n3 is back, and nobody leads")
+    elect(plan, "n3")  # past the comparison
     plan.until(lambda: plan.leads_channel("n3") and plan.isr() == {"n3"}, "n3 leads alone")
     plan.until(lambda: plan.replica("n3").serves, "n3 has committed its first record")
     plan.node("n4").start()
@@ -245,9 +245,9 @@ def committed_is_kept() -> ClusterSchedule:
     plan.run(3_000)
     plan.must(plan.replica("n4").log_end == end, f"1: n4 cut what it knew to be committed up to {end}")
     plan.node("n3").kill()
-    plan.until(lambda: not _is_led(plan), "nobody leads again")
+    plan.until(lambda: not is_led(plan), "nobody leads again")
     plan.world.model.tolerates_short_leaders = False
-    _elect(plan, "n4", operator="anna")
+    elect(plan, "n4", operator="anna")
     plan.until(lambda: plan.leads_channel("n4"), "n4 leads")
     plan.must(plan.channel.end >= end, "1: the operator's choice lost what it holds")
     for name in ("n3", "n5"):
@@ -279,10 +279,10 @@ def whole_copy_in_doubt() -> ClusterSchedule:
         plan.node(name).start()
     plan.until(lambda: plan.core("n2").is_registered and plan.core("n3").is_registered, "both are back")
     plan.run(5_000)
-    plan.must(not _is_led(plan), "1: one of the two leads, and no operator has decided")
+    plan.must(not is_led(plan), "1: one of the two leads, and no operator has decided")
     plan.node("n3").kill()
-    plan.until(lambda: _state(plan, "n3") is NodeState.FENCED, "n3 is gone")
-    _elect(plan, "n2", operator="anna")
+    plan.until(lambda: state_of(plan, "n3") is NodeState.FENCED, "n3 is gone")
+    elect(plan, "n2", operator="anna")
     plan.until(lambda: plan.leads_channel("n2"), "n2 leads")
     plan.must(plan.channel.end >= end, "1: the operator's choice lost what it holds")
     plan.node("n3").start()
@@ -291,11 +291,17 @@ def whole_copy_in_doubt() -> ClusterSchedule:
     return plan
 
 
-def _is_led(plan: ClusterSchedule) -> bool:
+def is_led(plan: ClusterSchedule) -> bool:
     return plan.world.model.reference.has_live_leader(plan.channel.record)
 
 
-def _elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
+def state_of(plan: ClusterSchedule, name: str) -> NodeState:
+    record = plan.world.model.reference.node(name)
+    assert record is not None
+    return record.state
+
+
+def elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
     record = plan.channel.record
     change = ChangeLeader(
         channel_id=record.channel_id,
@@ -348,152 +354,6 @@ def old_copy_as_long_as_the_log() -> ClusterSchedule:
     plan.until(lambda: not producer.pending, "the block is acked")
     plan.settle()
     return plan
-
-
-# --- rot that nobody sees before it is read -------------------------------------------------------------------------
-
-
-def rot_block(plan: ClusterSchedule, name: str, number: int = -1) -> None:
-    """The node was stopped cleanly. Bytes in the middle of a block of its log flip (of the last one, unless told), in a
-    file that its next process has no reason to doubt."""
-    node, channel = plan.node(name), plan.channel
-    head = channel.copies[name].entries[number].head
-    found = 0
-    end_process(node.disk)
-    for path in durable_files(node.disk, ".tidelog"):
-        place = node.disk.durable_bytes(path).find(head)
-        if place >= 0:
-            flip_bytes(node.disk, path, place + len(head) + 4, place + len(head) + 4 + FLIPPED_BYTES)
-            found += 1
-    plan.must(found > 0, "the block lies in a file")
-    node.tampered = node.rotten = True
-
-
-def rot_that_a_leader_finds() -> ClusterSchedule:
-    """TE2: the pinned leader holds two records more than the others, and the second rots while all are off. Its opening
-    has no reason to look. It leads, for its log is the longest, reads the record for its followers, and cannot:
-    somebody whose log is whole leads then."""
-    plan = ClusterSchedule(
-        3, leader="n3", leader_pinned="n3", heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig(), lag_ms=300
-    )
-    producer = plan.producer()
-    plan.written(producer, 3)
-    plan.until_in_sync("n1", "n2", "n3")
-    end = plan.channel.end
-    plan.cut_data("n3")
-    for more in (1, 2):  # the followers get the first, so that its leader is not silent to them
-        plan.write(producer)
-        plan.until(lambda more=more: plan.replica("n3").held_end == end + more, "only n3 holds it")  # type: ignore[misc]
-    for name in plan.world.nodes:
-        plan.node(name).stop()
-    plan.world.drops = None
-    rot_block(plan, "n3")
-    for name in plan.world.nodes:
-        plan.node(name).start()
-    plan.until(lambda: not producer.pending, "writes go on", 5_000)
-    plan.must(plan.channel.record.leader_epoch > 2, "n3 led, and found the rot")
-    plan.settle()
-    return plan
-
-
-def lost_start_of_an_epoch() -> ClusterSchedule:
-    """FW6: n3 is elected, and the disk loses the first record of its epoch after the write-ahead file is gone. Its
-    store knows that there was one, and not of which epoch. That is nobody's history: the others go on, n3 cuts it."""
-    plan = ClusterSchedule(3, leader="n2", heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
-    producer, liar = plan.producer(), plan.node("n3")
-    plan.written(producer, 6)
-    plan.until_in_sync("n1", "n2", "n3")
-    plan.run(6_000)  # all of it is in segments
-    end, epoch = plan.channel.end, plan.channel.record.leader_epoch
-    faults = liar.disk.faults
-    faults.lying_syncs, faults.lying_folder, liar.tampered = MANY, CHANNELS_FOLDER, True
-    _elect(plan, "n3")
-    plan.until(lambda: plan.replica("n3").committed_end > end, "n3 has committed the first record of its epoch")
-    plan.run(6_000)  # and that is taken for written to a segment
-    plan.must(faults.lying_syncs < MANY, "there is something to lose")
-    for name in plan.world.nodes:
-        plan.node(name).kill()
-    liar.disk.crash()
-    faults.lying_syncs, faults.lying_folder = 0, ""
-    for name in plan.world.nodes:
-        plan.node(name).start()
-
-    def misses_it() -> bool:
-        replica = plan.core("n3").channels.replicas.replica(plan.channel.channel_id)
-        return replica is not None and replica.damaged == (range(end, end + 1),)
-
-    plan.until(misses_it, "n3 misses that record")
-    plan.must(plan.replica("n3").epochs.newest == epoch, "n3 does not know its epoch")
-    plan.settle()
-    plan.written(producer)
-    plan.settle()
-    return plan
-
-
-def damaged_batch_comes_again() -> ClusterSchedule:
-    """FO3: a follower folds its log while the last batch of a producer is damaged there. The batch is repaired, the
-    follower leads, and the producer sends it again."""
-    plan = ClusterSchedule(3, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig())
-    producer = plan.producer()
-    plan.written(producer, 3)
-    plan.write(producer)
-    batch = producer.pending[0]
-    plan.until(lambda: not producer.pending, "the batch is acked")
-    last = len(plan.channel.copies["n2"].entries) - 1
-    plan.written(plan.producer(), 6)  # so that the batch lies in a segment that is sealed
-    plan.until_in_sync("n1", "n2", "n3")
-    plan.node("n3").stop()
-    plan.until_in_sync("n1", "n2")
-    rot_block(plan, "n3", last)
-    plan.node("n3").start()
-    plan.until_in_sync("n1", "n2", "n3")
-    replica = plan.replica("n3")
-    replica.order_fold()
-    plan.until(lambda: bool(replica.damaged), "the fold has found the rot", 5_000)
-    plan.until(lambda: not replica.damaged, "it is repaired", 20_000)
-    plan.until_in_sync("n1", "n2", "n3")
-    _elect(plan, "n3")
-    plan.until(lambda: plan.leads_channel("n3") and plan.replica("n3").served_epoch > 0, "n3 leads and serves")
-    acked = producer.acked
-    producer.pending.append(batch)
-    plan.until(lambda: producer.acked > acked, "the repeated batch is answered")
-    plan.must(plan.world.counters["repeated"] > 0, "6: the batch was not recognized")
-    plan.settle()
-    return plan
-
-
-def session_lost_beside_damage() -> ClusterSchedule:
-    """R5: a member of the ISR loses its session while nobody leads, and is back in the same process. It has lost
-    nothing, so it can lead; and it must, for the log of the only other member is damaged above what was committed."""
-    plan = ClusterSchedule(
-        5, leader="n3", replicas=("n2", "n3"), factor=2, min_isr=1, heartbeat_ms=HEARTBEAT_MS, liveness=LivenessConfig()
-    )
-    producer = plan.producer()
-    plan.written(producer, 3)
-    plan.until_in_sync("n2", "n3")
-    end = plan.channel.end
-    plan.cut_data("n2")
-    plan.write(producer)
-    plan.until(lambda: plan.replica("n3").held_end == end + 1, "only n3 holds it")
-    plan.node("n3").stop()
-    plan.run(HEARTBEAT_MS)  # so that its session ends first, and nobody takes n2 out of the ISR
-    plan.cut("n2")
-    plan.until(lambda: _state(plan, "n2") is NodeState.FENCED, "n2 lost its session")
-    plan.must(plan.isr() == {"n2", "n3"} and plan.channel.end == end, "both are in the ISR, nothing more is committed")
-    rot_block(plan, "n3")
-    plan.join_links()
-    plan.until(lambda: _state(plan, "n2") is NodeState.ACTIVE, "n2 is back")
-    plan.must(not plan.world.model.reference.doubtful(plan.channel.channel_id), "R5: n2 has lost nothing")
-    plan.node("n3").start()
-    plan.until(lambda: not producer.pending, "writes go on", 10_000)
-    plan.settle()
-    return plan
-
-
-def _state(plan: ClusterSchedule, name: str) -> NodeState:
-    record = plan.world.model.reference.node(name)
-    assert record is not None
-    return record.state
 
 
 # --- a member that comes back short (RLE4) ---------------------------------------------------------------------------
@@ -552,9 +412,9 @@ def short_leader_resigns() -> ClusterSchedule:
         plan.node(name).stop()
     shorten(plan, "n3", kept)
     plan.node("n3").start()
-    plan.until(lambda: plan.core("n3").is_registered and not _is_led(plan), "n3 is back, and nobody leads")
+    plan.until(lambda: plan.core("n3").is_registered and not is_led(plan), "n3 is back, and nobody leads")
     plan.world.model.tolerates_short_leaders = True
-    _elect(plan, "n3")  # past the comparison
+    elect(plan, "n3")  # past the comparison
     plan.until(lambda: plan.leads_channel("n3"), "n3 leads")
     plan.must(not plan.replica("n3").serves, "4: n3 serves alone")
     plan.node("n4").start()
