@@ -265,10 +265,12 @@ class LplexCloud(Cloud):
     def say_hello(self, head: int) -> Welcome:
         return self.hello(head, lineage=None, journal_bytes=1)
 
-    def bring(self, run: int, seqs: range, *, live: bool = False, late_us: int = 0, **more: Any) -> list[Any]:
+    def bring(
+        self, run: int, seqs: range, *, live: bool = False, late_us: int = 0, commit: bool = True, **more: Any
+    ) -> list[Any]:
         kind: Any = LiveData if live else BackfillData
         made = run_block(run, seqs, late_us=late_us)
-        return self.receive(kind(session=self.session, seqs=seqs, block=made, **more))
+        return self.receive(kind(session=self.session, seqs=seqs, block=made, **more), commit=commit)
 
     def held(self) -> dict[bytes, dict[int, bytes]]:
         """Payload by lineage and seq; a seq that counts twice fails."""
@@ -387,6 +389,38 @@ def test_block_of_a_later_run_over_what_is_held_shows_a_restart_too() -> None:
     cloud.bring(1, range(31, 51))
     cloud.bring(2, range(21, 61))
     cloud.assert_runs({1: range(1, 51)}, {2: [*range(21, 61), *range(180, 201)]})
+
+
+def test_live_of_a_later_run_before_all_that_is_held_shows_a_restart_by_its_times() -> None:
+    """Of the run before only frames from 23 on are held, so that no seq is in both."""
+    cloud = LplexCloud(max_live_lag=200)
+    cloud.say_hello(62)
+    cloud.bring(1, range(23, 63), live=True)
+    assert cloud.say_hello(70).live_start == 1
+    cloud.bring(2, range(1, 17), live=True)
+    cloud.assert_runs({1: range(23, 63)}, {2: range(1, 17)})
+
+
+def test_live_before_all_that_is_held_goes_on_with_the_run_of_earlier_times() -> None:
+    cloud = LplexCloud(max_live_lag=200)
+    cloud.say_hello(62)
+    cloud.bring(1, range(23, 63), live=True)
+    assert cloud.say_hello(70).live_start == 1
+    cloud.bring(1, range(1, 71), live=True)
+    cloud.assert_runs({1: range(1, 71)})
+
+
+def test_block_over_one_that_is_on_its_way_into_the_log_is_of_another_run() -> None:
+    """RU5: the last record of the first block was spoiled. What is held cannot be compared before it is committed."""
+    cloud = LplexCloud()
+    cloud.say_hello(0)
+    cloud.bring(1, range(1, 9), live=True)
+    cloud.say_hello(20)
+    cloud.bring(1, range(1, 4), live=True)
+    cloud.bring(1, range(9, 16), lost=range(16, 17), problem="record 8 of 8 is not a frame record", commit=False)
+    cloud.bring(2, range(9, 17), commit=False)
+    cloud.commit()
+    cloud.assert_runs({1: range(1, 16)})
 
 
 def test_short_run_between_is_no_part_of_the_run_that_speaks() -> None:

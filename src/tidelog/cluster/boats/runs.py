@@ -15,11 +15,14 @@ RU3  Where nothing overlaps, times decide: in one run they rise with the seqs, a
 RU4  Blocks that continue each other in one pass belong to one run: lplex goes through its files in the order of time,
      and a later run begins at or below the end of the one before it. Its beginning is known only to lie between the two
      blocks that show it.
-RU5  A block whose run is not known yet is not taken.
+RU5  The files of one run hold each seq once: two blocks that share a seq, and are not the same block, are of two runs.
+     This also tells blocks apart from those that are on their way into the log, and cannot be compared yet.
+RU6  A block whose run is not known yet is not taken.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import pairwise
@@ -45,7 +48,7 @@ class Verdict(Enum):
     """The run of a block that belongs to no known lineage."""
 
     UNDECIDED = "undecided"
-    """The run is not known yet (RU5)."""
+    """The run is not known yet (RU6)."""
     UNSEEN = "unseen"
     """An older run that is not known here: it gets a lineage of its own."""
     RESTARTED = "restarted"
@@ -86,6 +89,8 @@ class RunJudge:
         self._last: tuple[_Found, bytes | Verdict] | None = None
         self._began_us: set[tuple[int, int]] = set()
         """A run began after the first of these times, and at or before the second."""
+        self._sent: dict[bytes, list[tuple[int, int, int]]] = {}
+        """By lineage, the blocks that this session's passes brought: their seqs and first times, by seq (RU5)."""
         self._placed: dict[tuple[int, int, int, int], bytes] = {}
         """The lineages of blocks that may not be committed yet: lplex sends a block once for every hole that it
         touches."""
@@ -97,6 +102,7 @@ class RunJudge:
     def session_opened(self) -> None:
         self._live = self._last = None
         self._placed.clear()
+        self._sent.clear()
         self._undecided.clear()
 
     def pass_ended(self) -> None:
@@ -109,12 +115,23 @@ class RunJudge:
 
     def is_later_run(self, frames: FrameColumns, seqs: range) -> bool:
         """Whether Live frames show that the boat has restarted since it sent the held frames with their seqs."""
-        lineage = self._receiver.lineage or b""
+        lineage, is_compared = self._receiver.lineage or b"", False
         for _, ours, theirs in self._pairs(lineage, frames, seqs):
             # Held times may be late (RU1), never early.
             if not is_same_content(ours, theirs) or bool(np.any(theirs.times_us > ours.times_us)):
                 return True
-        return self._match_times(lineage, frames, seqs) is Match.NEWER
+            is_compared = True
+        return self._match_times(lineage, frames, seqs) is Match.NEWER or (
+            not is_compared and self._comes_before_and_is_later(lineage, frames, seqs)
+        )
+
+    def _comes_before_and_is_later(self, lineage: bytes, frames: FrameColumns, seqs: range) -> bool:
+        """RU3: frames whose seqs come before some that are held, and whose times come after all that are held. A step
+        back of the clock within one run shows the same; two lineages of one run do less harm than two runs in one."""
+        span_us = self._span(lineage)
+        if span_us is None or seqs.start >= self._receiver.held_of(lineage).end or not len(frames):
+            return False
+        return int(frames.times_us[0]) > span_us[1]
 
     def live_came(self, frames: FrameColumns, seqs: range) -> None:
         if self._live is None and len(frames):
@@ -145,6 +162,9 @@ class RunJudge:
         """A block with these seqs and times was assigned to this lineage."""
         if len(self._placed) >= _REMEMBERED_MAX:
             self._placed.clear()
+            self._sent.clear()
+        if key not in self._placed:
+            insort(self._sent.setdefault(lineage, []), key[:3])
         self._placed[key] = lineage
         if self._last is not None and isinstance(self._last[1], Verdict):
             self._last = self._last[0], lineage
@@ -338,6 +358,8 @@ class RunJudge:
         if found.frames is None:
             return self._match_unread(lineage, found)
         start = found.seqs.start
+        if (other := self._match_sent(lineage, found)) is not Match.NOTHING:
+            return other
         match, late_before_us = Match.NOTHING, None
         for first, ours, theirs in self._pairs(lineage, found.frames, range(start, start + len(found.frames))):
             late_us = theirs.times_us - ours.times_us
@@ -353,6 +375,17 @@ class RunJudge:
                 return Match.NEWER if int(late_us[0]) > 0 else Match.OLDER
             match, late_before_us = Match.LATE, int(late_us[0])
         return self._match_times(lineage, found.frames, found.seqs) if match is Match.NOTHING else match
+
+    def _match_sent(self, lineage: bytes, found: _Found) -> Match:
+        """RU5."""
+        sent = self._sent.get(lineage, [])
+        place = bisect_left(sent, (found.seqs.stop,)) - 1
+        if place < 0:
+            return Match.NOTHING
+        start, stop, first_us = sent[place]
+        if stop <= found.seqs.start or (start, stop, first_us) == found.key[:3]:
+            return Match.NOTHING
+        return Match.NEWER if found.first_us > first_us else Match.OLDER
 
     def _match_times(self, lineage: bytes, frames: FrameColumns, seqs: range) -> Match:
         """RU1, where the held frames cannot be read any more: the first time is right, and runs do not overlap."""
