@@ -392,7 +392,7 @@ def test_block_of_a_later_run_over_what_is_held_shows_a_restart_too() -> None:
 
 
 def test_live_of_a_later_run_before_all_that_is_held_shows_a_restart_by_its_times() -> None:
-    """Of the run before only frames from 23 on are held, so that no seq is in both."""
+    """Only frames from 23 on are held of the run before, so that no seq is in both."""
     cloud = LplexCloud(max_live_lag=200)
     cloud.say_hello(62)
     cloud.bring(1, range(23, 63), live=True)
