@@ -13,15 +13,18 @@ from tidelog.pipeline.gold.columns import (
     COURSE_REFERENCE_TEXTS,
     ELECTRICAL,
     ENGINE,
+    ENGINE_METER,
     ENVIRONMENT,
+    NAVIGATION,
     POSITIONS,
     SPEED,
+    TANKS,
     Measure,
 )
 from tidelog.signals.layouts import FieldLayout, Variant, layouts_of
 
 PGNS = (
-    *(129025, 129026, 129029, 127488, 127489, 127506, 127508, 128267),
+    *(129025, 129026, 129029, 127488, 127489, 127506, 127508, 127250, 127505, 128259, 128267),
     *(130306, 130310, 130311, 130312, 130313, 130314, 130316),
 )
 
@@ -43,7 +46,11 @@ def labels(signal: str) -> set[str | None]:
     return {variant.label(place, code) for code in range(min(256, 1 << field.bit_length))}
 
 
-@pytest.mark.parametrize("measure", [*ENGINE, *ELECTRICAL, *ENVIRONMENT], ids=lambda one: f"{one.column}:{one.signal}")
+@pytest.mark.parametrize(
+    "measure",
+    [*ENGINE, ENGINE_METER, *ELECTRICAL, *ENVIRONMENT, *NAVIGATION, *TANKS],
+    ids=lambda one: f"{one.column}:{one.signal}",
+)
 def test_a_measure_reads_what_the_decoders_give(measure: Measure) -> None:
     assert measure.signal in decoded()
     unit = decoded()[measure.signal][2].unit
@@ -53,7 +60,7 @@ def test_a_measure_reads_what_the_decoders_give(measure: Measure) -> None:
         assert labels(measure.qualifier).issuperset(measure.texts)
 
 
-@pytest.mark.parametrize("measures", [ENGINE, ELECTRICAL], ids=["engine", "electrical"])
+@pytest.mark.parametrize("measures", [ENGINE, ELECTRICAL, TANKS], ids=["engine", "electrical", "tanks"])
 def test_what_is_told_apart_by_instance_has_one(measures: tuple[Measure, ...]) -> None:
     assert all(decoded()[measure.signal][0].instance is not None for measure in measures)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,12 +11,22 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.gold_rows import NOON, Signals, tiny_data
+from tidelog.pipeline.gold.ais_targets import build_ais_targets
 from tidelog.pipeline.gold.columns import CONVERSIONS, ELECTRICAL, ENGINE, ENVIRONMENT, signal_names
 from tidelog.pipeline.gold.electrical import build_electrical
-from tidelog.pipeline.gold.engine import build_engine
-from tidelog.pipeline.gold.environment import build_environment
-from tidelog.pipeline.gold.schemas import ELECTRICAL_HOURS, ENGINE_HOURS, ENVIRONMENT_HOURS, SENSOR_HOURS
-from tidelog.pipeline.gold.sensors import build_sensors
+from tidelog.pipeline.gold.engine import build_engine, build_engine_meters
+from tidelog.pipeline.gold.environment import build_environment, build_navigation, build_sensors
+from tidelog.pipeline.gold.schemas import (
+    AIS_TARGETS,
+    ELECTRICAL_HOURS,
+    ENGINE_HOURS,
+    ENGINE_METERS,
+    ENVIRONMENT_HOURS,
+    NAVIGATION_MINUTES,
+    SENSOR_HOURS,
+    TANK_HOURS,
+)
+from tidelog.pipeline.gold.tanks import build_tanks
 
 pytestmark = pytest.mark.slow  # many jobs of Spark; `test_pipeline_commands` runs all stages in the fast lane
 
@@ -46,6 +57,12 @@ def engines() -> Signals:
     for second in range(3570, 3630, 6):
         boat.engine(at(second), 0, 1500.0)
     boat.engine(at(3700), 0, 0.0)
+    # Its own meter, and a display that repeats an old reading for a while.
+    for second, hours_run in ((0, 1_160.5), (1800, 1_161.0), (3600, 1_161.5)):
+        boat.message(
+            at(second), DYNAMIC, ("engine_parameters_dynamic.total_engine_hours", hours_run * 3600, "s"), instance=0
+        )
+    boat.message(at(10), DYNAMIC, ("engine_parameters_dynamic.total_engine_hours", 3_600.0, "s"), instance=0, source=9)
     # Alone in its day: nobody knows for how long.
     boat.engine(at(86_400), 0, 1500.0)
     # Warm, and nobody says whether it turns.
@@ -134,6 +151,108 @@ def weather() -> Signals:
     return boat
 
 
+def sailing() -> Signals:
+    """On the wind with the heading about north; a second compass, and a log, in the first minute only."""
+    boat = Signals("sailing")
+    for second in range(0, 120):
+        heading = math.radians(350 if second % 2 else 10)
+        boat.message(
+            at(second),
+            127250,
+            ("vessel_heading.heading", heading, "rad"),
+            ("vessel_heading.reference", "True", None),
+            source=1,
+        )
+        for angle, reference in ((-0.5, "Apparent"), (0.75, "True (boat referenced)")):
+            boat.message(
+                at(second),
+                WIND,
+                ("wind_data.wind_speed", 6.0 + second / 60, "m/s"),
+                ("wind_data.wind_angle", angle, "rad"),
+                ("wind_data.reference", reference, None),
+                source=2,
+            )
+    for second in range(0, 60):
+        boat.message(
+            at(second),
+            127250,
+            ("vessel_heading.heading", 3.0, "rad"),
+            ("vessel_heading.reference", "True", None),
+            source=4,
+        )
+        boat.message(at(second), 128259, ("speed.speed_water_referenced", 3.5, "m/s"), source=3)
+    return boat
+
+
+def tanks() -> Signals:
+    """Fuel and water share instances; another sender of the fuel tank 0 is heard for a shorter time."""
+    boat = Signals("tanks")
+    for second in range(0, 600, 10):
+        for fluid, instance, level in (("Fuel", 0, 0.5), ("Fuel", 1, 0.25), ("Water", 0, 0.9)):
+            boat.message(
+                at(second),
+                127505,
+                ("fluid_level.type", fluid, None),
+                ("fluid_level.level", level + second / 60_000, "ratio"),
+                ("fluid_level.capacity", 0.4, "m3"),
+                instance=instance,
+            )
+    boat.message(
+        at(5), 127505, ("fluid_level.type", "Fuel", None), ("fluid_level.level", 0.1, "ratio"), instance=0, source=9
+    )
+    boat.message(at(6), 127505, ("fluid_level.type", "Fuel", None), ("fluid_level.level", 1.3, "ratio"), instance=0)
+    return boat
+
+
+def harbour() -> Signals:
+    """AIS: a ferry that says its name after its position, a buoy, this boat's own transponder, and nonsense."""
+    boat = Signals("harbour")
+    ferry, report = 244_650_941, "ais_class_a_position_report"
+    for second in range(3):
+        boat.message(
+            at(second),
+            129038,
+            (f"{report}.user_id", ferry, None),
+            (f"{report}.latitude", 52.0 + second / 100, "deg"),
+            (f"{report}.longitude", 5.0, "deg"),
+            (f"{report}.sog", 5.0 + second, "m/s"),
+            (f"{report}.cog", math.pi, "rad"),
+            (f"{report}.nav_status", "Under way using engine", None),
+            (f"{report}.ais_transceiver_information", "Channel A VDL reception", None),
+        )
+    static = "ais_class_a_static_and_voyage_related_data"
+    for second, destination in ((10, "HARLINGEN"), (20, "VLIELAND")):
+        boat.message(
+            at(second),
+            129794,
+            (f"{static}.user_id", ferry, None),
+            (f"{static}.name", "FERRY", None),
+            (f"{static}.callsign", "PG9182", None),
+            (f"{static}.length", 86.0, "m"),
+            (f"{static}.destination", destination, None),
+        )
+    own = "ais_class_b_position_report"
+    boat.message(
+        at(1),
+        129039,
+        (f"{own}.user_id", 244_000_001, None),
+        (f"{own}.latitude", 52.0, "deg"),
+        (f"{own}.longitude", 5.0, "deg"),
+        (f"{own}.ais_transceiver_information", "Channel B VDL transmission", None),
+    )
+    buoy = "ais_aids_to_navigation_aton_report"
+    boat.message(
+        at(2),
+        129041,
+        (f"{buoy}.user_id", 992_446_001, None),
+        (f"{buoy}.latitude", 91.0, "deg"),
+        (f"{buoy}.longitude", 181.0, "deg"),
+        (f"{buoy}.aton_name", "VL 5", None),
+    )
+    boat.message(at(3), 129038, (f"{report}.user_id", 0, None), (f"{report}.latitude", 1.0, "deg"))
+    return boat
+
+
 def without_seqs() -> Signals:
     """A producer that numbers nothing: only moments tell its messages apart."""
     boat = Signals("without-seqs")
@@ -150,15 +269,32 @@ def without_seqs() -> Signals:
 def hours(spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
     """The rows of each table, in order."""
     tables = pa.concat_tables(
-        [make().table() for make in (engines, batteries, weather, without_seqs, three_sounders, two_monitors)]
+        [
+            make().table()
+            for make in (
+                engines,
+                batteries,
+                weather,
+                without_seqs,
+                three_sounders,
+                two_monitors,
+                sailing,
+                tanks,
+                harbour,
+            )
+        ]
     )
     signals = spark.createDataFrame(tables).cache()
     found = {}
     for layout, build in (
         (ENGINE_HOURS, build_engine),
+        (ENGINE_METERS, build_engine_meters),
         (ELECTRICAL_HOURS, build_electrical),
         (ENVIRONMENT_HOURS, build_environment),
         (SENSOR_HOURS, build_sensors),
+        (NAVIGATION_MINUTES, build_navigation),
+        (TANK_HOURS, build_tanks),
+        (AIS_TARGETS, build_ais_targets),
     ):
         with tiny_data(spark):
             built = build(signals).toArrow()
@@ -190,6 +326,12 @@ def test_an_engine_runs_while_it_turns_and_no_longer_than_it_is_heard(hours: dic
     assert next_day["running_seconds"] == 1
     assert warm["coolant_temperature_c_max"] == pytest.approx(80.0)
     assert warm["running_seconds"] is None, "its speed was not heard"
+
+
+def test_the_meter_of_an_engine_is_read_from_one_sender(hours: dict[str, list[dict[str, Any]]]) -> None:
+    (row,) = hours["engine_meters"]
+    assert (row["day"], row["instance"], row["samples"]) == (NOON.date(), 0, 3)
+    assert (row["meter_h_first"], row["meter_h_last"]) == (pytest.approx(1_160.5), pytest.approx(1_161.5))
 
 
 def test_units_become_those_of_gold_and_madness_is_left_out(hours: dict[str, list[dict[str, Any]]]) -> None:
@@ -243,6 +385,37 @@ def test_wind_counts_as_what_its_message_says_it_is(hours: dict[str, list[dict[s
     noon = next(row for row in hours["environment"] if row["channel"] == "weather")
     assert [noon[f"apparent_wind_mps_{what}"] for what in ("min", "mean", "max")] == [5.0, 6.0, 7.0]
     assert noon["true_wind_mps_max"] == 9.0
+
+
+def test_navigation_has_every_minute_with_means_of_directions(hours: dict[str, list[dict[str, Any]]]) -> None:
+    first, second = [row for row in hours["navigation"] if row["channel"] == "sailing"]
+    assert (first["time"], second["time"]) == (NOON, at(60))
+    for row in (first, second):
+        assert min(row["heading_true_deg"], 360 - row["heading_true_deg"]) == pytest.approx(0, abs=1e-3)
+        assert row["apparent_wind_angle_deg"] == pytest.approx(360 - math.degrees(0.5), abs=1e-3)
+        assert row["true_wind_angle_deg"] == pytest.approx(math.degrees(0.75), abs=1e-3)
+        assert row["heading_magnetic_deg"] is row["ground_wind_from_deg"] is None
+    assert (first["water_speed_mps"], second["water_speed_mps"]) == (3.5, None)
+    assert first["true_wind_mps"] == pytest.approx(6 + 29.5 / 60)
+
+
+def test_a_tank_is_a_fluid_and_an_instance(hours: dict[str, list[dict[str, Any]]]) -> None:
+    rows = [row for row in hours["tanks"] if row["channel"] == "tanks"]
+    levels = [(row["fluid"], row["instance"], round(row["level_percent_min"], 6), row["samples"]) for row in rows]
+    assert levels == [("Fuel", 0, 50.0, 120), ("Fuel", 1, 25.0, 120), ("Water", 0, 90.0, 120)]
+    assert {round(row["capacity_l"], 6) for row in rows} == {400.0}
+    assert rows[0]["level_percent_max"] == pytest.approx(50 + 590 / 600)
+
+
+def test_an_ais_target_has_what_was_heard_of_it_last(hours: dict[str, list[dict[str, Any]]]) -> None:
+    own, ferry, buoy = [row for row in hours["ais_targets"] if row["channel"] == "harbour"]
+    assert (ferry["mmsi"], ferry["kind"], ferry["own"]) == (244_650_941, "class A", False)
+    assert (ferry["name"], ferry["callsign"], ferry["destination"]) == ("FERRY", "PG9182", "VLIELAND")
+    assert (ferry["first_time"], ferry["last_time"], ferry["position_time"]) == (NOON, at(20), at(2))
+    assert (ferry["latitude"], ferry["positions"], ferry["messages"]) == (52.02, 3, 5)
+    assert (ferry["speed_mps"], ferry["speed_max_mps"], ferry["course_deg"]) == (7.0, 7.0, 180.0)
+    assert (own["mmsi"], own["own"], own["name"]) == (244_000_001, True, None)
+    assert (buoy["kind"], buoy["name"], buoy["positions"], buoy["latitude"]) == ("aid to navigation", "VL 5", 0, None)
 
 
 def test_messages_without_seqs_are_not_taken_for_one(hours: dict[str, list[dict[str, Any]]]) -> None:

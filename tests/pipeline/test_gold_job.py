@@ -121,7 +121,8 @@ def test_backfill_changes_what_it_touches_and_a_re_run_changes_nothing(
     lake.add_frames(frames([*range(100), *range(200, 300)], MIDNIGHT - timedelta(seconds=150)), 0)
     first = lake.run(spark)
     assert {name: one.replaced for name, one in first.items()} == {
-        **{"tracks": 3, "trips": 2, "engine": 0, "electrical": 0, "environment": 0, "sensors": 0},
+        **{"tracks": 3, "trips": 2, "engine": 0, "engine_meters": 0, "electrical": 0, "environment": 0, "sensors": 0},
+        **{"navigation": 0, "tanks": 0, "ais_targets": 0},
         **{"coverage": 2, "fleet_health": 2},
     }
     trip, other = lake.rows(TRIPS)

@@ -20,5 +20,6 @@ Modules:
     reach              How a command reaches a cluster, as its options say it, and how it tells of a refusal
     reach_options      The options with which a command finds a cluster
     settings/          The settings of processes: flags, environment and HOCON file
+    signals_page       The signals of the pipeline in docs/signals.md, written from the layouts
     sim_commands       `tidelog sim`
 """

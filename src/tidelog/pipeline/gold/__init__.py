@@ -12,11 +12,12 @@ GD3  All days and hours are UTC, whatever the time zone of the session.
 
 Modules:
 
+    ais_targets   `ais_targets`
     columns       The signals of each gold column
     coverage      `coverage`
     electrical    `electrical`
-    engine        `engine`
-    environment   `environment`
+    engine        `engine` and `engine_meters`
+    environment   `environment`, `sensors` and `navigation`
     fleet_health  `fleet_health`
     gold_job      Brings the gold tables up to date with `signals` and `frames`
     health_steps  The days that new frames touch, and the files of an hour's coverage
@@ -25,7 +26,7 @@ Modules:
     partitions    Reading and replacing partitions
     schemas       The layout of every gold table, in Arrow
     senders       Who sent a value
-    sensors       `sensors`
+    tanks         `tanks`
     tracks        `tracks`
     trip_days     The days that must be loaded together to find trips
     trip_steps    Trips of the days that changed

@@ -9,6 +9,7 @@ earlier one counts (`primaries`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -32,8 +33,11 @@ class Measure:
     """The required value of the qualifier."""
     added: str | None = None
     """A signal of the same message, in the same unit, that is added where it is there."""
+    is_angle: bool = False
+    """A direction: its mean is that of directions, and it has no minimum or maximum."""
 
 
+DEGREES_PER_RADIAN: Final = 180 / math.pi
 CONVERSIONS: Final = MappingProxyType(
     {
         ("K", "C"): (1.0, -273.15),
@@ -53,6 +57,11 @@ CONVERSIONS: Final = MappingProxyType(
         ("m", "m"): (1.0, 0.0),
         ("V", "V"): (1.0, 0.0),
         ("A", "A"): (1.0, 0.0),
+        ("s", "h"): (1 / 3_600, 0.0),
+        ("rad", "deg"): (DEGREES_PER_RADIAN, 0.0),
+        ("deg", "deg"): (1.0, 0.0),
+        ("m3", "L"): (1_000.0, 0.0),
+        ("L", "L"): (1.0, 0.0),
     }
 )
 """(unit of the signal, unit of gold) -> factor and offset. Other units give no value."""
@@ -85,6 +94,8 @@ ENGINE: Final = (
     Measure("alternator_v", "V", f"{_DYNAMIC}.alternator_potential", 0.0, 100.0),
     Measure("load_percent", "%", f"{_DYNAMIC}.engine_load", 0.0, 125.0),
 )
+
+ENGINE_METER: Final = Measure("meter_h", "h", f"{_DYNAMIC}.total_engine_hours", 0.0, 500_000.0)
 
 # --- batteries, per battery instance -----------------------------------------------------------------
 
@@ -141,6 +152,82 @@ ENVIRONMENT: Final = (
     Measure(
         "humidity_percent", "%", f"{_PARAMETERS}.humidity", 0.0, 100.0, f"{_PARAMETERS}.humidity_source", ("Outside",)
     ),
+)
+
+# --- sailing: minute by minute, per boat ---------------------------------------------------------------
+
+_REFERENCE: Final = "wind_data.reference"
+_NORTH, _BOAT, _WATER = "True (ground referenced to North)", "True (boat referenced)", "True (water referenced)"
+
+
+def _angle(column: str, signal: str, qualifier: str, text: str) -> Measure:
+    # Some send angles to port as negative ones.
+    return Measure(column, "deg", signal, -360.0, 360.0, qualifier, (text,), is_angle=True)
+
+
+NAVIGATION: Final = (
+    _angle("heading_true_deg", "vessel_heading.heading", "vessel_heading.reference", "True"),
+    _angle("heading_magnetic_deg", "vessel_heading.heading", "vessel_heading.reference", "Magnetic"),
+    Measure("water_speed_mps", "m/s", "speed.speed_water_referenced", 0.0, 40.0),
+    Measure("apparent_wind_mps", "m/s", _WIND, 0.0, 100.0, _REFERENCE, ("Apparent",)),
+    _angle("apparent_wind_angle_deg", "wind_data.wind_angle", _REFERENCE, "Apparent"),
+    *(Measure("true_wind_mps", "m/s", _WIND, 0.0, 100.0, _REFERENCE, (text,)) for text in (_WATER, _BOAT)),
+    *(_angle("true_wind_angle_deg", "wind_data.wind_angle", _REFERENCE, text) for text in (_WATER, _BOAT)),
+    Measure("ground_wind_mps", "m/s", _WIND, 0.0, 100.0, _REFERENCE, (_NORTH,)),
+    _angle("ground_wind_from_deg", "wind_data.wind_angle", _REFERENCE, _NORTH),
+)
+
+# --- tanks, per fluid and tank instance ----------------------------------------------------------------
+
+FLUIDS: Final = ("Fuel", "Water", "Gray water", "Live well", "Oil", "Black water")
+TANKS: Final = tuple(
+    Measure(column, unit, f"fluid_level.{signal}", 0.0, high, "fluid_level.type", (fluid,))
+    for fluid in FLUIDS
+    for column, unit, signal, high in (("level_percent", "%", "level", 110.0), ("capacity_l", "L", "capacity", 1e6))
+)
+
+# --- other vessels -------------------------------------------------------------------------------------
+
+AIS_PGNS: Final = MappingProxyType(
+    {
+        129038: "class A",
+        129039: "class B",
+        129040: "class B",
+        129041: "aid to navigation",
+        129793: "base station",
+        129794: "class A",
+        129798: "aircraft",
+        129809: "class B",
+        129810: "class B",
+    }
+)
+"""What sends each message."""
+AIS_NUMBERS: Final = MappingProxyType(
+    {
+        "user_id": "mmsi",
+        "latitude": "latitude",
+        "longitude": "longitude",
+        "sog": "speed_mps",
+        "cog": "course_rad",
+        "length": "length_m",
+        "length_diameter": "length_m",
+        "beam": "beam_m",
+        "beam_diameter": "beam_m",
+        "draft": "draft_m",
+    }
+)
+"""Fields and what they are in the table."""
+AIS_TEXTS: Final = MappingProxyType(
+    {
+        "name": "name",
+        "aton_name": "name",
+        "callsign": "callsign",
+        "type_of_ship": "ship_type",
+        "aton_type": "ship_type",
+        "destination": "destination",
+        "nav_status": "nav_status",
+        "ais_transceiver_information": "heard_on",
+    }
 )
 
 SENSORS: Final = (*ENVIRONMENT, Measure("depth_below_transducer_m", "m", "water_depth.depth", 0.0, 12_000.0))

@@ -1,4 +1,4 @@
-"""`engine`: what every engine did, hour by hour.
+"""`engine`: what every engine did, hour by hour. `engine_meters`: the hours that its own meter shows, day by day.
 
 An engine runs while its speed is above `RUNNING_RPM_MIN`. A reading holds until the next one of the same engine, but no
 longer than `READING_HOLDS_MAX_S`: in a hole of the data the engine's state is unknown, and hours that were not observed
@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidelog.pipeline.gold.columns import ENGINE, ENGINE_SPEED
+from tidelog.pipeline.gold.columns import ENGINE, ENGINE_METER, ENGINE_SPEED
 from tidelog.pipeline.gold.hourly import converted, hourly
 from tidelog.pipeline.gold.moments import HOUR_US, SECOND_US, cut, day_of, micros, moment
 
@@ -37,6 +37,22 @@ def build_engine(signals: DataFrame) -> DataFrame:
     joined = hours.join(running, same, "left")
     measured = [hours[name] for name in hours.columns]
     return joined.select(*measured, running["running_seconds"])
+
+
+def build_engine_meters(signals: DataFrame) -> DataFrame:
+    """The rows of `engine_meters` for the days of `signals`.
+
+    A meter only counts up, so the smallest reading of a day is its first.
+    """
+    return (
+        hourly(signals, [ENGINE_METER], instances=True)
+        .groupBy("channel", "day", "instance")
+        .agg(
+            F.min("meter_h_min").alias("meter_h_first"),
+            F.max("meter_h_max").alias("meter_h_last"),
+            F.sum("samples").alias("samples"),
+        )
+    )
 
 
 def engine_spans(signals: DataFrame) -> DataFrame:

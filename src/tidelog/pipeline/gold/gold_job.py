@@ -27,23 +27,28 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidelog.errors import HistoryGone
 from tidelog.pipeline.gold import health_steps, trip_steps
+from tidelog.pipeline.gold.ais_targets import build_ais_targets
 from tidelog.pipeline.gold.electrical import build_electrical
-from tidelog.pipeline.gold.engine import build_engine
-from tidelog.pipeline.gold.environment import build_environment
+from tidelog.pipeline.gold.engine import build_engine, build_engine_meters
+from tidelog.pipeline.gold.environment import build_environment, build_navigation, build_sensors
 from tidelog.pipeline.gold.health_steps import Shifts
 from tidelog.pipeline.gold.partitions import Changes, batches, compare, read_files
 from tidelog.pipeline.gold.schemas import (
+    AIS_TARGETS,
     COVERAGE,
     ELECTRICAL_HOURS,
     ENGINE_HOURS,
+    ENGINE_METERS,
     ENVIRONMENT_HOURS,
     FLEET_HEALTH,
+    NAVIGATION_MINUTES,
     SENSOR_HOURS,
+    TANK_HOURS,
     TRACKS,
     TRIPS,
     GoldLayout,
 )
-from tidelog.pipeline.gold.sensors import build_sensors
+from tidelog.pipeline.gold.tanks import build_tanks
 from tidelog.pipeline.gold.tracks import build_tracks
 from tidelog.pipeline.jobs.clock_shifts import read_clock_shifts
 from tidelog.pipeline.jobs.lost_ranges import read_lost_ranges
@@ -55,9 +60,13 @@ from tidelog.pipeline.tables.table import DataFile, Partition, Table, TableLayou
 _BY_DAY: Final[Mapping[GoldLayout, Callable[[DataFrame], DataFrame]]] = {
     TRACKS: build_tracks,
     ENGINE_HOURS: build_engine,
+    ENGINE_METERS: build_engine_meters,
     ELECTRICAL_HOURS: build_electrical,
     ENVIRONMENT_HOURS: build_environment,
     SENSOR_HOURS: build_sensors,
+    NAVIGATION_MINUTES: build_navigation,
+    TANK_HOURS: build_tanks,
+    AIS_TARGETS: build_ais_targets,
 }
 
 

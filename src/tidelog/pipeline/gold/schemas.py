@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tidelog.pipeline.gold.columns import ELECTRICAL, ENGINE, ENVIRONMENT, Measure, column_names
+from tidelog.pipeline.gold.columns import ELECTRICAL, ENGINE, ENVIRONMENT, NAVIGATION, Measure, column_names
 from tidelog.pipeline.tables.table import TableLayout
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -88,6 +88,17 @@ ENGINE_HOURS: Final = _layout(
     "instance",
 )
 
+ENGINE_METERS: Final = _layout(
+    "engine_meters",
+    [
+        ("instance", pa.int32()),
+        ("meter_h_first", pa.float64()),  # hours that the engine has run in all, as it counts them
+        ("meter_h_last", pa.float64()),
+        ("samples", pa.int64()),
+    ],
+    "instance",
+)
+
 ELECTRICAL_HOURS: Final = _layout(
     "electrical",
     [("hour", _TIME), ("instance", pa.int32()), *_measured(ELECTRICAL), ("samples", pa.int64())],
@@ -124,6 +135,59 @@ SENSOR_HOURS: Final = _layout(
     "instance",
     "device",
     "source",
+)
+
+NAVIGATION_MINUTES: Final = _layout(
+    "navigation",
+    [
+        ("time", _TIME),  # the minute; angles in degrees, 0 to 360
+        *((name, pa.float64()) for name in column_names(NAVIGATION)),
+        ("samples", pa.int64()),
+    ],
+    "time",
+)
+
+TANK_HOURS: Final = _layout(
+    "tanks",
+    [
+        ("hour", _TIME),
+        ("fluid", pa.string()),
+        ("instance", pa.int32()),
+        *((f"level_percent_{what}", pa.float64()) for what in ("min", "mean", "max")),
+        ("capacity_l", pa.float64()),
+        ("samples", pa.int64()),
+    ],
+    "hour",
+    "fluid",
+    "instance",
+)
+
+AIS_TARGETS: Final = _layout(
+    "ais_targets",
+    [
+        ("mmsi", pa.int64()),
+        ("kind", pa.string()),  # class A, class B, base station, aid to navigation, aircraft
+        ("own", pa.bool_()),  # the boat's own transponder
+        ("name", pa.string()),
+        ("callsign", pa.string()),
+        ("ship_type", pa.string()),
+        ("destination", pa.string()),
+        ("nav_status", pa.string()),
+        ("length_m", pa.float64()),
+        ("beam_m", pa.float64()),
+        ("draft_m", pa.float64()),
+        ("first_time", _TIME),
+        ("last_time", _TIME),
+        ("positions", pa.int64()),
+        ("position_time", _TIME),  # of the last position, speed and course
+        ("latitude", pa.float64()),
+        ("longitude", pa.float64()),
+        ("speed_mps", pa.float64()),
+        ("course_deg", pa.float64()),
+        ("speed_max_mps", pa.float64()),
+        ("messages", pa.int64()),
+    ],
+    "mmsi",
 )
 
 COVERAGE: Final = _layout(
@@ -173,9 +237,13 @@ LAYOUTS: Final = (
     TRACKS,
     TRIPS,
     ENGINE_HOURS,
+    ENGINE_METERS,
     ELECTRICAL_HOURS,
     ENVIRONMENT_HOURS,
     SENSOR_HOURS,
+    NAVIGATION_MINUTES,
+    TANK_HOURS,
+    AIS_TARGETS,
     COVERAGE,
     FLEET_HEALTH,
 )
