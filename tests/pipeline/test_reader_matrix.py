@@ -108,6 +108,9 @@ def test_readers_with_code_of_their_own_find_the_rows_of_a_plain_scan(tmp_path: 
         table = filled(tmp_path, layout, DELTA, seed=SEED, commits=2)
         rows = plain_scan(table)
         of_table = [one for one in filters(rows, seed=SEED, values_max=1) if one.operator in ("=", "is null")]
+        if reader == "delta-spark":
+            # Its Parquet reader looks for 0.0 among a row group's values and does not find -0.0 there.
+            of_table = [one for one in of_table if not (isinstance(one.value, float) and one.value == 0)]
         words = {"quote": "`"} if reader == "delta-spark" else {"binary": "unhex('{}')"}
         asked[str(table.folder)] = [one.sql(**words) for one in of_table]
         there[str(table.folder)] = [expected(rows, one) for one in of_table]
