@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.cli.commands import Tidelog
 from tests.pipeline.conftest import SmallCluster
@@ -54,6 +55,11 @@ def test_a_folder_of_logs_becomes_tables_that_the_audit_finds_equal(tidelog: Tid
     assert "boat-1" in tidelog("pipeline", "status", *where).out
     assert "frames" in tidelog("pipeline", "optimize", *where).out
     assert tidelog("pipeline", "vacuum", *where, "-json", "-dry-run").json["frames"] == []
+    DeltaTable(str(tmp_path / "lake" / "frames")).delete("seq < 100")
+    assert "tidelog pipeline rebuild frames" in tidelog("pipeline", "status", *where, code=None).err
+    done = tidelog("pipeline", "rebuild", "frames", *where, "-json").json
+    assert (done["tables"], done["run"]["frames"]) == (["frames"], FRAMES)
+    assert tidelog("pipeline", "audit", *where, "-json").json["equal"]
     page = tmp_path / "fleet.html"
     assert str(page) in tidelog("pipeline", "report", *where, "-out", page).out
     assert page.read_text().lstrip().lower().startswith("<!doctype html")
@@ -70,6 +76,7 @@ def test_a_folder_of_logs_becomes_tables_that_the_audit_finds_equal(tidelog: Tid
         (("audit", "-path", ".", "-replicas", "n1=nowhere"), "is not a folder"),
         (("backfill", "-path", ".", "-driver-memory", "lots"), "lots"),
         (("forget", "-path", ".", "-yes"), "keeps no cursors"),
+        (("rebuild", "-path", "."), "name a table"),
     ],
 )
 def test_wrong_calls_are_told_in_words_with_exit_code_2(
@@ -100,7 +107,7 @@ def test_a_retired_pipeline_lets_go_of_the_log_and_of_nothing_else(tidelog: Tide
 
 
 def test_every_command_has_help(tidelog: Tidelog) -> None:
-    for command in ("run", "backfill", "status", "audit", "report", "optimize", "vacuum", "forget"):
+    for command in ("run", "backfill", "status", "audit", "report", "optimize", "vacuum", "forget", "rebuild"):
         shown = tidelog("pipeline", command, "-help").out
         assert f"tidelog pipeline {command}" in shown
         assert "-tables" in shown
