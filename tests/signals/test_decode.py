@@ -61,7 +61,12 @@ def test_columns_of_the_batch_are_passed_on() -> None:
     batch = batch.append_column("channel", pa.array(["boat", "boat"]))
     batch = batch.append_column("device", pa.array([None, "00a1b2c3d4e5f607"]))
     batch = batch.append_column("clock", pa.array(["ok", "gps"]).dictionary_encode())
+    place = batch.schema.get_field_index("destination")
+    bare = decode_signals(batch.remove_column(place)).signals
+    assert bare.column("destination").null_count == bare.num_rows
+    batch = batch.set_column(place, "destination", pa.array([255, 35], pa.int16()))
     rows = rows_by_seq(decode_signals(batch).signals)
+    assert ({row["destination"] for row in rows[1]}, {row["destination"] for row in rows[2]}) == ({255}, {35})
     assert {(row["channel"], row["lineage"], row["device"], row["clock"]) for row in rows[1]} == {
         ("boat", None, None, "ok")
     }

@@ -62,8 +62,8 @@ class Decoded:
 def decode_signals(batch: pa.RecordBatch) -> Decoded:
     """Signals of a batch of frames.
 
-    Needs the columns seq, time, source, pgn and data. channel, lineage, clock and device are taken over where
-    the batch has them and are null where not.
+    Needs the columns seq, time, source, pgn and data. channel, lineage, clock, device and destination are taken over
+    where the batch has them and are null where not.
     """
     frames = _Frames(batch)
     pool = TextPool()

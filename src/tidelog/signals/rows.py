@@ -34,6 +34,7 @@ SIGNALS_SCHEMA: Final = pa.schema(
         ("time", TIME),
         ("clock", pa.string()),
         ("source", pa.int16()),
+        ("destination", pa.int16()),
         ("device", pa.string()),
         ("pgn", pa.int32()),
         ("instance", pa.int32()),
@@ -49,16 +50,16 @@ DICTIONARY_SCHEMA: Final = pa.schema(
     [(item.name, NAMES if pa.types.is_string(item.type) else item.type) for item in SIGNALS_SCHEMA]
 )
 
-_SLAB_ROW_BYTES: Final = 80
+_SLAB_ROW_BYTES: Final = 84
 """All columns of a row, including those that are only needed in between."""
-_SLAB_COLUMNS: Final = 20
+_SLAB_COLUMNS: Final = 22
 _ALIGNMENT: Final = 64
 
 KEPT_PIECES_MAX: Final = 2
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bounds what a thread holds between batches; larger pieces go back to the system."""
 
-_TAKEN: Final = ("seq", "time", "source")
+_TAKEN: Final = ("seq", "time", "source", "destination")
 _PASSED: Final = ("channel", "lineage", "clock", "device")
 
 
@@ -91,7 +92,11 @@ class SignalRows:
     def to_arrow(self, pool: TextPool) -> pa.RecordBatch:
         """All rows (SR1)."""
         slab = Slab(self._rows)
-        taken = {name: _Taken(self._batch.column(name), SIGNALS_SCHEMA.field(name).type, slab) for name in _TAKEN}
+        taken = {
+            name: _Taken(self._batch.column(name), SIGNALS_SCHEMA.field(name).type, slab)
+            for name in _TAKEN
+            if name in self._batch.schema.names
+        }
         passed = {name: _Passed(self._batch, name, slab) for name in _PASSED}
         columns: dict[str, _Taken | _Passed] = {**taken, **passed}
         spreads = [spread for column in columns.values() for spread in column.spreads]
@@ -107,6 +112,8 @@ class SignalRows:
             "unit": _named(cells.units, list(cells.unit_names)),
             "text": _named(cells.texts, pool.texts()),
         }
+        if "destination" not in built:
+            built["destination"] = pa.nulls(self._rows, SIGNALS_SCHEMA.field("destination").type)
         return pa.RecordBatch.from_arrays([built[name] for name in DICTIONARY_SCHEMA.names], schema=DICTIONARY_SCHEMA)
 
 

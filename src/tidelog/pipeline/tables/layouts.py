@@ -62,6 +62,7 @@ SIGNALS_LAYOUT: Final = TableLayout(
             ("time", _TIME),  # placed: the time that the frame's clock should have shown
             ("clock", pa.string()),  # ok, gps or placed
             ("source", pa.int16()),
+            ("destination", pa.int16()),  # 255 for everybody; null in rows of version 1
             ("device", pa.string()),  # the NAME, 16 hex digits; null while unknown
             ("pgn", pa.int32()),
             ("instance", pa.int32()),
@@ -75,6 +76,7 @@ SIGNALS_LAYOUT: Final = TableLayout(
     partition_by=("day", "channel"),
     rising=("seq", "time"),
     plain=(),
+    version=2,
 )
 UNDECODED_LAYOUT: Final = TableLayout(
     name="undecoded",
