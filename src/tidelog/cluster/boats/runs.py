@@ -15,8 +15,8 @@ RU3  Where nothing overlaps, times decide: in one run they rise with the seqs, a
 RU4  Blocks that continue each other in one pass belong to one run: lplex goes through its files in the order of time,
      and a later run begins at or below the end of the one before it. Its beginning is known only to lie between the two
      blocks that show it.
-RU5  The files of one run hold each seq once: two blocks that share a seq, and are not the same block, are of two runs.
-     This also tells blocks apart from those that are on their way into the log, and cannot be compared yet.
+RU5  Two blocks of one session that share a seq, and no time, are of two runs. This tells blocks apart from those that
+     are on their way into the log, and cannot be compared yet.
 RU6  A block whose run is not known yet is not taken.
 """
 
@@ -89,8 +89,8 @@ class RunJudge:
         self._last: tuple[_Found, bytes | Verdict] | None = None
         self._began_us: set[tuple[int, int]] = set()
         """A run began after the first of these times, and at or before the second."""
-        self._sent: dict[bytes, list[tuple[int, int, int]]] = {}
-        """By lineage, the blocks that this session's passes brought: their seqs and first times, by seq (RU5)."""
+        self._sent: dict[bytes, list[tuple[int, int, int, int]]] = {}
+        """By lineage, the seqs and times of the blocks that this session's passes brought, by seq (RU5)."""
         self._placed: dict[tuple[int, int, int, int], bytes] = {}
         """The lineages of blocks that may not be committed yet: lplex sends a block once for every hole that it
         touches."""
@@ -164,7 +164,7 @@ class RunJudge:
             self._placed.clear()
             self._sent.clear()
         if key not in self._placed:
-            insort(self._sent.setdefault(lineage, []), key[:3])
+            insort(self._sent.setdefault(lineage, []), key)
         self._placed[key] = lineage
         if self._last is not None and isinstance(self._last[1], Verdict):
             self._last = self._last[0], lineage
@@ -382,10 +382,12 @@ class RunJudge:
         place = bisect_left(sent, (found.seqs.stop,)) - 1
         if place < 0:
             return Match.NOTHING
-        start, stop, first_us = sent[place]
-        if stop <= found.seqs.start or (start, stop, first_us) == found.key[:3]:
+        _, stop, first_us, last_us = sent[place]
+        if stop <= found.seqs.start:
             return Match.NOTHING
-        return Match.NEWER if found.first_us > first_us else Match.OLDER
+        if found.first_us > last_us:
+            return Match.NEWER
+        return Match.OLDER if found.last_us < first_us else Match.NOTHING
 
     def _match_times(self, lineage: bytes, frames: FrameColumns, seqs: range) -> Match:
         """RU1, where the held frames cannot be read any more: the first time is right, and runs do not overlap."""
