@@ -66,8 +66,11 @@ def dealt_victims(rounds: int, dice: random.Random) -> list[str]:
 class KillRounds:
     """See the module."""
 
-    def __init__(self, sea: BoatCluster, workers: SparkCluster, folder: Path, dice: random.Random) -> None:
+    def __init__(
+        self, sea: BoatCluster, workers: SparkCluster, folder: Path, dice: random.Random, table_format: str
+    ) -> None:
         self.sea = sea
+        self._table_format = table_format
         self._workers = workers
         self._folder = folder
         self._dice = dice
@@ -76,7 +79,7 @@ class KillRounds:
         self.drivers_started = 0
         self.sailed = dict.fromkeys(BOATS, 0)
         self.settings = self.settings_of(NAME, folder / "tables")
-        self.table: Table = open_table(self.settings.tables, FRAMES_LAYOUT)
+        self.table: Table = open_table(self.settings.tables, FRAMES_LAYOUT, table_format=table_format)
         self._client: SyncClient = self.settings.frames.address.connect()
 
     def settings_of(self, name: str, tables: Path) -> PipelineSettings:
@@ -88,7 +91,7 @@ class KillRounds:
             *self.sea.pipeline_arguments(),
             *("-name", name, "-tables", str(tables), "-channels", "boat-*"),
             *("-batch-records", str(_BATCH_RECORDS), "-trigger", "200ms", "-gold-every", "0", "-optimize-every", "0"),
-            *("-restart-wait-max", "5s", "-driver-memory", "1g"),
+            *("-restart-wait-max", "5s", "-driver-memory", "1g", "-format", self._table_format),
         ]
 
     @property
@@ -240,13 +243,13 @@ class KillRounds:
 
 
 @contextmanager
-def kill_rounds(folder: Path, dice: random.Random) -> Iterator[KillRounds]:
+def kill_rounds(folder: Path, dice: random.Random, table_format: str) -> Iterator[KillRounds]:
     """Three nodes, two workers, and a pipeline that has come through a first, quiet round."""
     with (
         boat_cluster(folder / "sea", boats=BOATS, nodes=3, settings=no_limits()) as sea,
         SparkCluster(folder / "spark", workers=2) as workers,
     ):
-        rounds = KillRounds(sea, workers, folder, dice)
+        rounds = KillRounds(sea, workers, folder, dice, table_format)
         try:
             rounds.start_driver()
             rounds.round_of(None)

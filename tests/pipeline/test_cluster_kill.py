@@ -14,16 +14,20 @@ import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pytest
 from deltalake import DeltaTable
 
 from tests.pipeline.kill_kit import DRIVER, KillRounds, dealt_victims, kill_rounds
+from tests.pipeline.table_kit import in_other_hands
 from tests.pipeline.test_standalone import require_equal
 from tidelog.pipeline.audit import AuditResult, audit
 from tidelog.pipeline.jobs.runner import PipelineRunner
 from tidelog.pipeline.jobs.supervisor import failure_of
+from tidelog.pipeline.tables import FORMATS
+from tidelog.pipeline.tables.iceberg import IcebergFolder
 from tidelog.pipeline.tables.maintenance import vacuum
 from tidelog.pipeline.tables.table import Table
 
@@ -36,11 +40,14 @@ _AUDITS_MAX = 3
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 240 * ROUNDS)
-def test_whichever_process_is_killed_every_frame_is_in_the_table_once(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_whichever_process_is_killed_every_frame_is_in_the_table_once(
+    spark: SparkSession, tmp_path: Path, table_format: str
+) -> None:
     seed = int(os.environ.get("TIDELOG_KILL_SEED") or random.SystemRandom().randrange(1 << 30))
     dice = random.Random(seed)
     victims = dealt_victims(ROUNDS, dice)
-    with kill_rounds(tmp_path, dice) as rounds:
+    with kill_rounds(tmp_path, dice, table_format) as rounds:
         for number, victim in enumerate(victims, 1):
             told = f"round {number} of {ROUNDS}, struck: {victim}; TIDELOG_KILL_SEED={seed}"
             began_s = time.monotonic()
@@ -65,11 +72,19 @@ def require_each_once(spark: SparkSession, rounds: KillRounds) -> None:
     assert result.frames["frames"] == rounds.frames_sailed
     assert set(result.not_shipped.values()) == set(result.only_in_log.values()) == {0}, result.plain()
     assert len([pair for pair in result.compared if pair[0].startswith("replica")]) == 2 * len(rounds.sailed)
-    files = DeltaTable(str(rounds.table.folder)).file_uris()
+    files = files_of(rounds.table)
     asked = "select count(*), count(distinct (channel, lineage, seq)) from read_parquet(?)"
     with duckdb.connect() as database:
         ((rows, different),) = database.execute(asked, [files]).fetchall()
     assert rows == different == rounds.frames_sailed
+
+
+def files_of(table: Table) -> list[str]:
+    """As another reader of the table finds them."""
+    if isinstance(table, IcebergFolder):
+        uris = [task.file.file_path for task in in_other_hands(table).scan().plan_files()]
+        return [unquote(urlsplit(uri).path) for uri in uris]
+    return DeltaTable(str(table.folder)).file_uris()
 
 
 def audited(spark: SparkSession, rounds: KillRounds) -> AuditResult:

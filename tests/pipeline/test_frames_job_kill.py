@@ -17,6 +17,7 @@ import pytest
 
 from tests.pipeline.folders import BLOCK_ROWS, control_block, frame_blocks, put, small_store
 from tests.pipeline.table_kit import frames_table, offsets_of
+from tidelog.pipeline.tables import FORMATS
 from tidelog.pipeline.tables.maintenance import vacuum
 from tidelog.pipeline.tables.table import Table
 
@@ -29,21 +30,21 @@ import sys
 from tidelog.pipeline.engine import EngineOptions, start_engine
 from tidelog.pipeline.jobs.frames_job import FramesJob, FramesOptions
 from tidelog.pipeline.sources.address import LogsAddress
-folder, rows = sys.argv[1], int(sys.argv[2])
+folder, rows, table_format = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 spark = start_engine(EngineOptions(master="local[2]", driver_memory="1g", shuffle_partitions=2))
 job = FramesJob(spark, FramesOptions(
     address=LogsAddress(path=folder + "/logs"), tables=folder + "/tables", checkpoint=folder + "/checkpoint",
-    batch_records_max=rows, driver_records_max=0))
+    batch_records_max=rows, driver_records_max=0, table_format=table_format))
 query = job.start()
 query.awaitTermination()
 spark.stop()
 """
 
 
-def start_driver(folder: Path, rows: int = ROWS_PER_BATCH) -> subprocess.Popen[bytes]:
+def start_driver(folder: Path, table_format: str, rows: int = ROWS_PER_BATCH) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Java and the Python workers can be killed with it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", DRIVER, str(folder), str(rows)]
+    command = [sys.executable, "-c", DRIVER, str(folder), str(rows), table_format]
     with open(folder / "driver.log", "ab") as log:
         return subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
 
@@ -60,15 +61,15 @@ def wait_for_version(table: Table, version: int, driver: subprocess.Popen[bytes]
         time.sleep(0.02)
 
 
-def rounds_of_kills(folder: Path, rounds: int, seed: int) -> None:
+def rounds_of_kills(folder: Path, table_format: str, rounds: int, seed: int) -> None:
     dice = random.Random(seed)
     store = small_store(folder / "logs")
     for boat in ("boat-1", "boat-2"):
         put(store, boat, [control_block(), *frame_blocks(BLOCKS)])
     store.close(NOW_US)
-    table = frames_table(folder / "tables")
+    table = frames_table(folder / "tables", table_format)
     for _ in range(rounds):
-        driver = start_driver(folder, rows=max(200, ROWS_PER_BATCH // rounds))
+        driver = start_driver(folder, table_format, rows=max(200, ROWS_PER_BATCH // rounds))
         # Shortly after a commit, in the middle of the next batch, or while the engine still starts.
         wait_for_version(table, table.version() + dice.choice((0, 1, 1, 2)), driver)
         time.sleep(dice.uniform(0, 0.6))
@@ -78,9 +79,9 @@ def rounds_of_kills(folder: Path, rounds: int, seed: int) -> None:
             assert found == sorted(set(found)), f"doubles in {boat}; seed {seed}"
             assert found == list(range(1, 1 + len(found))), f"a gap in {boat}; seed {seed}"
     # Nobody kills the last one, but a loaded machine may cost it a worker.
-    ends = [start_driver(folder, rows=1_000_000).wait(300)]
+    ends = [start_driver(folder, table_format, rows=1_000_000).wait(300)]
     while ends[-1] and len(ends) < 3:
-        ends.append(start_driver(folder, rows=1_000_000).wait(300))
+        ends.append(start_driver(folder, table_format, rows=1_000_000).wait(300))
     assert ends[-1] == 0, f"seed {seed}"
     for boat in ("boat-1", "boat-2"):
         assert offsets_of(table, boat) == list(range(1, 1 + BLOCKS * BLOCK_ROWS)), f"seed {seed}"
@@ -91,5 +92,6 @@ def rounds_of_kills(folder: Path, rounds: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_drivers_killed_one_after_the_other_lose_and_double_nothing(tmp_path: Path) -> None:
-    rounds_of_kills(tmp_path, rounds=3, seed=random.SystemRandom().randrange(1 << 30))
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_drivers_killed_one_after_the_other_lose_and_double_nothing(tmp_path: Path, table_format: str) -> None:
+    rounds_of_kills(tmp_path, table_format, rounds=3, seed=random.SystemRandom().randrange(1 << 30))

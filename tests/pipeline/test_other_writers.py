@@ -75,15 +75,18 @@ def run_all(spark: SparkSession, settings: PipelineSettings) -> None:
     run_gold(spark, gold_options(settings))
 
 
-def content(settings: PipelineSettings) -> dict[str, pa.Table]:
+def content(settings: PipelineSettings, *names: str) -> dict[str, pa.Table]:
+    """The rows of these tables, or of all, in an order that does not depend on files."""
     found = {}
     for table in tables_of(settings):
+        if names and table.layout.name not in names:
+            continue
         rows = pa.concat_tables([table.layout.schema.empty_table(), *(file_rows(table, one) for one in table.files())])
         if table.layout.name == "undecoded":  # counted step by step
             keys = [name for name in rows.column_names if name != "frames"]
             rows = rows.group_by(keys).aggregate([("frames", "sum")])
-        names = sorted(rows.column_names)
-        found[table.layout.name] = rows.select(names).sort_by([(name, "ascending") for name in names])
+        columns = sorted(rows.column_names)
+        found[table.layout.name] = rows.select(columns).sort_by([(name, "ascending") for name in columns])
     return found
 
 
@@ -124,7 +127,8 @@ def by_deltalake(operation: str, folder: Path, name: str) -> None:
         case "OPTIMIZE":
             table.optimize.compact()
         case "RESTORE":
-            table.restore(1)
+            if table.version() > 1:
+                table.restore(1)
         case "COLUMN":
             from deltalake import Field
             from deltalake.schema import PrimitiveType
@@ -183,7 +187,8 @@ class DeltaSpark:
             case "OPTIMIZE":
                 self.sql(f"OPTIMIZE {table}")
             case "RESTORE":
-                self.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
+                if DeltaTable(str(folder)).version() > 1:
+                    self.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
             case "COLUMN":
                 self.sql(f"ALTER TABLE {table} ADD COLUMNS (note STRING)")
             case "VECTORS":
@@ -207,63 +212,66 @@ def versions_of(settings: PipelineSettings) -> dict[str, int]:
     return {table.layout.name: DeltaTable(str(table.folder)).version() for table in tables_of(settings)}
 
 
-def refused(spark: SparkSession, settings: PipelineSettings) -> str | None:
-    """A run; the words with which it is refused, if it is."""
-    try:
-        run_all(spark, settings)
-    except (ForeignChange, TableUnsupported) as error:
-        return str(error)
-    return None
+FOLLOWED: Final = ("OPTIMIZE", "COLUMN")
+REBUILT: Final = ("DELETE", "MERGE", "RESTORE", "VECTORS")
+"""Not UPDATE, which leaves frames of a channel that the log does not have: those are never taken away unasked (RB1)."""
 
 
 def check(
-    spark: SparkSession,
-    lake: tuple[Path, dict[str, pa.Table]],
-    folder: Path,
-    write: Writer,
-    operation: str,
-    name: str,
+    spark: SparkSession, lake: tuple[Path, dict[str, pa.Table]], folder: Path, write: Writer, operation: str
 ) -> None:
+    """Every table is changed by the other writer: the pipeline follows, or refuses each of them until it is rebuilt."""
     made, expected = lake
     shutil.copytree(made, folder, dirs_exist_ok=True)
     settings = settings_of(folder)
-    before = versions_of(settings)
-    write(operation, settings.tables / name, name)
+    before = content(settings)
+    for name in TABLES:
+        write(operation, settings.tables / name, name)
     disturbed = versions_of(settings)
-    refusal = refused(spark, settings)
-    if refusal is not None:
-        assert f"tidelog pipeline rebuild {name}" in refusal
-        assert versions_of(settings)[name] == disturbed[name] > before[name], "nothing was written into it"
-        assert operation not in ("OPTIMIZE", "COLUMN"), "the rows are the same"
-        if operation in ("DELETE", "VECTORS"):
-            rebuild(settings, name)
+    refused = [name for name in TABLES if is_refused(settings, name, before[name])]
+    assert bool(refused) == (operation not in FOLLOWED), f"{operation} refused {refused}"
+    if refused:
+        with pytest.raises((ForeignChange, TableUnsupported)):
             run_all(spark, settings)
-        else:
+        assert versions_of(settings) == disturbed, "nothing was written into any of them"
+        if operation not in REBUILT:
             return
+        for name in refused:
+            rebuild(settings, name)
+    run_all(spark, settings)
     found = content(settings)
     for one in TABLES:
-        assert found[one].equals(expected[one]), f"{one} differs after {operation} on {name}"
+        assert found[one].equals(expected[one]), f"{one} differs after {operation}"
+
+
+def is_refused(settings: PipelineSettings, name: str, before: pa.Table) -> bool:
+    """Whether a reader of the table is sent to `rebuild`. If not, it reads the rows that were there."""
+    refusal, found = "", before
+    try:
+        found = content(settings, name)[name]
+    except (ForeignChange, TableUnsupported) as error:
+        refusal = str(error)
+    assert not refusal or f"tidelog pipeline rebuild {name}" in refusal
+    assert found.equals(before), f"{name} has other rows, and is not refused"
+    return bool(refusal)
 
 
 OPERATIONS: Final = ("DELETE", "UPDATE", "MERGE", "OPTIMIZE", "RESTORE", "COLUMN")
 
 
-@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_after_deltalake_every_row_is_right_or_the_run_is_refused(
-    spark: SparkSession, lake: tuple[Path, dict[str, pa.Table]], tmp_path: Path, operation: str, name: str
+def test_after_deltalake_every_row_is_right_or_the_table_is_refused(
+    spark: SparkSession, lake: tuple[Path, dict[str, pa.Table]], tmp_path: Path, operation: str
 ) -> None:
-    check(spark, lake, tmp_path, by_deltalake, operation, name)
+    check(spark, lake, tmp_path, by_deltalake, operation)
 
 
-@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("operation", [*OPERATIONS, "VECTORS"])
-def test_after_delta_spark_every_row_is_right_or_the_run_is_refused(
+def test_after_delta_spark_every_row_is_right_or_the_table_is_refused(
     spark: SparkSession,
     lake: tuple[Path, dict[str, pa.Table]],
     delta_spark: DeltaSpark,
     tmp_path: Path,
     operation: str,
-    name: str,
 ) -> None:
-    check(spark, lake, tmp_path, delta_spark, operation, name)
+    check(spark, lake, tmp_path, delta_spark, operation)
