@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from tests.sim.schedules.cluster import ClusterSchedule
-from tidelog.core.catalog import ChangeLeader, NodeState
+from tidelog.core.catalog import NodeState
 from tidelog.core.liveness import LivenessConfig
 from tidelog.core.replication.messages import SyncRequest, SyncResponse
 from tidelog.sim.cluster.liars import put_store_back
@@ -237,7 +237,7 @@ def committed_is_kept() -> ClusterSchedule:
     plan.world.model.tolerates_short_leaders = True
     plan.node("n3").start()
     plan.until(lambda: plan.core("n3").is_registered and not is_led(plan), "n3 is back, and nobody leads")
-    elect(plan, "n3")  # past the comparison
+    plan.change_leader("n3")  # past the comparison
     plan.until(lambda: plan.leads_channel("n3") and plan.isr() == {"n3"}, "n3 leads alone")
     plan.until(lambda: plan.replica("n3").serves, "n3 has committed its first record")
     plan.node("n4").start()
@@ -247,7 +247,7 @@ def committed_is_kept() -> ClusterSchedule:
     plan.node("n3").kill()
     plan.until(lambda: not is_led(plan), "nobody leads again")
     plan.world.model.tolerates_short_leaders = False
-    elect(plan, "n4", operator="anna")
+    plan.change_leader("n4", operator="anna")
     plan.until(lambda: plan.leads_channel("n4"), "n4 leads")
     plan.must(plan.channel.end >= end, "1: the operator's choice lost what it holds")
     for name in ("n3", "n5"):
@@ -282,7 +282,7 @@ def whole_copy_in_doubt() -> ClusterSchedule:
     plan.must(not is_led(plan), "1: one of the two leads, and no operator has decided")
     plan.node("n3").kill()
     plan.until(lambda: state_of(plan, "n3") is NodeState.FENCED, "n3 is gone")
-    elect(plan, "n2", operator="anna")
+    plan.change_leader("n2", operator="anna")
     plan.until(lambda: plan.leads_channel("n2"), "n2 leads")
     plan.must(plan.channel.end >= end, "1: the operator's choice lost what it holds")
     plan.node("n3").start()
@@ -299,19 +299,6 @@ def state_of(plan: ClusterSchedule, name: str) -> NodeState:
     record = plan.world.model.reference.node(name)
     assert record is not None
     return record.state
-
-
-def elect(plan: ClusterSchedule, name: str, operator: str = "") -> None:
-    record = plan.channel.record
-    change = ChangeLeader(
-        channel_id=record.channel_id,
-        expected_channel_epoch=record.channel_epoch,
-        leader=name,
-        incarnation=plan.core(name).incarnation,
-        at_ms=1,
-        operator=operator,
-    )
-    plan.changed("n1", change)
 
 
 def old_copy_as_long_as_the_log() -> ClusterSchedule:
@@ -414,7 +401,7 @@ def short_leader_resigns() -> ClusterSchedule:
     plan.node("n3").start()
     plan.until(lambda: plan.core("n3").is_registered and not is_led(plan), "n3 is back, and nobody leads")
     plan.world.model.tolerates_short_leaders = True
-    elect(plan, "n3")  # past the comparison
+    plan.change_leader("n3")  # past the comparison
     plan.until(lambda: plan.leads_channel("n3"), "n3 leads")
     plan.must(not plan.replica("n3").serves, "4: n3 serves alone")
     plan.node("n4").start()

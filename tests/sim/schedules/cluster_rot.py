@@ -7,7 +7,7 @@ followers, a fold, the next opening. Somebody whose log is whole has the records
 from __future__ import annotations
 
 from tests.sim.schedules.cluster import ClusterSchedule
-from tests.sim.schedules.cluster_lies import FLIPPED_BYTES, HEARTBEAT_MS, MANY, elect, state_of
+from tests.sim.schedules.cluster_lies import FLIPPED_BYTES, HEARTBEAT_MS, MANY, state_of
 from tidelog.core.catalog import NodeState
 from tidelog.core.liveness import LivenessConfig
 from tidelog.sim.lying import durable_files, end_process, flip_bytes
@@ -68,7 +68,7 @@ def lost_start_of_an_epoch() -> ClusterSchedule:
     end, epoch = plan.channel.end, plan.channel.record.leader_epoch
     faults = liar.disk.faults
     faults.lying_syncs, faults.lying_folder, liar.tampered = MANY, CHANNELS_FOLDER, True
-    elect(plan, "n3")
+    plan.change_leader("n3")
     plan.until(lambda: plan.replica("n3").committed_end > end, "n3 has committed the first record of its epoch")
     plan.run(6_000)  # and that is taken for written to a segment
     plan.must(faults.lying_syncs < MANY, "there is something to lose")
@@ -113,7 +113,7 @@ def damaged_batch_comes_again() -> ClusterSchedule:
     plan.until(lambda: bool(replica.damaged), "the fold has found the rot", 5_000)
     plan.until(lambda: not replica.damaged, "it is repaired", 20_000)
     plan.until_in_sync("n1", "n2", "n3")
-    elect(plan, "n3")
+    plan.change_leader("n3")
     plan.until(lambda: plan.leads_channel("n3") and plan.replica("n3").served_epoch > 0, "n3 leads and serves")
     acked = producer.acked
     producer.pending.append(batch)
