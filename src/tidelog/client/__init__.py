@@ -8,6 +8,7 @@ Modules:
     admin       Administration of channels
     calls       Requests to any node or to a channel's leader, with retries
     client      The native client
+    closing     The end of a loop in a thread of its own
     groups/     Consumer groups: membership, and feeds of the assigned channels
     links       Links of a client
     options     Settings of clients, producers, readers and group members

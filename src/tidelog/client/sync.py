@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from tidelog.blocks.block import Block
 from tidelog.client.admin import Created, Offsets
 from tidelog.client.client import Client, connect
+from tidelog.client.closing import end_loop_thread
 from tidelog.client.groups.feeds import GroupBatch
 from tidelog.client.groups.group import Group
 from tidelog.client.options import ClientOptions, Start
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE_MAX: Final = 64
-_CLOSE_S: Final = 5.0
-"""Longer is not waited for what was cancelled."""
 
 
 class _LoopThread:
@@ -78,23 +77,7 @@ class _LoopThread:
             if self._is_stopped:
                 return
             self._is_stopped = True
-
-        async def end_tasks() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            if others:
-                done, _ = await asyncio.wait(others, timeout=_CLOSE_S)
-                for task in done:
-                    if not task.cancelled():
-                        task.exception()  # nobody waits for it any more
-            await self._loop.shutdown_asyncgens()
-            await self._loop.shutdown_default_executor()
-
-        asyncio.run_coroutine_threadsafe(end_tasks(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        end_loop_thread(self._loop, self._thread)
 
 
 class SyncReceipt(Generic[T]):

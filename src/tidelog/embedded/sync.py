@@ -18,6 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from tidelog.client.closing import end_loop_thread
 from tidelog.client.records import AnyRecord
 from tidelog.core.replication.config import FileConfig
 from tidelog.core.replication.metrics import ReplicationMetricsSnapshot
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from tidelog.cluster.node.process import Node
 
 _DEFAULT: Final = FileConfig()
-_CLOSE_S: Final = 5.0
-"""Longer is not waited for what was cancelled."""
 
 T = TypeVar("T")
 
@@ -78,23 +77,7 @@ class _Portal:
             self._is_closed = True
         if self._own is None:
             return
-        asyncio.run_coroutine_threadsafe(_end(self._loop), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._own.join()
-        self._loop.close()
-
-
-async def _end(loop: asyncio.AbstractEventLoop) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        done, _ = await asyncio.wait(others, timeout=_CLOSE_S)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # nobody waits for it any more
-    await loop.shutdown_asyncgens()
-    await loop.shutdown_default_executor()
+        end_loop_thread(self._loop, self._own)
 
 
 class SyncLogFile:
